@@ -1,0 +1,79 @@
+"""Errors that say what was given, what is allowed and how to fix it, and the exit code that each one means.
+
+Every part of the library may import this file; it imports nothing.
+"""
+
+from __future__ import annotations
+
+
+class PosttrainError(Exception):
+    """Base of every error raised on purpose.
+
+    `given` is a statement of what was found, `allowed` what would have been right, `fix` the line to change.
+
+    >>> print(ConfigError(given="sampling.group_size = 1", allowed="an integer of at least 2", fix="Set sampling.group_size = 8."))
+    sampling.group_size = 1; allowed: an integer of at least 2.
+      Set sampling.group_size = 8.
+    """
+
+    exit_code = 1
+
+    def __init__(self, *, given: str, allowed: str = "", fix: str = "") -> None:
+        self.given, self.allowed, self.fix = given, allowed, fix
+        message = f"{given}; allowed: {allowed.rstrip('.')}." if allowed else given
+        super().__init__(message + (f"\n  {fix}" if fix else ""))
+
+    def __reduce__(self):  # keyword-only arguments survive the trip between processes
+        return _rebuild, (type(self), self.given, self.allowed, self.fix)
+
+
+def _rebuild(kind: type[PosttrainError], given: str, allowed: str, fix: str) -> PosttrainError:
+    return kind(given=given, allowed=allowed, fix=fix)
+
+
+class ConfigError(PosttrainError, ValueError):
+    """A setting, or a combination of settings, that cannot be meant."""
+
+    exit_code = 2
+
+
+class DataError(PosttrainError, ValueError):
+    """A dataset that cannot be read, or rows in it that cannot be used; names the file and the line."""
+
+    exit_code = 2
+
+
+class ModelError(PosttrainError, ValueError):
+    """A model or tokenizer that cannot be loaded or lacks something that training needs."""
+
+    exit_code = 2
+
+
+class DoesNotFit(PosttrainError):
+    """The run needs more memory or disk than there is."""
+
+    exit_code = 3
+
+
+class GuardStop(PosttrainError):
+    """A guard stopped the run, because going on would have produced a wrong or a useless model."""
+
+    exit_code = 4
+
+
+class RewardError(GuardStop):
+    """Rewards are missing, not finite or misaligned beyond the stated limit."""
+
+
+class NonFiniteError(GuardStop):
+    """A loss or a gradient is not finite; raised before the optimizer step, so the weights are untouched."""
+
+
+class PublishError(GuardStop):
+    """The sampler does not run the weights that were trained."""
+
+
+class CheckpointError(PosttrainError):
+    """No checkpoint can be read or written; names the damaged file."""
+
+    exit_code = 1

@@ -1,0 +1,285 @@
+"""The records that pass between the parts. Frozen; made once, read everywhere.
+
+Shapes: P prompts, G completions per prompt, B = P * G rows, T tokens, N preference pairs, K reward functions.
+Row `b = p * G + g` is completion g of prompt p. Entry `t` of every `[B, T]` tensor describes `input_ids_BT[:, t]`:
+its log-probability is that of this token given the tokens before it. Rows are padded on the right only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+FinishReason = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One question, rendered and tokenised once; the sampler and the trainer use these very ids."""
+
+    index: int
+    """Row of the dataset, counted from 0: identifies the prompt in every record of the run."""
+    ids: tuple[int, ...]
+    text: str
+    """The rendered text, chat template included."""
+    messages: tuple[dict[str, Any], ...] | None = None
+    """The chat messages, when the row came as chat."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns of the row; reward functions receive them by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What the sampler returns for one completion: token ids, never re-tokenised text."""
+
+    ids: tuple[int, ...]
+    """Sampled ids, the closing EOS included when there is one."""
+    logprobs: tuple[float, ...]
+    """The sampler's log-probability of each id under the distribution that it sampled from."""
+    versions: tuple[int, ...]
+    """The policy version that produced each id."""
+    finish_reason: FinishReason
+    text: str
+    """Decoded without special tokens; a stop string, when one ended the completion, is not part of it."""
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One row of a supervised dataset: which ids there are and which of them are trained."""
+
+    index: int
+    input_ids: tuple[int, ...]
+    completion_mask: tuple[bool, ...]
+
+
+class Mean(NamedTuple):
+    """A metric that is reduced as (sum of numerators) / (sum of denominators), whatever the split (RULE 52)."""
+
+    numerator: float
+    denominator: float
+
+    def __float__(self) -> float:
+        return self.numerator / self.denominator if self.denominator else float("nan")
+
+    def item(self) -> float:
+        return float(self)
+
+    def merge(self, other: Mean) -> Mean:
+        return Mean(self.numerator + other.numerator, self.denominator + other.denominator)
+
+
+class Max(NamedTuple):
+    """A metric that is reduced by taking the largest value."""
+
+    value: float
+
+    def __float__(self) -> float:
+        return self.value
+
+    def item(self) -> float:
+        return self.value
+
+    def merge(self, other: Max) -> Max:
+        return Max(max(self.value, other.value))
+
+
+class Min(NamedTuple):
+    """A metric that is reduced by taking the smallest value."""
+
+    value: float
+
+    def __float__(self) -> float:
+        return self.value
+
+    def item(self) -> float:
+        return self.value
+
+    def merge(self, other: Min) -> Min:
+        return Min(min(self.value, other.value))
+
+
+Metric = Mean | Max | Min
+Metrics = dict[str, Metric]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """The denominators of one WHOLE optimizer step, counted before its first backward (RULE 7)."""
+
+    tokens: int
+    """Tokens with `completion_mask` 1."""
+    sequences: int
+    """Rows with at least one such token (RULE 8)."""
+    rows: int
+    """All rows, the empty ones included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What the forward pass computes for a loss. Only these tensors carry gradient."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor | None = None
+    values_BT: Tensor | None = None
+    scores_B: Tensor | None = None
+
+    @staticmethod
+    def of(outputs: Outputs | Tensor) -> Outputs:
+        return Outputs(logprobs_BT=outputs) if isinstance(outputs, Tensor) else outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The token ids behind a `[B, T]` record: right-padded rows, prompt first."""
+
+    input_ids_BT: Tensor
+    lengths_B: Tensor
+    """Real tokens of each row, prompt and completion."""
+
+    def rows(self, index: Tensor) -> Tokens:
+        return Tokens(input_ids_BT=self.input_ids_BT[index], lengths_B=self.lengths_B[index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience:
+    """What was sampled and scored: everything an algorithm may need to compute advantages.
+
+    Optional tensors are there only when the algorithm declared that it needs them.
+    """
+
+    rewards_PG: Tensor
+    completion_mask_BT: Tensor
+    old_logprobs_BT: Tensor | None = None
+    sampling_logprobs_BT: Tensor | None = None
+    ref_logprobs_BT: Tensor | None = None
+    values_BT: Tensor | None = None
+    teacher_logprobs_BT: Tensor | None = None
+    rewards_KPG: Tensor | None = None
+    greedy_rewards_P: Tensor | None = None
+    scored_PG: Tensor
+    """False where no reward could be computed: out of the group statistics and out of the loss."""
+    truncated_PG: Tensor
+    versions_BT: Tensor | None = None
+    tokens: Tokens | None = None
+    """The ids; None when a loss is checked on plain tensors."""
+
+    @staticmethod
+    def from_rewards(
+        rewards_PG: Tensor,
+        *,
+        completion_mask_BT: Tensor,
+        old_logprobs_BT: Tensor | None = None,
+        sampling_logprobs_BT: Tensor | None = None,
+        ref_logprobs_BT: Tensor | None = None,
+        values_BT: Tensor | None = None,
+        teacher_logprobs_BT: Tensor | None = None,
+        rewards_KPG: Tensor | None = None,
+        greedy_rewards_P: Tensor | None = None,
+        scored_PG: Tensor | None = None,
+        truncated_PG: Tensor | None = None,
+        versions_BT: Tensor | None = None,
+        tokens: Tokens | None = None,
+    ) -> Experience:
+        """Build experience from plain tensors. A NaN reward counts as unscored unless `scored_PG` says otherwise."""
+        if rewards_PG.dim() != 2:
+            raise ValueError(f"rewards_PG must be [prompts, completions per prompt], got shape {list(rewards_PG.shape)}")
+        if completion_mask_BT.shape[0] != rewards_PG.numel():
+            raise ValueError(
+                f"completion_mask_BT has {completion_mask_BT.shape[0]} rows, but rewards_PG {list(rewards_PG.shape)} "
+                f"describes {rewards_PG.numel()} completions; row p * G + g belongs to rewards_PG[p, g]"
+            )
+        no_PG = torch.zeros_like(rewards_PG, dtype=torch.bool)
+        return Experience(
+            rewards_PG=rewards_PG if rewards_PG.dtype == torch.float64 else rewards_PG.float(),
+            completion_mask_BT=completion_mask_BT.bool(),
+            old_logprobs_BT=old_logprobs_BT,
+            sampling_logprobs_BT=sampling_logprobs_BT,
+            ref_logprobs_BT=ref_logprobs_BT,
+            values_BT=values_BT,
+            teacher_logprobs_BT=teacher_logprobs_BT,
+            rewards_KPG=rewards_KPG,
+            greedy_rewards_P=greedy_rewards_P,
+            scored_PG=~rewards_PG.isnan() if scored_PG is None else scored_PG.bool(),
+            truncated_PG=no_PG if truncated_PG is None else truncated_PG.bool(),
+            versions_BT=versions_BT,
+            tokens=tokens,
+        )
+
+    @property
+    def group_size(self) -> int:
+        return self.rewards_PG.shape[1]
+
+    @property
+    def scored_mask_BT(self) -> Tensor:
+        """`completion_mask_BT` without the rows that have no reward."""
+        return self.completion_mask_BT & self.scored_PG.reshape(-1, 1)
+
+    def broadcast(self, values_PG: Tensor) -> Tensor:
+        """One number per completion -> `[B, T]`: that number on its trained tokens, 0 elsewhere."""
+        mask_BT = self.scored_mask_BT
+        return torch.where(mask_BT, values_PG.reshape(-1, 1), torch.zeros((), dtype=values_PG.dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The rows of one optimizer step, or a part of them: what a loss reads beside the forward pass."""
+
+    completion_mask_BT: Tensor
+    advantages_BT: Tensor | None = None
+    old_logprobs_BT: Tensor | None = None
+    sampling_logprobs_BT: Tensor | None = None
+    ref_logprobs_BT: Tensor | None = None
+    values_BT: Tensor | None = None
+    """Critic values from before the update."""
+    returns_BT: Tensor | None = None
+    teacher_logprobs_BT: Tensor | None = None
+    versions_BT: Tensor | None = None
+    groups_B: Tensor
+    """Which prompt each row belongs to: rows may be permuted freely, groups are told by this id."""
+    tokens: Tokens | None = None
+
+    @staticmethod
+    def from_experience(experience: Experience, advantages_BT: Tensor | None = None) -> Batch:
+        """Rows without a reward leave the loss here: their mask becomes empty."""
+        num_prompts, group_size = experience.rewards_PG.shape
+        return Batch(
+            completion_mask_BT=experience.scored_mask_BT,
+            advantages_BT=advantages_BT,
+            old_logprobs_BT=experience.old_logprobs_BT,
+            sampling_logprobs_BT=experience.sampling_logprobs_BT,
+            ref_logprobs_BT=experience.ref_logprobs_BT,
+            values_BT=experience.values_BT,
+            teacher_logprobs_BT=experience.teacher_logprobs_BT,
+            versions_BT=experience.versions_BT,
+            groups_B=torch.arange(num_prompts).repeat_interleave(group_size),
+            tokens=experience.tokens,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return self.completion_mask_BT.shape[0]
+
+    def rows(self, index: Tensor | Sequence[int]) -> Batch:
+        """The batch of the named rows, in that order."""
+        index = torch.as_tensor(index, dtype=torch.long)
+        chosen = {f.name: getattr(self, f.name) for f in fields(self)}
+        picked = {n: v[index] if isinstance(v, Tensor) else v for n, v in chosen.items()}
+        if self.tokens is not None:
+            picked["tokens"] = self.tokens.rows(index)
+        return replace(self, **picked)
+
+
+def count_totals(batch: Batch) -> Totals:
+    """The denominators of the optimizer step that consists of exactly these rows."""
+    per_row_B = batch.completion_mask_BT.sum(dim=-1)
+    return Totals(
+        tokens=int(per_row_B.sum()), sequences=int((per_row_B > 0).sum()), rows=int(batch.completion_mask_BT.shape[0])
+    )
