@@ -190,7 +190,9 @@ class Experience:
     ) -> Experience:
         """Build experience from plain tensors. A NaN reward counts as unscored unless `scored_PG` says otherwise."""
         if rewards_PG.dim() != 2:
-            raise ValueError(f"rewards_PG must be [prompts, completions per prompt], got shape {list(rewards_PG.shape)}")
+            raise ValueError(
+                f"rewards_PG must be [prompts, completions per prompt], got shape {list(rewards_PG.shape)}"
+            )
         if completion_mask_BT.shape[0] != rewards_PG.numel():
             raise ValueError(
                 f"completion_mask_BT has {completion_mask_BT.shape[0]} rows, but rewards_PG {list(rewards_PG.shape)} "

@@ -1,0 +1,145 @@
+"""What an algorithm declares, and the settings that all policy-gradient algorithms share.
+
+An algorithm is a frozen record of settings with two pure functions: `advantages` (rewards in, `[B, T]` out) and `loss`
+(the forward pass and a batch in, a scalar out). The machinery never asks which algorithm runs; it reads `data_kind`,
+`min_group_size` and `needs`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from torch import Tensor
+
+from posttrain.errors import ConfigError
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
+
+DataKind = Literal["prompts", "examples"]
+Need = Literal["old", "old_for_advantages", "reference", "entropy"]
+"""What an algorithm may ask the machinery for, beside the policy's own log-probabilities.
+
+old                 log-probabilities at the start of the update, as the anchor of a ratio; the pass is skipped when the
+                    batch is consumed in one update, where the policy is its own anchor
+old_for_advantages  the same numbers, needed before the first update: the pass always runs
+reference           log-probabilities under the frozen reference model
+entropy             the entropy of each token's distribution, with gradient
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """The facts about an algorithm that documentation, `explain`, advisor and planner read."""
+
+    title: str
+    paper: str
+    summary: str
+    """One sentence: the idea."""
+    choices: dict[str, str]
+    """The row of the nine choices (baseline, normalisation, ratio, trust region, KL, aggregation, correction, filter,
+    shaping), or of the four choices of a preference loss."""
+    use_when: str
+    avoid_when: str
+    differs: tuple[str, ...] = ()
+    """Where we differ from the paper and from TRL, verl and OpenRLHF."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Setting -> where its default comes from."""
+    metrics: dict[str, str] = field(default_factory=dict)
+    """Metric -> formula, beside those that every run logs."""
+
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def settings(cls: C) -> C:
+    """A frozen, validated, keyword-only record; a wrong or unknown setting is a `ConfigError` that helps."""
+    record = pydantic_dataclass(
+        cls, frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    )
+    validate = record.__init__
+
+    @functools.wraps(validate)
+    def __init__(self: Any, **given: Any) -> None:
+        try:
+            validate(self, **given)
+        except ValidationError as error:
+            raise _explain(record, error) from None
+
+    record.__init__ = __init__
+    return record  # type: ignore[return-value]
+
+
+def _explain(record: Any, error: ValidationError) -> ConfigError:
+    allowed_names = [f.name for f in fields(record)]
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or record.key
+    if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):
+        return cause
+    if first["type"] == "unexpected_keyword_argument":
+        close = difflib.get_close_matches(name, allowed_names, n=1)
+        return ConfigError(
+            given=f"{record.key} has no setting {name!r}",
+            allowed=", ".join(allowed_names),
+            fix=f"Did you mean {close[0]!r}?" if close else "Remove it.",
+        )
+    return ConfigError(
+        given=f"{record.key}.{name} = {first['input']!r}",
+        allowed=first["msg"].removeprefix("Input should be "),
+        fix=f"Change {name}, or remove it to use the default.",
+    )
+
+
+@settings
+class Algorithm:
+    """Base of all algorithms: it declares, and answers the questions that most of them answer alike."""
+
+    key: ClassVar[str]
+    card: ClassVar[Card]
+    data_kind: ClassVar[DataKind]
+    min_group_size: ClassVar[int] = 1
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset()
+
+    def initial_state(self) -> Any:
+        """What changes during a run: a small frozen dataclass of plain numbers, checkpointed; None for most."""
+        return None
+
+    def next_state(self, state: Any, experience: Experience) -> Any:
+        """The state after this experience was used."""
+        return state
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Compute, before the first backward and without gradient, whatever couples the rows of an optimizer step."""
+        return batch
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        """Scalar loss of these rows, divided by the totals of the whole step, and metrics of these rows."""
+        raise NotImplementedError
+
+
+@settings
+class PolicyGradient(Algorithm):
+    """Settings that every policy-gradient algorithm has."""
+
+    data_kind: ClassVar[DataKind] = "prompts"
+
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus, a mean over the tokens of the step. 0 also means: no entropy gradient is computed."""
+
+    def advantages(self, experience: Experience, state: Any = None) -> Tensor:
+        """`[B, T]` advantages, 0 outside the trained tokens, without gradient."""
+        raise NotImplementedError
+
+    def entropy_needs(self) -> frozenset[Need]:
+        return frozenset({"entropy"}) if self.entropy_coef else frozenset()

@@ -1,0 +1,100 @@
+"""Dr. GRPO: GRPO done right, without its two biased divisions (arXiv:2503.20783).
+
+    A_i = R_i - mean(R)                                           over the G completions of one prompt
+    rho = exp(logprobs - old_logprobs)                            per token
+    L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+
+Sum over the tokens of a completion, divided by the constant max_completion_length, then mean over completions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, Positive, settings
+from posttrain.algorithms.shared import (
+    clipped_policy_term,
+    common_metrics,
+    entropy_bonus,
+    kl_term,
+    refuse_k1_in_loss,
+)
+from posttrain.errors import ConfigError
+from posttrain.functional.baselines import center_by_group
+from posttrain.functional.reductions import fixed_length_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class DrGRPO(PolicyGradient):
+    key: ClassVar[str] = "dr_grpo"
+    min_group_size: ClassVar[int] = 2
+
+    max_completion_length: Annotated[int, Field(ge=1)] | None = None
+    """The constant that the token sum of a completion is divided by; in a run it is sampling.max_completion_length
+    unless set. It must not depend on the batch."""
+    clip_low: NonNegative = 0.2
+    """The ratio counts down to 1 - clip_low."""
+    clip_high: NonNegative = 0.2
+    """The ratio counts up to 1 + clip_high."""
+    dual_clip: Positive | None = None
+    """Loss of a negative advantage is at most dual_clip * |A|; None is off."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    kl_estimator: Literal["k1", "k2", "k3", "k1_corrected", "k3_corrected"] = "k3"
+    """As in GRPO; read only when kl_coef > 0."""
+
+    def __post_init__(self) -> None:
+        refuse_k1_in_loss(self.kl_estimator)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
+        return frozenset[Need]({"old"}) | reference | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        return experience.broadcast(center_by_group(experience.rewards_PG, experience.scored_PG))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        if self.max_completion_length is None:
+            raise ConfigError(
+                given="dr_grpo without max_completion_length",
+                allowed="the constant length that token sums are divided by, an integer >= 1",
+                fix="Use DrGRPO(max_completion_length=...); in a run it follows sampling.max_completion_length.",
+            )
+        outputs = Outputs.of(outputs)
+        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        loss = fixed_length_mean(loss_BT, batch.completion_mask_BT, totals.sequences, self.max_completion_length)
+        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
+        return loss, metrics | common_metrics(outputs, batch)
+
+    card: ClassVar[Card] = Card(
+        title="Dr. GRPO: GRPO without its two biases",
+        paper="Understanding R1-Zero-Like Training, arXiv:2503.20783",
+        summary="No division by the group's standard deviation and none by the length of the answer.",
+        choices={
+            "baseline": "group mean",
+            "normalisation": "none",
+            "ratio": "token",
+            "trust region": "PPO clip",
+            "KL": "none",
+            "aggregation": "sum over tokens / constant length, then mean over completions (A5)",
+            "correction": "none",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="GRPO's answers grow longer without getting better, or an unbiased direction matters.",
+        avoid_when="Learning rates are carried over from GRPO: the loss here is smaller by about "
+        "mean length / max_completion_length.",
+        differs=(
+            "One on-policy step is (G - 1) / (G * max_completion_length) times the exact policy gradient; as in the "
+            "paper the factor is left to the learning rate.",
+            "TRL's loss_type='dr_grpo' alone changes only the aggregation; OpenRLHF's changes only the advantage; "
+            "verl's constant is the padded length of the batch unless loss_scale_factor is set.",
+        ),
+        sources={"clip_low": "0.2: the paper's code", "clip_high": "0.2: the paper's code", "kl_coef": "0: the paper"},
+    )

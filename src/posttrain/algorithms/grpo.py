@@ -1,0 +1,100 @@
+"""GRPO: Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300).
+
+    A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
+    rho = exp(logprobs - old_logprobs)                            per token
+    L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
+
+Mean over the tokens of a completion, then over completions.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, Positive, settings
+from posttrain.algorithms.shared import (
+    clipped_policy_term,
+    common_metrics,
+    entropy_bonus,
+    kl_term,
+    refuse_k1_in_loss,
+)
+from posttrain.functional.baselines import center_by_group, group_std
+from posttrain.functional.reductions import sequence_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+STD_EPSILON = 1e-6
+"""Added to the standard deviation, not under the root (ALGORITHMS 1.6)."""
+
+
+@settings
+class GRPO(PolicyGradient):
+    key: ClassVar[str] = "grpo"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 0.2
+    """The ratio counts down to 1 - clip_low."""
+    clip_high: NonNegative = 0.2
+    """The ratio counts up to 1 + clip_high."""
+    dual_clip: Positive | None = None
+    """Loss of a negative advantage is at most dual_clip * |A|; None is off."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    kl_estimator: Literal["k1", "k2", "k3", "k1_corrected", "k3_corrected"] = "k3"
+    """k3 as in the paper; `_corrected` keeps the value and gives the unbiased gradient of KL(policy || reference)."""
+
+    def __post_init__(self) -> None:
+        refuse_k1_in_loss(self.kl_estimator)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
+        return frozenset[Need]({"old"}) | reference | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
+        centered_PG = center_by_group(rewards_PG, scored_PG)
+        return experience.broadcast(centered_PG / (group_std(rewards_PG, scored_PG) + STD_EPSILON))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs = Outputs.of(outputs)
+        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        loss = sequence_mean(loss_BT, batch.completion_mask_BT, totals.sequences)
+        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
+        return loss, metrics | common_metrics(outputs, batch)
+
+    card: ClassVar[Card] = Card(
+        title="GRPO: Group Relative Policy Optimization",
+        paper="DeepSeekMath, arXiv:2402.03300",
+        summary="The mean reward of the other answers to the same prompt replaces the critic.",
+        choices={
+            "baseline": "group mean",
+            "normalisation": "group standard deviation (G - 1)",
+            "ratio": "token",
+            "trust region": "PPO clip",
+            "KL": "loss, k3",
+            "aggregation": "mean over tokens, then over completions (A3)",
+            "correction": "none",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="Rewards can be verified, several answers per prompt are affordable, and a critic is not.",
+        avoid_when="Almost all groups are all right or all wrong, or answers differ much in length "
+        "(then Dr. GRPO or DAPO), or the model is a mixture of experts (then GSPO).",
+        differs=(
+            "Paper: clip_low and clip_high are separate here, and equal by default. kl_coef is 0 here, 0.04 there.",
+            "TRL, verl and OpenRLHF average over all tokens by default; the paper's mean per completion is used here.",
+            "TRL adds 1e-4 to the standard deviation, OpenRLHF 1e-9; 1e-6 is added here, as in verl.",
+            "The estimate is biased: dividing by a standard deviation that contains the sample itself weighs prompts "
+            "with rare success or rare failure more, and the mean per completion makes long wrong answers cheap.",
+        ),
+        sources={
+            "clip_low": "0.2: TRL, verl, OpenRLHF (the paper does not state it)",
+            "clip_high": "0.2: as clip_low",
+            "kl_coef": "0: DAPO, Dr. GRPO, TRL; the paper uses 0.04",
+            "kl_estimator": "k3: the paper, eq. 4",
+        },
+    )

@@ -1,0 +1,130 @@
+"""REINFORCE (Williams 1992), with an optional baseline.
+
+    r_t = R on the last token, minus kl_coef * log(old / reference) on every token
+    A_t = sum over s >= t of gamma^(s-t) r_s  -  b
+    L   = -A_t * logprobs
+
+Sum over the tokens of a completion, mean over completions. The baseline b is 0, the mean reward of the batch, or a
+moving average of the mean rewards of *earlier* batches. With clip_low and clip_high the token ratio is clipped as in
+PPO; needed only for several updates per batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, UnitInterval, settings
+from posttrain.algorithms.shared import (
+    advantages_of,
+    clipped_policy_term,
+    common_metrics,
+    entropy_bonus,
+    ratio_metrics,
+    refuse_half_a_clip,
+    sampled_kl,
+)
+from posttrain.functional.baselines import batch_mean, place_on_last_token, return_to_go
+from posttrain.functional.masks import masked
+from posttrain.functional.ratios import log_ratio
+from posttrain.functional.reductions import sequence_sum
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovingAverage:
+    """The moving average of the mean rewards of the batches so far; `batches` 0 means that there was none."""
+
+    mean: float = 0.0
+    batches: int = 0
+
+
+@settings
+class REINFORCE(PolicyGradient):
+    key: ClassVar[str] = "reinforce"
+
+    baseline: Literal["none", "batch_mean", "moving_average"] = "batch_mean"
+    """What is subtracted from the return: nothing, the batch's mean reward, or a moving average of earlier batches."""
+    baseline_decay: UnitInterval = 0.9
+    """Weight of the old value when the moving average takes in a batch."""
+    clip_low: NonNegative | None = None
+    """None: no ratio, plain REINFORCE. A number clips the token ratio from below at 1 - clip_low."""
+    clip_high: NonNegative | None = None
+    """The same from above, at 1 + clip_high. Set both or neither."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference, subtracted from the reward of each token (k1)."""
+    gamma: UnitInterval = 1.0
+    """Discount per token."""
+
+    def __post_init__(self) -> None:
+        refuse_half_a_clip(self.clip_low, self.clip_high)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        penalty = frozenset[Need]({"old_for_advantages", "reference"} if self.kl_coef else ())
+        ratio = frozenset[Need]() if self.clip_low is None else frozenset[Need]({"old"})
+        return ratio | penalty | self.entropy_needs()
+
+    def initial_state(self) -> MovingAverage:
+        return MovingAverage()
+
+    def next_state(self, state: MovingAverage, experience: Experience) -> MovingAverage:
+        if not experience.scored_PG.any():
+            return state
+        mean = float(batch_mean(experience.rewards_PG, experience.scored_PG))
+        if state.batches:
+            mean = self.baseline_decay * state.mean + (1 - self.baseline_decay) * mean
+        return MovingAverage(mean=mean, batches=state.batches + 1)
+
+    def advantages(self, experience: Experience, state: MovingAverage | None = None) -> Tensor:
+        mask_BT = experience.scored_mask_BT
+        rewards_BT = place_on_last_token(experience.rewards_PG.reshape(-1), mask_BT)
+        if self.kl_coef:
+            rewards_BT = rewards_BT - self.kl_coef * sampled_kl(experience)
+        return masked(return_to_go(rewards_BT, mask_BT, self.gamma) - self._baseline(experience, state), mask_BT)
+
+    def _baseline(self, experience: Experience, state: MovingAverage | None) -> Tensor | float:
+        if self.baseline == "batch_mean":
+            return batch_mean(experience.rewards_PG, experience.scored_PG)
+        if self.baseline == "moving_average" and state is not None:
+            return state.mean
+        return 0.0
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs = Outputs.of(outputs)
+        mask_BT = batch.completion_mask_BT
+        if self.clip_low is None or self.clip_high is None:
+            loss_BT = -advantages_of(batch) * outputs.logprobs_BT
+            metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        else:
+            loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
+        loss = sequence_sum(loss_BT, mask_BT, totals.sequences)
+        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
+        return loss, metrics | common_metrics(outputs, batch)
+
+    card: ClassVar[Card] = Card(
+        title="REINFORCE",
+        paper="Williams 1992, Simple statistical gradient-following algorithms",
+        summary="Raise the probability of what was rewarded more than the baseline, token by token.",
+        choices={
+            "baseline": "none, batch mean or moving average",
+            "normalisation": "none",
+            "ratio": "none (token when clipped)",
+            "trust region": "none (PPO clip when clip_low and clip_high are set)",
+            "KL": "reward of each token, k1",
+            "aggregation": "sum over tokens, mean over completions (A4)",
+            "correction": "none",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="One answer per prompt, or a reference point to compare other estimators with.",
+        avoid_when="Prompts differ much in difficulty: a baseline per prompt (RLOO, GRPO) has far less variance.",
+        differs=(
+            "batch_mean contains the sample itself and scales the exact gradient by (N - 1) / N over the N completions "
+            "of the batch; none and moving_average are unbiased.",
+            "OpenRLHF's flash_reinforce is baseline = batch_mean with one completion per prompt.",
+        ),
+        sources={"gamma": "1: all public implementations", "baseline": "batch_mean: OpenRLHF's flash_reinforce"},
+    )

@@ -1,0 +1,108 @@
+"""RLOO: REINFORCE Leave-One-Out (Back to Basics, arXiv:2402.14740).
+
+    R~_i = R_i - kl_coef * sum_t log(old / reference)             the whole completion is one action
+    A_i  = R~_i - mean of R~ over the other G - 1 completions
+    L    = -A_i * sum_t logprobs
+
+Sum over the tokens of a completion, mean over completions. With clip_low and clip_high the sequence ratio
+q = exp(sum_t (logprobs - old_logprobs)) is clipped as in PPO; needed only for several updates per batch.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, settings
+from posttrain.algorithms.shared import (
+    advantages_of,
+    clip_metrics,
+    common_metrics,
+    entropy_bonus,
+    ratio_metrics,
+    refuse_half_a_clip,
+    sampled_kl,
+)
+from posttrain.functional.baselines import has_signal, leave_one_out_mean
+from posttrain.functional.masks import masked
+from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio
+from posttrain.functional.reductions import sequence_sum
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class RLOO(PolicyGradient):
+    key: ClassVar[str] = "rloo"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative | None = None
+    """None: no ratio, as in the paper. A number clips the ratio of the whole completion from below at 1 - clip_low."""
+    clip_high: NonNegative | None = None
+    """The same from above, at 1 + clip_high. Set both or neither."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference, subtracted from the reward of the whole completion (k1)."""
+
+    def __post_init__(self) -> None:
+        refuse_half_a_clip(self.clip_low, self.clip_high)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        penalty = frozenset[Need]({"old_for_advantages", "reference"} if self.kl_coef else ())
+        ratio = frozenset[Need]() if self.clip_low is None else frozenset[Need]({"old"})
+        return ratio | penalty | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
+        if self.kl_coef:
+            rewards_PG = rewards_PG - self.kl_coef * sampled_kl(experience).sum(dim=-1).reshape(rewards_PG.shape)
+        advantages_PG = rewards_PG - leave_one_out_mean(rewards_PG, scored_PG)
+        return experience.broadcast(masked(advantages_PG, scored_PG & has_signal(rewards_PG, scored_PG)))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs = Outputs.of(outputs)
+        mask_BT = batch.completion_mask_BT
+        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        if self.clip_low is None or self.clip_high is None:
+            loss = sequence_sum(-advantages_of(batch) * outputs.logprobs_BT, mask_BT, totals.sequences)
+        else:
+            advantage_B1 = _per_completion(advantages_of(batch), mask_BT)
+            ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+            nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)
+            loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
+            loss = sequence_sum(loss_B1, nonempty_B1, totals.sequences)
+            metrics |= clip_metrics(ratio_B1, advantage_B1, nonempty_B1, self.clip_low, self.clip_high)
+        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
+        return loss, metrics | common_metrics(outputs, batch)
+
+    card: ClassVar[Card] = Card(
+        title="RLOO: REINFORCE Leave-One-Out",
+        paper="Back to Basics, arXiv:2402.14740",
+        summary="REINFORCE whose baseline is the mean reward of the other answers to the same prompt: unbiased.",
+        choices={
+            "baseline": "mean of the other G - 1 completions",
+            "normalisation": "none",
+            "ratio": "none (whole completion when clipped)",
+            "trust region": "none (PPO clip when clip_low and clip_high are set)",
+            "KL": "reward of the whole completion, k1",
+            "aggregation": "sum over tokens, mean over completions (A4)",
+            "correction": "none",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="An unbiased, simple estimator with few settings is wanted and each batch is used for one update.",
+        avoid_when="Several updates per batch on long answers: the ratio of a whole completion leaves the clip range "
+        "at once.",
+        differs=(
+            "TRL clips the ratio of the whole completion (0.2) and uses kl_coef 0.05; the paper's plain form is the "
+            "default here. verl and OpenRLHF use token ratios and the mean over all tokens.",
+            "The KL is subtracted before the leave-one-out mean, as in the paper and TRL; OpenRLHF subtracts it after.",
+        ),
+        sources={"kl_coef": "0 here; the paper uses 0.03, TRL 0.05, OpenRLHF 0.01", "clip_low": "off: the paper"},
+    )
+
+
+def _per_completion(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]`: the mean over the trained tokens; the advantage itself, as it is the same on each of them."""
+    total_B1 = masked(advantages_BT, mask_BT).sum(dim=-1, keepdim=True)
+    return total_B1 / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)

@@ -1,0 +1,42 @@
+"""SFT: supervised fine-tuning, maximum likelihood of given completions.
+
+    L = -logprobs                                                 per trained token
+
+Mean over all trained tokens of the optimizer step, not over micro-batches (ALGORITHMS RULE 44).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Algorithm, Card, DataKind, settings
+from posttrain.algorithms.shared import common_metrics, mean_over
+from posttrain.functional.reductions import token_mean
+from posttrain.types import Batch, Metrics, Outputs, Totals
+
+
+@settings
+class SFT(Algorithm):
+    key: ClassVar[str] = "sft"
+    data_kind: ClassVar[DataKind] = "examples"
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs = Outputs.of(outputs)
+        loss = token_mean(-outputs.logprobs_BT, batch.completion_mask_BT, totals.tokens)
+        nll = mean_over(-outputs.logprobs_BT, batch.completion_mask_BT)
+        return loss, {"sft/nll": nll} | common_metrics(outputs, batch)
+
+    card: ClassVar[Card] = Card(
+        title="SFT: supervised fine-tuning",
+        paper="Maximum likelihood",
+        summary="Raise the probability of the given completions.",
+        choices={"aggregation": "mean over all trained tokens of the step (A1)"},
+        use_when="There are good answers to imitate, or the model cannot yet produce the format that a reward needs.",
+        avoid_when="The task is verifiable and the model already solves some of it: then sample and reward.",
+        differs=(
+            "TRL and others that average micro-batch means weigh short batches more; here every token counts once.",
+        ),
+        metrics={"sft/nll": "mean negative log-probability per trained token, in nats"},
+    )

@@ -1,0 +1,140 @@
+"""What several algorithm files call: the policy term, the KL term, the entropy bonus, and the metrics that go with them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posttrain.errors import ConfigError
+from posttrain.functional.kl import k1, k3, kl_estimate
+from posttrain.functional.masks import masked
+from posttrain.functional.ratios import clipped_surrogate, log_ratio
+from posttrain.functional.reductions import token_mean
+from posttrain.types import Batch, Experience, Max, Mean, Metrics, Min, Outputs, Totals
+
+
+def mean_over(x: Tensor, mask: Tensor) -> Mean:
+    """A metric: the mean of `x` over the mask, reducible over micro-batches."""
+    return Mean(float(masked(x.detach(), mask).sum()), float(mask.sum()))
+
+
+def advantages_of(batch: Batch) -> Tensor:
+    if batch.advantages_BT is None:
+        raise ConfigError(
+            given="a batch without advantages",
+            fix="Build it with Batch.from_experience(experience, algorithm.advantages(experience)).",
+        )
+    return batch.advantages_BT
+
+
+def reference_of(batch: Batch, setting: str) -> Tensor:
+    """The reference log-probabilities; asking for a KL to nothing is an error (RULE 15)."""
+    if batch.ref_logprobs_BT is None:
+        raise ConfigError(
+            given=f"{setting} > 0, but there are no reference log-probabilities",
+            allowed=f"{setting} = 0, or ref_logprobs_BT",
+            fix=f"Set {setting} = 0, or pass ref_logprobs_BT.",
+        )
+    return batch.ref_logprobs_BT
+
+
+def refuse_half_a_clip(clip_low: float | None, clip_high: float | None) -> None:
+    if (clip_low is None) != (clip_high is None):
+        raise ConfigError(
+            given=f"clip_low = {clip_low}, clip_high = {clip_high}",
+            allowed="both numbers, or both None",
+            fix="Set both clip_low and clip_high, for example 0.2.",
+        )
+
+
+def sampled_kl(experience: Experience) -> Tensor:
+    """`[B, T]` k1 between the policy that the update starts from and the reference, for a penalty in the reward."""
+    if experience.old_logprobs_BT is None or experience.ref_logprobs_BT is None:
+        raise ConfigError(
+            given="kl_coef > 0, but old or reference log-probabilities are missing",
+            allowed="kl_coef = 0, or old_logprobs_BT and ref_logprobs_BT",
+            fix="Pass old_logprobs_BT and ref_logprobs_BT, or set kl_coef = 0.",
+        )
+    return masked(k1(experience.old_logprobs_BT, experience.ref_logprobs_BT), experience.completion_mask_BT)
+
+
+def refuse_k1_in_loss(kl_estimator: str) -> None:
+    """RULE 13: the expected gradient of k1 in the loss is zero."""
+    if kl_estimator == "k1":
+        raise ConfigError(
+            given="kl_estimator = 'k1' in the loss, whose expected gradient is zero",
+            allowed="k2, k3, k1_corrected, k3_corrected",
+            fix="Use k3_corrected for an unbiased gradient of KL(policy || reference).",
+        )
+
+
+def clipped_policy_term(
+    outputs: Outputs, batch: Batch, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Metrics]:
+    """`[B, T]` PPO's clipped loss with token ratios, and its metrics."""
+    advantages_BT = advantages_of(batch)
+    log_ratio_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+    ratio_BT = log_ratio_BT.exp()
+    loss_BT = clipped_surrogate(ratio_BT, advantages_BT, clip_low, clip_high, dual_clip)
+    metrics = clip_metrics(ratio_BT, advantages_BT, batch.completion_mask_BT, clip_low, clip_high)
+    return loss_BT, metrics | ratio_metrics(log_ratio_BT, batch.completion_mask_BT)
+
+
+@torch.no_grad()
+def clip_metrics(ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float) -> Metrics:
+    """Shares of elements (tokens, or completions for a ratio per completion) whose gradient the clip removed."""
+    low = (ratio < 1 - clip_low) & (advantages < 0)
+    high = (ratio > 1 + clip_high) & (advantages > 0)
+    return {
+        "clip_ratio/low_mean": mean_over(low.float(), mask),
+        "clip_ratio/high_mean": mean_over(high.float(), mask),
+        "clip_ratio/region_mean": mean_over((low | high).float(), mask),
+        "policy/out_of_band": mean_over(((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).float(), mask),
+    }
+
+
+@torch.no_grad()
+def ratio_metrics(log_ratio_BT: Tensor, mask_BT: Tensor) -> Metrics:
+    """How far the policy has moved since it sampled; the k1, k2, k3 estimates are of KL(old || policy)."""
+    if not mask_BT.any():
+        return {}
+    d_BT = log_ratio_BT.detach()
+    ratio_BT = d_BT.exp()
+    return {
+        "policy/ratio_mean": mean_over(ratio_BT, mask_BT),
+        "policy/ratio_min": Min(float(ratio_BT[mask_BT].min())),
+        "policy/ratio_max": Max(float(ratio_BT[mask_BT].max())),
+        "policy/approx_kl_k1": mean_over(-d_BT, mask_BT),
+        "policy/approx_kl_k2": mean_over(d_BT.square() / 2, mask_BT),
+        "policy/approx_kl_k3": mean_over(ratio_BT - 1 - d_BT, mask_BT),
+    }
+
+
+def kl_term(outputs: Outputs, batch: Batch, kl_coef: float, kl_estimator: str) -> Tensor | float:
+    """`[B, T]` kl_coef * KL estimate for the loss; 0 without a coefficient, where no reference is read."""
+    if kl_coef == 0:
+        return 0.0
+    ref_BT = reference_of(batch, "kl_coef")
+    return kl_coef * kl_estimate(kl_estimator, outputs.logprobs_BT, ref_BT, batch.old_logprobs_BT)
+
+
+def common_metrics(outputs: Outputs, batch: Batch) -> Metrics:
+    """`kl` (k3 to the reference) and `entropy`, per token, whenever the numbers are there."""
+    metrics: Metrics = {}
+    if batch.ref_logprobs_BT is not None:
+        metrics["kl"] = mean_over(k3(outputs.logprobs_BT.detach(), batch.ref_logprobs_BT), batch.completion_mask_BT)
+    if outputs.entropy_BT is not None:
+        metrics["entropy"] = mean_over(outputs.entropy_BT, batch.completion_mask_BT)
+    return metrics
+
+
+def entropy_bonus(outputs: Outputs, batch: Batch, totals: Totals, entropy_coef: float) -> Tensor | float:
+    """-entropy_coef * mean entropy over the tokens of the step, to be added to the loss (RULE 9)."""
+    if entropy_coef == 0:
+        return 0.0
+    if outputs.entropy_BT is None:
+        raise ConfigError(
+            given=f"entropy_coef = {entropy_coef}, but the forward pass gave no entropy",
+            fix="Pass Outputs(logprobs_BT=..., entropy_BT=...), or set entropy_coef = 0.",
+        )
+    return -entropy_coef * token_mean(outputs.entropy_BT, batch.completion_mask_BT, totals.tokens)

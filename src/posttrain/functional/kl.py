@@ -1,0 +1,59 @@
+"""Estimates of KL(policy || reference) from sampled tokens (ALGORITHMS 1.7). B rows, T tokens.
+
+A good estimate of the value says nothing about the gradient obtained by differentiating it: pathwise, k1 gives zero in
+expectation, k3 the gradient of the *forward* KL, k2 the gradient of KL(policy || reference). The `corrected` forms keep
+the value of their estimator and backpropagate k2, weighted with the importance ratio when the data is off-policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from posttrain.functional.ratios import MAX_LOG_RATIO, token_ratio
+
+MAX_K3 = 10.0
+"""The value of k3 is held within this (RULE 14)."""
+
+
+def k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
+    """delta = log policy - log reference: unbiased under the policy, can be negative."""
+    return logprobs_BT - ref_logprobs_BT
+
+
+def k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
+    """delta^2 / 2: never negative, its gradient is that of KL(policy || reference) on-policy."""
+    return k1(logprobs_BT, ref_logprobs_BT).square() / 2
+
+
+def k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
+    """exp(-delta) - 1 + delta: unbiased under the policy and never negative; capped at 10."""
+    delta_BT = k1(logprobs_BT, ref_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return ((-delta_BT).exp() - 1 + delta_BT).clamp(max=MAX_K3)
+
+
+def with_corrected_gradient(
+    estimate_BT: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tensor | None
+) -> Tensor:
+    """The value of `estimate_BT`, the gradient of sg[rho] * k2 = rho * delta: unbiased for KL(policy || reference)."""
+    carrier_BT = token_ratio(logprobs_BT, old_logprobs_BT).detach() * k2(logprobs_BT, ref_logprobs_BT)
+    return estimate_BT.detach() + carrier_BT - carrier_BT.detach()
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def kl_estimate(
+    estimator: str, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tensor | None = None
+) -> Tensor:
+    """`[B, T]`: the named estimator; "k3_corrected" and its like keep the value and correct the gradient.
+
+    >>> round(kl_estimate("k3", torch.tensor(-0.5), torch.tensor(-0.6)).item(), 6)
+    0.004837
+    """
+    name, _, corrected = estimator.partition("_")
+    estimate_BT = KL_ESTIMATORS[name](logprobs_BT, ref_logprobs_BT)
+    if corrected:
+        return with_corrected_gradient(estimate_BT, logprobs_BT, ref_logprobs_BT, old_logprobs_BT)
+    return estimate_BT

@@ -1,0 +1,46 @@
+"""Importance ratios and what keeps them in bounds (ALGORITHMS 1.9, 1.10). B rows, T tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posttrain.functional.masks import masked
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are held within this before `exp` (RULE 16); outside, the gradient is zero."""
+
+
+def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
+    """`[B, T]`: log(policy / old policy) per token, clamped to ±20.
+
+    None for the old policy means that the batch is consumed in this one update: the policy is its own old policy, the
+    ratio is 1 in value and carries the plain policy gradient (ALGORITHMS 1.4, RULE 6).
+    """
+    anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
+    return (logprobs_BT - anchor_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
+    """`[B, T]`: rho = policy / old policy of each token."""
+    return log_ratio(logprobs_BT, old_logprobs_BT).exp()
+
+
+def sequence_product_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]`: q = exp(sum of the token log-ratios), the likelihood ratio of the whole completion."""
+    per_token_BT = masked(log_ratio(logprobs_BT, old_logprobs_BT), mask_BT)
+    return per_token_BT.sum(dim=-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    """-min(u A, clip(u, 1 - clip_low, 1 + clip_high) A), elementwise; any ratio level (PPO, arXiv:1707.06347, eq. 7).
+
+    With `dual_clip` c > 1 the loss of a negative advantage is at most -c A (arXiv:1912.09729): beyond u > c there is
+    no gradient.
+    """
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)

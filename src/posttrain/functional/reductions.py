@@ -1,0 +1,32 @@
+"""From a loss per token to one number (ALGORITHMS 1.5). B rows, T tokens.
+
+The denominator is an argument: it is counted over the WHOLE optimizer step before the first backward (RULE 7), so the
+sum of the micro-batch results does not depend on the split. `x_BT` outside the mask never matters, not even as nan.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from posttrain.functional.masks import masked
+
+
+def token_mean(x_BT: Tensor, mask_BT: Tensor, tokens: int) -> Tensor:
+    """A1: every token of the step weighs 1 / tokens."""
+    return masked(x_BT, mask_BT).sum() / max(tokens, 1)
+
+
+def sequence_mean(x_BT: Tensor, mask_BT: Tensor, sequences: int) -> Tensor:
+    """A3: mean over each row's tokens, then over the sequences of the step; a token of a long row weighs less."""
+    per_row_B = masked(x_BT, mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1).clamp(min=1)
+    return per_row_B.sum() / max(sequences, 1)
+
+
+def sequence_sum(x_BT: Tensor, mask_BT: Tensor, sequences: int) -> Tensor:
+    """A4: sum over each row's tokens, then mean over the sequences of the step."""
+    return masked(x_BT, mask_BT).sum() / max(sequences, 1)
+
+
+def fixed_length_mean(x_BT: Tensor, mask_BT: Tensor, sequences: int, length: int) -> Tensor:
+    """A5: sum over each row's tokens divided by a constant length, then mean over the sequences (Dr. GRPO)."""
+    return masked(x_BT, mask_BT).sum() / (max(sequences, 1) * length)
