@@ -1,0 +1,686 @@
+"""The settings of a run: what there is, where each value comes from, and the rules that span several parts.
+
+    load_config("run.yaml", ["train.learning_rate=1e-6"])  ->  Resolved(config, origins)
+
+Precedence: default < preset < file < command line. The models are frozen, so what is printed is what was written, and
+the text under a field is its documentation everywhere. This module imports no torch; the algorithm classes are
+imported when an algorithm is named.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from os import PathLike
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from posttrain.config_layers import Layers
+from posttrain.config_rules import check
+from posttrain.config_schema import (
+    FieldDoc,
+    Path,
+    Problem,
+    Problems,
+    Walker,
+    combine,
+    explain,
+    missing,
+    mistyped,
+    unknown,
+)
+from posttrain.config_text import (
+    REDACTED,
+    dotted,
+    leaves,
+    number_in,
+    read_mapping,
+    read_override,
+    redact,
+    show,
+    write_tree,
+)
+from posttrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from posttrain.algorithms import Algorithm
+
+__all__ = [
+    "PRESETS",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "GuardConfig",
+    "LoRAConfig",
+    "ModelConfig",
+    "Resolved",
+    "RewardConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "TrainConfig",
+    "check",
+    "describe_fields",
+    "json_schema",
+    "load_config",
+    "setting_names",
+    "to_yaml",
+]
+
+
+# --- the models ---------------------------------------------------------------------------------------------------
+
+
+def _whole(value: Any) -> Any:
+    """1e4 is how one writes ten thousand steps."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(value: Any) -> Any:
+    """Readers of YAML 1.1 make the text "1e-6" of 1e-6."""
+    number = number_in(value) if isinstance(value, str) else None
+    return value if number is None else number
+
+
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, PathLike) else value
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+Natural = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+Number = Annotated[float, BeforeValidator(_number)]
+NonNegative = Annotated[float, Field(ge=0), BeforeValidator(_number)]
+Positive = Annotated[float, Field(gt=0), BeforeValidator(_number)]
+Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_number)]
+BelowOne = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_number)]
+Text = Annotated[str, Field(min_length=1)]
+PathText = Annotated[str, Field(min_length=1), BeforeValidator(_path)]
+
+
+class Part(BaseModel):
+    """Base of the models: frozen, strict about types, and with errors that help."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    if not TYPE_CHECKING:  # type checkers keep the keyword arguments that pydantic declares
+
+        def __init__(self, /, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                problems = explain(error, Walker(type(self).model_json_schema()), setting_names)
+                raise combine(problems, type(self).__name__) from None
+
+        __init__.__pydantic_base_init__ = (
+            True  # nested models are validated by pydantic, which then knows the whole path
+        )
+
+
+class ModelConfig(Part):
+    """The model that is trained. A bare string stands for `{path: string}`."""
+
+    path: PathText = Field(examples=["Qwen/Qwen3-0.6B"])
+    """A Hugging Face folder or name, or `tiny:TASK` for the built-in tiny model of a task, which learns on a CPU."""
+    gguf_file: Text | None = None
+    """Read the weights from this GGUF file inside `path`; they are dequantised."""
+    revision: Text | None = None
+    """Branch, tag or commit of a model on the Hub. null is its main branch."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for authors whom you trust."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention implementation: PyTorch's fused kernel, or plain matrix products with a softmax in float32."""
+    chat_template: PathText | None = None
+    """Path of a Jinja file that replaces the tokenizer's chat template. null keeps the tokenizer's own."""
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    """Variables of the chat template, for example enable_thinking."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the computation; master weights are float32 always. auto is bfloat16 on a GPU that has it, else float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train and sample. auto takes the GPU if there is one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return _expand("model", given)
+
+
+class LoRAConfig(Part):
+    """Low-rank adapters on a frozen base model; the base model itself is the reference, so there is no second copy."""
+
+    rank: Count = 16
+    """Rank of the adapters: each adapted matrix of n x m gets rank * (n + m) trained numbers."""
+    alpha: Count = 32
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: BelowOne = 0.0
+    """Probability of dropping an input of the adapters in training. Sampling and scoring have none."""
+    target_modules: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
+    """Names of the adapted modules; all-linear is every linear layer but the output head."""
+
+
+class AlgorithmConfig(Part):
+    """`{name: grpo, **settings}`, or the bare name. After validation every setting of the algorithm is here."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Text = Field(examples=["grpo"])
+    """Which algorithm; its settings stand beside the name. `posttrain explain NAME` shows them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        given = _expand("algorithm", given)
+        return _complete_algorithm(given) if isinstance(given, Mapping) else given
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything but the name."""
+        return dict(self.model_extra or {})
+
+    def build(self) -> Algorithm:
+        """The algorithm itself."""
+        return _algorithms()[self.name](**self.settings)
+
+
+class DataConfig(Part):
+    """The prompts or examples to learn from and those to be judged on."""
+
+    train: PathText | list[PathText] = Field(examples=["train.jsonl"])
+    """Paths or globs of JSONL, JSON, CSV or Parquet files, Hugging Face datasets (`name` or `name:config`), or
+    `task:NAME`."""
+    eval: PathText | list[PathText] | None = None
+    """The same for the held-out rows of evaluations. null: see eval_fraction."""
+    split: Text = "train"
+    """Split of a Hugging Face dataset that `train` names."""
+    eval_split: Text = "test"
+    """Split of a Hugging Face dataset that `eval` names."""
+    eval_fraction: BelowOne = 0.0
+    """Share of the training rows that is held out for evaluation when `eval` is null; which rows is fixed by seed."""
+    prompt: Text | None = None
+    """A column, or a template over columns: "{Body} {Question}". null: prompt, question, problem or instruction."""
+    system_prompt: str | None = None
+    """A system message before each prompt."""
+    chat: Literal["auto"] | bool = "auto"
+    """Wrap plain prompts as a user turn: auto does so when the tokenizer has a chat template."""
+    answer: Text | None = None
+    """Column of the gold answer, given to rewards as `answer`. null: answer, Answer, solution, ground_truth or gold."""
+    max_prompt_length: Count | None = None
+    """Tokens. Longer prompts are dropped and counted, never cut. null: no limit of its own."""
+    max_rows: Count | None = None
+    """Use only so many rows."""
+    max_dropped: Share = 0.5
+    """Share of rows that may be dropped before it is an error."""
+
+
+class RewardConfig(Part):
+    """One reward: exactly one of name and function."""
+
+    name: Text | None = None
+    """exact_match, numeric, regex, math, or a name that a package published as entry point (posttrain.rewards)."""
+    function: Text | None = None
+    """Your own: `path/to/file.py:function` or `package.module.function`."""
+    weight: Number = 1.0
+    """Factor in the sum of the rewards; negative for a penalty."""
+    timeout: Positive = 10.0
+    """Seconds for one call with a whole batch; then it is killed and its completions are unscored, never 0."""
+    settings: dict[str, JsonValue] = {}
+    """Keyword arguments for the reward. Secrets do not belong here: read them from the environment."""
+    label: Text | None = None
+    """Name in metrics and tables. null: the name, or the function's name."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> RewardConfig:
+        if (self.name is None) == (self.function is None):
+            raise ConfigError(
+                given="neither name nor function is set" if self.name is None else "both name and function are set",
+                allowed="exactly one of name and function",
+                fix="Write {name: math} for a built-in reward, or {function: my_rewards.py:score} for your own.",
+            )
+        return self
+
+    @property
+    def metric_name(self) -> str:
+        """The label, or what stands for it: the reward is logged as rewards/<metric_name>/mean."""
+        return self.label or self.name or str(self.function).replace(":", ".").rpartition(".")[2]
+
+
+class SamplingConfig(Part):
+    """How completions are drawn in training."""
+
+    group_size: Count = 8
+    """Completions per prompt (G)."""
+    max_completion_length: Count = 256
+    """Tokens, EOS included; what is longer is cut and counted as truncated."""
+    temperature: NonNegative = 1.0
+    """Logits are divided by it, in sampling and in training alike. 0 is greedy, for evaluation only."""
+    top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(_number)] = 1.0
+    """Sample from the most likely tokens that together have this probability. 1 is off."""
+    top_k: Natural = 0
+    """Sample from so many most likely tokens. 0 is off."""
+    min_p: BelowOne = 0.0
+    """Leave out tokens less likely than this share of the most likely one. 0 is off."""
+    stop: list[Text] = []
+    """Texts that end a completion. The text is not part of what rewards see."""
+    max_batch_rows: Count = 64
+    """Rows that are decoded together: more is faster and needs more memory for their caches."""
+
+
+class TrainConfig(Part):
+    """The optimizer and the size of a step."""
+
+    steps: Count = Field(examples=[200])
+    """Steps: each samples (or takes) prompts_per_step prompts and learns from them."""
+    prompts_per_step: Count = 16
+    """Prompts of one step, which then has prompts_per_step * group_size rows. For supervised algorithms: the rows."""
+    learning_rate: NonNegative = 1e-6
+    """Highest learning rate of AdamW. The default is for training all weights by reinforcement; LoRA takes about ten
+    times more."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up; linear and cosine fall to min_learning_rate_ratio of it."""
+    warmup_steps: Natural = 0
+    """Steps in which the learning rate rises from 0."""
+    min_learning_rate_ratio: Share = 0.0
+    """Where the schedule ends, as a share of learning_rate."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay per unit of learning rate."""
+    adam_beta1: BelowOne = 0.9
+    """Decay of AdamW's mean of gradients."""
+    adam_beta2: BelowOne = 0.999
+    """Decay of AdamW's mean of squared gradients."""
+    adam_eps: Positive = 1e-8
+    """Added to the root in AdamW's denominator."""
+    max_grad_norm: NonNegative = 1.0
+    """The gradient is scaled down to this norm when it is longer. 0 is off."""
+    minibatches: Count = 1
+    """Optimizer steps per batch: the rows of a step are divided among them."""
+    epochs: Count = 1
+    """Passes over each batch. With more than one update per batch the ratios of the algorithm do their work."""
+    tokens_per_microbatch: Count = 16384
+    """Tokens in one forward and backward pass. It decides memory and speed, never the gradient."""
+    logprob_chunk_tokens: Count = 1024
+    """Tokens whose logits are held at once: memory is this times the vocabulary. It never changes a result."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    mask_truncated: bool = False
+    """Leave truncated completions out of the loss; their rewards still count in the statistics of their group."""
+    max_staleness: Natural = 0
+    """Policy versions that experience may be old. 0 is synchronous training, the only choice in this version."""
+
+
+class EvaluationConfig(Part):
+    """Held-out evaluation; every run has one before and one after."""
+
+    every: Natural = 0
+    """Steps between evaluations. 0: only before and after."""
+    prompts: Count = 256
+    """Held-out prompts at most."""
+    samples: Natural = 4
+    """Completions per prompt; pass@k and majority vote go up to this k. 1 gives pass@1 alone, 0 greedy answers only."""
+    temperature: NonNegative = 1.0
+    """Of the sampled part; the greedy part has none."""
+    max_completion_length: Count | None = None
+    """Tokens. null: sampling.max_completion_length."""
+    confidence: Annotated[float, Field(gt=0, lt=1), BeforeValidator(_number)] = 0.95
+    """Level of the intervals."""
+    forgetting: PathText | None = None
+    """Text or JSONL file whose loss under the model is measured before and after: what else has changed?"""
+
+
+class CheckpointConfig(Part):
+    """When to save, and how much to keep."""
+
+    every: Natural = 50
+    """Steps between checkpoints. 0: only the last."""
+    keep: Count = 3
+    """Checkpoints kept; older ones are deleted."""
+
+
+class GuardConfig(Part):
+    """Limits past which going on would give a wrong or a useless model; the run stops and says why."""
+
+    max_unscored: Share = 0.2
+    """Share of completions in one step whose reward failed or timed out."""
+    no_signal_steps: Count = 20
+    """Steps in a row in which no group had two different rewards."""
+    max_truncated: Share = 0.5
+    """Share of completions in one step that were truncated; the first step above it warns."""
+    truncated_steps: Count = 5
+    """Steps in a row above max_truncated."""
+    publish_tolerance: Positive | None = None
+    """Nats per token that trainer and sampler may differ by after the weights were published. null: by precision."""
+
+
+class RunConfig(Part):
+    """Everything that a run depends on."""
+
+    model: ModelConfig = Field(examples=["Qwen/Qwen3-0.6B"])
+    """The model that is trained."""
+    lora: LoRAConfig | None = None
+    """Train low-rank adapters; null trains all weights."""
+    algorithm: AlgorithmConfig = Field(examples=["grpo"])
+    """The algorithm and its settings."""
+    data: DataConfig = Field(examples=[{"train": "train.jsonl"}])
+    """The prompts or examples."""
+    rewards: list[RewardConfig] = []
+    """What training maximises: the weighted sum."""
+    check: list[RewardConfig] = []
+    """An independent check: scored in evaluations only, never seen by training."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How completions are drawn."""
+    train: TrainConfig = Field(examples=[{"steps": 200}])
+    """The optimizer and the size of a step."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When to save."""
+    guards: GuardConfig = GuardConfig()
+    """When to stop."""
+    output: PathText | None = None
+    """Folder of the run. null: runs/<recipe or model>-<algorithm>-<n>."""
+    seed: Natural = 0
+    """All randomness of the run is a function of it."""
+    report: bool = True
+    """Write report.html."""
+
+
+# --- the algorithm, validated by its own class ----------------------------------------------------------------------
+
+_BARE = {"model": "path", "algorithm": "name"}
+"""Sections that a bare string may stand for, and the key that it gives."""
+
+
+def _expand(section: str, given: Any) -> Any:
+    """`model: x` is `model: {path: x}`; an algorithm object is its name and settings."""
+    if section in _BARE and isinstance(given, (str, PathLike)):
+        return {_BARE[section]: given}
+    if section == "algorithm" and is_dataclass(given) and not isinstance(given, type):
+        return {"name": getattr(given, "key", None), **TypeAdapter(type(given)).dump_python(given, mode="json")}
+    return given
+
+
+def _algorithms() -> Mapping[str, type[Algorithm]]:
+    from posttrain.algorithms import ALGORITHMS  # imports torch, so only where an algorithm is looked at
+
+    return ALGORITHMS
+
+
+@functools.cache
+def _algorithm_type(name: str) -> tuple[TypeAdapter[Any], Walker]:
+    adapter = TypeAdapter(_algorithms()[name])
+    return adapter, Walker(adapter.json_schema())
+
+
+def _complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`{name, **settings}` with every setting of the algorithm filled in; raises `Problems`."""
+    name, settings = given.get("name"), {key: value for key, value in given.items() if key != "name"}
+    if not isinstance(name, str) or name not in _algorithms():
+        raise Problems([_which_algorithm(name), *_settings_of_none(settings)])
+    adapter, walker = _algorithm_type(name)
+    allowed = walker.root.get("properties", {})
+    strange = [key for key in settings if key not in allowed]
+    problems = [problem for key in strange for problem in _not_of_algorithm(key, settings.pop(key), name)]
+    for key in [key for key, value in settings.items() if isinstance(value, bool)]:  # true is not the number 1
+        if "true" not in walker.describe(allowed[key]):
+            problems.append(mistyped(("algorithm", key), allowed[key], settings.pop(key), walker))
+    try:
+        algorithm = adapter.validate_python(settings)
+    except ValidationError as error:
+        problems += explain(error, walker, list, prefix=("algorithm",))
+    if problems:
+        raise Problems(problems)
+    return {"name": name, **adapter.dump_python(algorithm, mode="json")}
+
+
+def _which_algorithm(name: Any) -> Problem:
+    path, names = ("algorithm", "name"), list(_algorithms())
+    if name is None:
+        return missing(path, {"enum": names, "examples": ["grpo"]}, _walker())
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return Problem(
+        path=path,
+        given=f"algorithm.name = {show(name)}",
+        allowed=", ".join(names),
+        fix=f"Did you mean {close[0]}?" if close else "posttrain explain shows what each of them does.",
+    )
+
+
+def _settings_of_none(settings: Mapping[str, Any]) -> list[Problem]:
+    """The settings that would be wrong for every algorithm."""
+    known = setting_names()
+    wrong = [(key, value) for key, value in settings.items() if f"algorithm.{key}" not in known]
+    return [problem for key, value in wrong for problem in unknown(("algorithm", key), value, known)]
+
+
+def _not_of_algorithm(key: str, value: Any, name: str) -> list[Problem]:
+    others = [other for other in _algorithms() if key in _algorithm_type(other)[1].root.get("properties", {})]
+    if not others:
+        return unknown(("algorithm", key), value, setting_names(name))
+    own = ", ".join(_algorithm_type(name)[1].root.get("properties", {})) or "no settings"
+    given = f"algorithm.{key} = {show(value)} is not a setting of {name}"
+    return [Problem(path=("algorithm", key), given=given, fix=f"It is one of {', '.join(others)}. {name} has {own}.")]
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "smoke": MappingProxyType(
+            {
+                "sampling": {"group_size": 2, "max_completion_length": 16},
+                "train": {"steps": 2, "prompts_per_step": 2},
+                "evaluation": {"prompts": 8, "samples": 2},
+                "checkpoint": {"every": 1},
+            }
+        ),
+    }
+)
+"""Name -> other defaults. What a name means never changes: a better preset is a new name.
+
+smoke: every phase of a run (sampling, update, checkpoint, evaluation) once or twice, as small as it can be. For seeing
+that a model, a dataset and a reward fit together before a long run.
+"""
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+DERIVED = {("algorithm", "max_completion_length"): ("sampling", "max_completion_length")}
+"""Settings that are null unless given, and the setting that they then follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A configuration with the origin of every value."""
+
+    config: RunConfig
+    origins: Mapping[str, str]
+    """Dotted path -> "default", "preset:NAME", "file:PATH", "command line", "caller" (Python) or "derived: PATH"."""
+
+
+def load_config(
+    source: str | PathLike[str] | Mapping[str, Any] | RunConfig, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> Resolved:
+    """The configuration of a run, from a YAML or TOML file (or a mapping, or a RunConfig) and overrides.
+
+    Overrides are `a.b=value` with the value read as YAML, or a mapping with nested or dotted keys. Mappings are merged
+    key by key, lists are replaced as a whole or changed by position (`rewards.0.weight=0.5`).
+    Raises ConfigError with everything that is wrong at once. Rules that span parts are `check`.
+    """
+    given, origin = _read(source)
+    changes = _read_overrides(overrides)
+    layers = Layers(expand=_expand)
+    preset = _preset(given, changes)
+    if preset:
+        layers.put((), PRESETS[preset], f"preset:{preset}")
+    layers.put((), given, origin)
+    if "preset" in changes:
+        _refuse_covered(preset, layers)
+    for key, (value, who) in changes.items():
+        if key != "preset":
+            layers.put(layers.locate(key, _walker()), value, who)
+    return _resolve(layers, where=_place(origin) or "the configuration")
+
+
+def _read(source: str | PathLike[str] | Mapping[str, Any] | RunConfig) -> tuple[dict[str, Any], str]:
+    if isinstance(source, (str, PathLike)):
+        return read_mapping(source), f"file:{os.fspath(source)}"
+    if isinstance(source, (Mapping, RunConfig)):
+        return _plain(source), "caller"
+    raise ConfigError(
+        given=f"a configuration of type {type(source).__name__}",
+        allowed="the path of a YAML or TOML file, a mapping or a RunConfig",
+        fix='For example posttrain.train("run.yaml").',
+    )
+
+
+def _read_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Dotted key -> (value, who gave it); of two for the same key the later one counts."""
+    if isinstance(overrides, Mapping):
+        return {str(key): (_plain(value), "caller") for key, value in overrides.items()}
+    read = [read_override(text) for text in ([overrides] if isinstance(overrides, str) else overrides)]
+    return {key: (value, "command line") for key, value in read}
+
+
+def _plain(value: Any) -> Any:
+    """Python values as they would stand in a file; of a model only what was set."""
+    if isinstance(value, AlgorithmConfig):
+        defaults = _complete_algorithm({"name": value.name})
+        return {k: v for k, v in value.model_dump().items() if k == "name" or v != defaults[k]}
+    if isinstance(value, BaseModel):
+        return {
+            name: _plain(getattr(value, name)) for name in type(value).model_fields if name in value.model_fields_set
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return os.fspath(value) if isinstance(value, PathLike) else value
+
+
+def _preset(given: dict[str, Any], changes: Mapping[str, tuple[Any, str]]) -> str | None:
+    """Takes `preset` out of the values; the command line's goes before the file's."""
+    in_file = given.pop("preset", None)
+    name = changes["preset"][0] if "preset" in changes else in_file
+    if name is None or name in PRESETS:
+        return name
+    close = difflib.get_close_matches(str(name), PRESETS, n=1)
+    raise ConfigError(
+        given=f"preset = {show(name)}",
+        allowed=", ".join(PRESETS),
+        fix=f"Did you mean {close[0]}?" if close else "Leave it out, or name one of these.",
+    )
+
+
+def _refuse_covered(preset: str | None, layers: Layers) -> None:
+    """A preset stands below the file: asked for on the command line, it must not silently do nothing."""
+    covered = [(path, value) for path, value in leaves(PRESETS.get(preset or "", {})) if layers.at(path) != value]
+    if covered:
+        raise ConfigError(
+            given=f"preset={preset}, but {', '.join(dotted(path) for path, _ in covered)} come from the file, "
+            "which goes before a preset",
+            allowed="a preset whose values the file leaves open",
+            fix="Give the values themselves: " + " ".join(f"{dotted(path)}={show(value)}" for path, value in covered),
+        )
+
+
+def _resolve(layers: Layers, where: str) -> Resolved:
+    config = _validate(layers, where)
+    for target, follows in DERIVED.items():
+        if _get(config, target, default="") is None:
+            layers.put(target, _get(config, follows), f"derived: {dotted(follows)}")
+            config = _validate(layers, where)
+    origins = {dotted(path): layers.origins.get(path, "default") for path, _ in leaves(config.model_dump(mode="json"))}
+    return Resolved(config=config, origins=MappingProxyType(origins))
+
+
+def _get(config: RunConfig, path: Path, default: Any = None) -> Any:
+    return functools.reduce(lambda part, name: getattr(part, str(name), default), path, config)
+
+
+def _validate(layers: Layers, where: str) -> RunConfig:
+    problems = [_was_redacted(path) for path, value in leaves(layers.tree) if REDACTED in str(value)]
+    try:
+        config = RunConfig.model_validate(layers.tree)
+    except ValidationError as error:
+        problems += explain(error, _walker(), setting_names)
+    if problems:
+        raise combine(problems, where, lambda path: _place(layers.source(path))) from None
+    return config
+
+
+def _place(origin: str) -> str:
+    return "" if origin == "caller" else origin.removeprefix("file:")
+
+
+def _was_redacted(path: Path) -> Problem:
+    name = dotted(path)
+    return Problem(
+        path=path,
+        given=f"{name} held a secret, which was not saved",
+        allowed="the value itself",
+        fix=f"Let the function read it from an environment variable, or give it again: {name}=...",
+    )
+
+
+# --- what there is, and saving --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _walker() -> Walker:
+    return Walker(RunConfig.model_json_schema())
+
+
+def describe_fields() -> tuple[FieldDoc, ...]:
+    """Every setting: path, type, default and documentation. Settings of the algorithms are in `posttrain explain`."""
+    return tuple(_walker().fields())
+
+
+def setting_names(algorithm: str | None = None) -> list[str]:
+    """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
+    own = [doc.path.replace(".N", "") for doc in describe_fields()]
+    names = _algorithms() if algorithm is None else [algorithm]
+    of_algorithms = [key for name in names for key in _algorithm_type(name)[1].root.get("properties", {})]
+    return list(dict.fromkeys([*own, *(f"algorithm.{key}" for key in of_algorithms)]))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a configuration file, for editors: every algorithm with its own settings, and the presets."""
+    schema = copy.deepcopy(dict(_walker().root))
+    definitions = schema["$defs"]
+    choices: list[dict[str, Any]] = [{"enum": list(_algorithms())}]
+    for name in _algorithms():
+        settings = copy.deepcopy(dict(_algorithm_type(name)[1].root))
+        definitions |= settings.pop("$defs", {})
+        settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}
+        choices.append(settings | {"required": ["name", *settings.get("required", [])]})
+    definitions["AlgorithmConfig"] = {"anyOf": choices}
+    definitions["ModelConfig"] = {"anyOf": [{"type": "string"}, definitions["ModelConfig"]]}
+    schema["properties"] = {"preset": {"enum": list(PRESETS)}, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def to_yaml(resolved: Resolved) -> str:
+    """The complete configuration, each value with its origin behind it; it loads back to the same configuration.
+
+    Secrets in free-form settings are saved as <redacted>; such a file asks for them when it is loaded.
+    """
+    tree = resolved.config.model_dump(mode="json")
+    for reward in [*tree["rewards"], *tree["check"]]:
+        reward["settings"] = redact(reward["settings"])
+    tree["model"]["chat_template_kwargs"] = redact(tree["model"]["chat_template_kwargs"])
+    return "# All settings of this run, each with where its value came from.\n" + write_tree(tree, resolved.origins)

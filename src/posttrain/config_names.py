@@ -1,0 +1,442 @@
+"""What other libraries call our settings, and what to say when a key is unknown.
+
+`FOREIGN` knows the names of TRL (and of the TrainingArguments under it), verl and OpenRLHF. Each leads to our key,
+or to a sentence that says why there is none. A test holds every key that is named here against the models.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ours:
+    """The setting of ours that does the same."""
+
+    key: str
+    note: str = ""
+    """What differs."""
+    same_value: bool = True
+    """Can the value be taken over as it is?"""
+
+
+def _near(key: str, note: str) -> Ours:
+    """The setting of ours that does it in other units or words."""
+    return Ours(key, note, same_value=False)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """There is no such setting here, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What to say about an unknown key: a sentence, and the key of ours that it leads to (if one)."""
+
+    text: str
+    key: str = ""
+
+
+_NO_DEVICE_BATCH = Nothing(
+    "posttrain has no device batch size: say train.prompts_per_step; "
+    "micro-batches are derived from train.tokens_per_microbatch"
+)
+_NO_ACCUMULATION = Nothing(
+    "posttrain has no accumulation steps: train.prompts_per_step is the size of the whole step, "
+    "and micro-batches are derived from train.tokens_per_microbatch"
+)
+_NO_EPOCHS = Nothing(
+    "posttrain counts optimizer steps, not passes over the dataset: "
+    "train.steps = passes * rows / train.prompts_per_step; train.epochs counts passes over each sampled batch"
+)
+_NO_CRITIC = Nothing("No algorithm of this version has a critic")
+_NO_ENGINE = Nothing(
+    "posttrain samples with its own engine, in the process that trains; there is nothing to place or tune"
+)
+_NO_SHARDING = Nothing("This version trains on one device; there is nothing to shard")
+_NO_TRACKER = Nothing("The run folder has every metric (metrics.jsonl, report.html); nothing is sent anywhere")
+_NO_QUANTISED = Nothing("Weights are held in float32; model.precision is the precision of the computation")
+_NO_MODEL_REWARD = Nothing("Rewards are functions in this version: rewards = [{function: my_rewards.py:score}]")
+_ALWAYS_LOGGED = Nothing("Every step is written to metrics.jsonl and every rollout to rollouts/")
+_ALWAYS_EVALUATED = Nothing("Every run evaluates before and after; evaluation.every adds evaluations in between")
+_ALWAYS_PACKED = Nothing("Rows are always packed, without padding tokens")
+_DROPPED_PROMPTS = Nothing("Prompts longer than data.max_prompt_length are dropped and counted, never cut")
+_BY_ALGORITHM = Nothing("This belongs to the algorithm: choose another one with algorithm.name (see posttrain explain)")
+_TWO_LENGTHS = Nothing("There are two limits: data.max_prompt_length and sampling.max_completion_length")
+_RESUMED = Nothing("Continue a run with: posttrain resume RUN")
+_IN_STEPS = "counted in steps: the ratio times train.steps"
+_BOTH_CLIPS = "algorithm.clip_high is the other side"
+_BY_NAME = (
+    "grpo, dr_grpo, rloo, reinforce or sft; the algorithm brings its baseline, its normalisation and its averaging"
+)
+_KL = "0 is off, and loads no reference model"
+
+TRL: dict[str, Ours | Nothing] = {
+    "model_name_or_path": Ours("model.path"),
+    "model_revision": Ours("model.revision"),
+    "attn_implementation": _near("model.attention", "sdpa or eager"),
+    "dtype": _near("model.precision", "auto, float32 or bfloat16; master weights stay float32"),
+    "torch_dtype": _near("model.precision", "auto, float32 or bfloat16; master weights stay float32"),
+    "bf16": _near("model.precision", "auto, float32 or bfloat16"),
+    "fp16": Nothing("Float16 is not offered; model.precision is auto, float32 or bfloat16"),
+    "use_cpu": _near("model.device", "auto, cpu or cuda"),
+    "load_in_4bit": _NO_QUANTISED,
+    "load_in_8bit": _NO_QUANTISED,
+    "use_peft": _near("lora", "lora: {} switches it on"),
+    "lora_r": Ours("lora.rank"),
+    "lora_alpha": Ours("lora.alpha"),
+    "lora_dropout": Ours("lora.dropout"),
+    "lora_target_modules": Ours("lora.target_modules"),
+    "dataset_name": Ours("data.train"),
+    "dataset_config": _near("data.train", "written behind the name: data.train = name:config"),
+    "dataset_train_split": Ours("data.split"),
+    "dataset_test_split": Ours("data.eval_split"),
+    "max_prompt_length": Ours("data.max_prompt_length", "longer prompts are dropped and counted, never cut"),
+    "shuffle_dataset": Nothing("Prompts are always shuffled, by seed"),
+    "remove_unused_columns": Nothing("Every column reaches the rewards"),
+    "reward_funcs": _near("rewards", "a list of {name: ...} or {function: file.py:name}"),
+    "reward_model_name_or_path": _NO_MODEL_REWARD,
+    "reward_weights": _near("rewards", "give each entry its own weight"),
+    "num_generations": Ours("sampling.group_size"),
+    "num_generations_eval": Ours("evaluation.samples"),
+    "max_completion_length": Ours("sampling.max_completion_length"),
+    "max_new_tokens": Ours("sampling.max_completion_length"),
+    "stop_strings": Ours("sampling.stop"),
+    "do_sample": Nothing("sampling.temperature says it; evaluations have a greedy part of their own"),
+    "generation_kwargs": Nothing("Every setting of the sampler has its own key in sampling"),
+    "repetition_penalty": Nothing(
+        "The trainer scores the model's own distribution, so the sampler must draw from that one, unpenalised"
+    ),
+    "use_vllm": _NO_ENGINE,
+    "use_transformers_paged": _NO_ENGINE,
+    "cache_implementation": _NO_ENGINE,
+    "loss_type": _near("algorithm.name", _BY_NAME),
+    "epsilon": Ours("algorithm.clip_low", _BOTH_CLIPS),
+    "epsilon_high": Ours("algorithm.clip_high"),
+    "delta": Ours("algorithm.dual_clip"),
+    "beta": Ours("algorithm.kl_coef"),
+    "scale_rewards": Nothing(
+        "The algorithm decides: grpo divides by the standard deviation of the group, dr_grpo and rloo do not"
+    ),
+    "importance_sampling_level": _BY_ALGORITHM,
+    "multi_objective_aggregation": _BY_ALGORITHM,
+    "sync_ref_model": Nothing("The reference model stays the model that the run started from"),
+    "disable_dropout": Nothing("The model runs without dropout; lora.dropout is the only one"),
+    "mask_truncated_completions": Ours("train.mask_truncated"),
+    "per_device_train_batch_size": _NO_DEVICE_BATCH,
+    "per_device_eval_batch_size": Nothing("sampling.max_batch_rows limits the rows that are decoded together"),
+    "gradient_accumulation_steps": _NO_ACCUMULATION,
+    "auto_find_batch_size": _NO_DEVICE_BATCH,
+    "generation_batch_size": _near("train.prompts_per_step", "counted in prompts: completions / sampling.group_size"),
+    "steps_per_generation": Ours("train.minibatches"),
+    "num_iterations": Ours("train.epochs"),
+    "num_train_epochs": _NO_EPOCHS,
+    "max_steps": Ours("train.steps"),
+    "lr_scheduler_type": _near("train.schedule", "constant, linear or cosine, with warm-up from train.warmup_steps"),
+    "lr_scheduler_kwargs": _near("train.min_learning_rate_ratio", "the only setting of a schedule beside its warm-up"),
+    "warmup_ratio": _near("train.warmup_steps", _IN_STEPS),
+    "optim": Nothing("The optimizer is AdamW"),
+    "adam_epsilon": Ours("train.adam_eps"),
+    "gradient_checkpointing_kwargs": _near("train.gradient_checkpointing", "true or false"),
+    "packing": _ALWAYS_PACKED,
+    "padding_free": _ALWAYS_PACKED,
+    "completion_only_loss": Nothing("Only completion tokens are ever trained"),
+    "assistant_only_loss": Nothing("Only completion tokens are ever trained"),
+    "max_length": _TWO_LENGTHS,
+    "logging_steps": _ALWAYS_LOGGED,
+    "logging_strategy": _ALWAYS_LOGGED,
+    "log_completions": _ALWAYS_LOGGED,
+    "num_completions_to_print": _ALWAYS_LOGGED,
+    "report_to": _NO_TRACKER,
+    "run_name": Ours("output", "the folder of the run"),
+    "output_dir": Ours("output"),
+    "overwrite_output_dir": Nothing("A run never overwrites another; output names a new folder"),
+    "save_steps": Ours("checkpoint.every"),
+    "save_strategy": _near("checkpoint.every", "in steps; 0 saves only the last"),
+    "save_total_limit": Ours("checkpoint.keep"),
+    "eval_steps": Ours("evaluation.every"),
+    "eval_strategy": _near("evaluation.every", "in steps; 0 evaluates only before and after"),
+    "eval_on_start": _ALWAYS_EVALUATED,
+    "do_train": Nothing("The verb says it: posttrain train, posttrain eval"),
+    "do_eval": _ALWAYS_EVALUATED,
+    "data_seed": Ours("seed"),
+    "full_determinism": Nothing("Runs are deterministic by seed"),
+    "resume_from_checkpoint": _RESUMED,
+    "use_liger_kernel": Nothing("Log-probabilities are always computed in chunks of train.logprob_chunk_tokens"),
+    "torch_compile": Nothing("The model runs uncompiled"),
+}  # fmt: skip
+
+VERL: dict[str, Ours | Nothing] = {
+    "data.train_files": Ours("data.train"),
+    "data.val_files": Ours("data.eval"),
+    "data.prompt_key": Ours("data.prompt"),
+    "data.train_batch_size": Ours("train.prompts_per_step"),
+    "data.gen_batch_size": Ours("train.prompts_per_step"),
+    "data.val_batch_size": Ours("evaluation.prompts", "held-out prompts per evaluation"),
+    "data.max_response_length": Ours("sampling.max_completion_length"),
+    "data.train_max_samples": Ours("data.max_rows"),
+    "data.filter_overlong_prompts": _DROPPED_PROMPTS,
+    "data.truncation": _DROPPED_PROMPTS,
+    "data.shuffle": Nothing("Prompts are always shuffled, by seed"),
+    "data.reward_fn_key": Nothing("Rewards are named in rewards, not in the rows"),
+    "actor_rollout_ref.model.path": Ours("model.path"),
+    "model.enable_gradient_checkpointing": Ours("train.gradient_checkpointing"),
+    "model.use_remove_padding": _ALWAYS_PACKED,
+    "model.lora_rank": Ours("lora.rank"),
+    "model.lora_alpha": Ours("lora.alpha"),
+    "model.target_modules": Ours("lora.target_modules"),
+    "actor.ppo_mini_batch_size": _near("train.minibatches", "their number: train_batch_size / ppo_mini_batch_size"),
+    "actor.ppo_micro_batch_size": _NO_DEVICE_BATCH,
+    "actor.ppo_micro_batch_size_per_gpu": _NO_DEVICE_BATCH,
+    "actor.use_dynamic_bsz": Nothing("Micro-batches are always filled up to train.tokens_per_microbatch"),
+    "actor.ppo_max_token_len_per_gpu": Ours("train.tokens_per_microbatch"),
+    "actor.ppo_epochs": Ours("train.epochs"),
+    "actor.grad_clip": Ours("train.max_grad_norm"),
+    "actor.clip_ratio": Ours("algorithm.clip_low", _BOTH_CLIPS),
+    "actor.clip_ratio_low": Ours("algorithm.clip_low"),
+    "actor.clip_ratio_high": Ours("algorithm.clip_high"),
+    "actor.clip_ratio_c": Ours("algorithm.dual_clip"),
+    "actor.loss_agg_mode": _BY_ALGORITHM,
+    "actor.policy_loss.loss_mode": _near("algorithm.name", _BY_NAME),
+    "actor.entropy_coeff": Ours("algorithm.entropy_coef"),
+    "actor.use_kl_loss": _near("algorithm.kl_coef", _KL),
+    "actor.kl_loss_coef": Ours("algorithm.kl_coef"),
+    "actor.kl_loss_type": _near("algorithm.kl_estimator", "low_var_kl is k3"),
+    "optim.lr": Ours("train.learning_rate"),
+    "optim.lr_warmup_steps": Ours("train.warmup_steps"),
+    "optim.lr_warmup_steps_ratio": _near("train.warmup_steps", _IN_STEPS),
+    "optim.lr_scheduler_type": _near("train.schedule", "constant, linear or cosine"),
+    "optim.warmup_style": _near("train.schedule", "constant, linear or cosine"),
+    "optim.min_lr_ratio": Ours("train.min_learning_rate_ratio"),
+    "optim.betas": _near("train.adam_beta1", "and train.adam_beta2"),
+    "optim.clip_grad": Ours("train.max_grad_norm"),
+    "optim.total_training_steps": Ours("train.steps"),
+    "rollout.n": Ours("sampling.group_size"),
+    "rollout.temperature": Ours("sampling.temperature"),
+    "rollout.top_p": Ours("sampling.top_p"),
+    "rollout.top_k": _near("sampling.top_k", "0 is off, not -1"),
+    "rollout.response_length": Ours("sampling.max_completion_length"),
+    "rollout.prompt_length": Ours("data.max_prompt_length"),
+    "rollout.name": _NO_ENGINE,
+    "rollout.mode": _NO_ENGINE,
+    "rollout.gpu_memory_utilization": _NO_ENGINE,
+    "rollout.tensor_model_parallel_size": _NO_ENGINE,
+    "rollout.max_num_seqs": Ours("sampling.max_batch_rows"),
+    "rollout.log_prob_micro_batch_size": _NO_DEVICE_BATCH,
+    "rollout.log_prob_micro_batch_size_per_gpu": _NO_DEVICE_BATCH,
+    "val_kwargs.n": Ours("evaluation.samples"),
+    "val_kwargs.temperature": Ours("evaluation.temperature"),
+    "algorithm.adv_estimator": _near("algorithm.name", _BY_NAME),
+    "algorithm.norm_adv_by_std_in_grpo": Nothing("algorithm.name = dr_grpo is the one that does not divide by the std"),
+    "algorithm.use_kl_in_reward": Nothing("rloo and reinforce put the KL into the reward, grpo into the loss"),
+    "algorithm.kl_penalty": _near("algorithm.kl_estimator", "k1, k2, k3 and their corrected forms"),
+    "algorithm.kl_ctrl.kl_coef": Ours("algorithm.kl_coef"),
+    "algorithm.lam": _NO_CRITIC,
+    "custom_reward_function.path": _near("rewards", "a list: [{function: file.py:name}]"),
+    "custom_reward_function.name": _near("rewards", "a list: [{function: file.py:name}]"),
+    "reward_manager": _near("rewards", "a list: [{name: math}] or [{function: file.py:name}]"),
+    "trainer.total_epochs": _NO_EPOCHS,
+    "trainer.total_training_steps": Ours("train.steps"),
+    "trainer.save_freq": Ours("checkpoint.every"),
+    "trainer.test_freq": Ours("evaluation.every"),
+    "trainer.val_before_train": _ALWAYS_EVALUATED,
+    "trainer.max_actor_ckpt_to_keep": Ours("checkpoint.keep"),
+    "trainer.default_local_dir": Ours("output"),
+    "trainer.experiment_name": Ours("output", "the folder of the run"),
+    "trainer.project_name": Ours("output", "the folder of the run"),
+    "trainer.logger": _NO_TRACKER,
+    "trainer.n_gpus_per_node": _NO_SHARDING,
+    "trainer.nnodes": _NO_SHARDING,
+    "trainer.resume_mode": _RESUMED,
+}  # fmt: skip
+
+OPENRLHF: dict[str, Ours | Nothing] = {
+    "pretrain": Ours("model.path"),
+    "zero_stage": _NO_SHARDING,
+    "adam_offload": _NO_SHARDING,
+    "colocate_all_models": _NO_ENGINE,
+    "lora_rank": Ours("lora.rank"),
+    "prompt_data": Ours("data.train"),
+    "prompt_split": Ours("data.split"),
+    "eval_dataset": Ours("data.eval"),
+    "input_key": Ours("data.prompt"),
+    "label_key": Ours("data.answer"),
+    "input_template": _near("data.prompt", 'a template over columns: "{question}\\nAnswer:"'),
+    "apply_chat_template": _near("data.chat", "auto, true or false"),
+    "max_samples": Ours("data.max_rows"),
+    "prompt_max_len": Ours("data.max_prompt_length", "longer prompts are dropped and counted, never cut"),
+    "generate_max_len": Ours("sampling.max_completion_length"),
+    "n_samples_per_prompt": Ours("sampling.group_size"),
+    "rollout_batch_size": Ours("train.prompts_per_step"),
+    "micro_rollout_batch_size": Ours("sampling.max_batch_rows"),
+    "train_batch_size": _near(
+        "train.minibatches", "their number: rollout_batch_size * n_samples_per_prompt / train_batch_size"
+    ),
+    "micro_train_batch_size": _NO_DEVICE_BATCH,
+    "train_max_tokens_per_gpu": Ours("train.tokens_per_microbatch"),
+    "use_dynamic_batch": Nothing("Micro-batches are always filled up to train.tokens_per_microbatch"),
+    "packing_samples": _ALWAYS_PACKED,
+    "max_epochs": Ours("train.epochs"),
+    "num_episodes": _NO_EPOCHS,
+    "actor_learning_rate": Ours("train.learning_rate"),
+    "critic_learning_rate": _NO_CRITIC,
+    "critic_pretrain": _NO_CRITIC,
+    "lambd": _NO_CRITIC,
+    "value_clip": _NO_CRITIC,
+    "lr_warmup_ratio": _near("train.warmup_steps", _IN_STEPS),
+    "lr_scheduler": _near("train.schedule", "constant, linear or cosine"),
+    "l2": Ours("train.weight_decay"),
+    "max_norm": Ours("train.max_grad_norm"),
+    "adam_betas": _near("train.adam_beta1", "and train.adam_beta2"),
+    "advantage_estimator": _near("algorithm.name", _BY_NAME + "; group_norm is grpo"),
+    "policy_loss_type": _near("algorithm.name", _BY_NAME),
+    "eps_clip": Ours("algorithm.clip_low", _BOTH_CLIPS),
+    "eps_clip_low_high": _near("algorithm.clip_low", "and algorithm.clip_high"),
+    "init_kl_coef": Ours("algorithm.kl_coef"),
+    "use_kl_loss": _near("algorithm.kl_coef", _KL),
+    "entropy_loss_coef": Ours("algorithm.entropy_coef"),
+    "no_advantage_std_norm": Nothing("algorithm.name = dr_grpo is the one that does not divide by the std"),
+    "normalize_reward": _BY_ALGORITHM,
+    "dynamic_filtering": Nothing("Groups without signal are counted and trained on as they are (frac_reward_zero_std)"),
+    "remote_rm_url": _NO_MODEL_REWARD,
+    "reward_pretrain": _NO_MODEL_REWARD,
+    "eval_n_samples_per_prompt": Ours("evaluation.samples"),
+    "eval_temperature": Ours("evaluation.temperature"),
+    "save_path": Ours("output"),
+    "ckpt_path": Ours("output"),
+    "max_ckpt_num": Ours("checkpoint.keep"),
+    "load_checkpoint": _RESUMED,
+    "use_wandb": _NO_TRACKER,
+    "use_tensorboard": _NO_TRACKER,
+    "async_train": Nothing("Asynchronous training is not available in this version"),
+}  # fmt: skip
+
+COMMON: dict[str, Ours | Nothing] = {
+    "lr": Ours("train.learning_rate"),
+    "batch_size": _near("train.prompts_per_step", "a whole optimizer step"),
+    "epochs": _NO_EPOCHS,
+    "max_tokens": Ours("sampling.max_completion_length"),
+    "num_samples": Ours("sampling.group_size"),
+    "tokenizer": Nothing("The tokenizer is the one in the model's folder"),
+}
+
+FOREIGN: Mapping[str, Mapping[str, Ours | Nothing]] = {
+    "TRL": TRL,
+    "verl": VERL,
+    "OpenRLHF": OPENRLHF,
+    "": COMMON,
+}
+"""Project -> its names. Names of nested settings carry as many of their sections as it takes to tell them apart."""
+
+FAMILIES: dict[str, Nothing] = {
+    "vllm_": _NO_ENGINE,
+    "fsdp": _NO_SHARDING,
+    "deepspeed": _NO_SHARDING,
+    "ds3_": _NO_SHARDING,
+    "ddp_": _NO_SHARDING,
+    "megatron": _NO_SHARDING,
+    "hub_": Nothing("Nothing is sent anywhere; the folder checkpoints/<last>/model can be uploaded as it is"),
+    "push_to_hub": Nothing("Nothing is sent anywhere; the folder checkpoints/<last>/model can be uploaded as it is"),
+    "dataloader_": Nothing("Data is read once, at the start"),
+    "wandb": _NO_TRACKER,
+    "critic": _NO_CRITIC,
+    "reward_model": _NO_MODEL_REWARD,
+    "ray_": _NO_SHARDING,
+    "profiler": Nothing("The time of each phase is in metrics.jsonl (time/...)"),
+}
+"""Beginning of a key, or of a section that it stands in -> why no such key exists."""
+
+
+def suggest(path: str, value: str, known: Iterable[str]) -> Hint:
+    """What to say about the unknown key `path`, given as `value`; `known` are the dotted paths that exist.
+
+    >>> suggest("train.num_generations", "8", ["sampling.group_size"]).text
+    "TRL's num_generations is sampling.group_size here. Set sampling.group_size = 8."
+    >>> suggest("group_size", "8", ["sampling.group_size"]).text
+    'It belongs to sampling. Set sampling.group_size = 8.'
+    """
+    known = list(known)
+    return (
+        _foreign(path, value)
+        or _misplaced(path, value, known)
+        or _misspelt(path, value, known)
+        or _family(path)
+        or Hint(_whole_section(path, known))
+    )
+
+
+def _foreign(path: str, value: str) -> Hint | None:
+    """The entry that shares most of the path's end; all projects that have it are named."""
+    parts = path.split(".")
+    for start in range(len(parts)):
+        name = ".".join(parts[start:])
+        found = [(project, names[name]) for project, names in FOREIGN.items() if name in names]
+        if found:
+            return _say(name, found, value)
+    tail = [
+        (project, entry)
+        for project, names in FOREIGN.items()
+        for name, entry in names.items()
+        if name.rpartition(".")[2] == parts[-1]
+    ]
+    return _say(parts[-1], tail[:1], value) if tail and len(parts) == 1 else None
+
+
+def _say(name: str, found: list[tuple[str, Ours | Nothing]], value: str) -> Hint:
+    entry = found[0][1]
+    projects = " and ".join(f"{project}'s" for project, same in found if project and same == entry)
+    if isinstance(entry, Nothing):
+        return Hint(f"{entry.reason}.")
+    subject = f"{projects} {name}" if projects else name
+    note = f" ({entry.note})" if entry.note else ""
+    action = f" Set {entry.key} = {value}." if entry.same_value else ""
+    return Hint(f"{subject} is {entry.key} here{note}.{action}", entry.key)
+
+
+def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
+    """Our own key in the wrong section, or written with its section in one piece."""
+    section, _, name = path.rpartition(".")
+    found = [key for key in known if key.rpartition(".")[2] == name and key != path]
+    if path in known:
+        return Hint(f"Write it as two levels: {section}: {{{name}: {value}}}.", path)
+    if len(found) == 1:
+        home = found[0].rpartition(".")[0] or "the top level"
+        return Hint(f"It belongs to {home}. Set {found[0]} = {value}.", found[0])
+    return Hint(f"Did you mean {' or '.join(found)}?") if found else None
+
+
+def _misspelt(path: str, value: str, known: list[str]) -> Hint | None:
+    """The nearest name: first among the neighbours, then among all our names, then among the foreign ones."""
+    section, _, name = path.rpartition(".")
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
+    sections = {key.partition(".")[0]: key.partition(".")[0] for key in known} if not section else {}
+    anywhere = {key.rpartition(".")[2]: key for key in known}
+    for names, cutoff in ((siblings | sections, 0.6), (anywhere, 0.75)):
+        close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+        if close:
+            return Hint(f"Did you mean {names[close[0]]}?", names[close[0]])
+    foreign = {key.rpartition(".")[2]: key for names in FOREIGN.values() for key in names}
+    close = difflib.get_close_matches(name, foreign, n=1, cutoff=0.8)
+    return _foreign(foreign[close[0]], value) if close else None
+
+
+def _family(path: str) -> Hint | None:
+    for part in path.split("."):
+        for beginning, entry in FAMILIES.items():
+            if part.startswith(beginning):
+                return _say(part, [("", entry)], "")
+    return None
+
+
+def _whole_section(path: str, known: list[str]) -> str:
+    section = path.rpartition(".")[0]
+    prefix = f"{section}." if section else ""
+    names = dict.fromkeys(key[len(prefix) :].partition(".")[0] for key in known if key.startswith(prefix))
+    if not names:
+        return "Remove it."
+    return f"Remove it; {section or 'the top level'} has {', '.join(names)}."

@@ -1,0 +1,207 @@
+"""The rules that span several parts of a configuration. All are checked before any model is loaded.
+
+What a single section can say about itself is in its model; what an algorithm says about itself, in its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from posttrain.config_schema import Problem, combine
+from posttrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from posttrain.algorithms import Algorithm
+    from posttrain.config import RunConfig
+
+    Rule = Callable[[RunConfig, Algorithm], ConfigError | None]
+
+
+def check(config: RunConfig) -> None:
+    """The rules that span parts; raises ConfigError with all that are broken, before any model is loaded."""
+    algorithm = config.algorithm.build()
+    errors = [error for rule in RULES if (error := rule(config, algorithm))]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise combine(
+            [Problem(path=(), given=e.given, allowed=e.allowed, fix=e.fix) for e in errors], "the configuration"
+        )
+
+
+def _others() -> list[tuple[str, type[Algorithm]]]:
+    from posttrain.algorithms import ALGORITHMS  # imports torch
+
+    return list(ALGORITHMS.items())
+
+
+def _samples(algorithm: Algorithm) -> bool:
+    return algorithm.data_kind == "prompts"
+
+
+def _group_is_large_enough(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """An algorithm that compares completions of the same prompt needs sampling.group_size of at least 2."""
+    size, needed = config.sampling.group_size, algorithm.min_group_size
+    if not _samples(algorithm) or size >= needed:
+        return None
+    others = [n for n, a in _others() if a.data_kind == "prompts" and a.min_group_size <= size]
+    return ConfigError(
+        given=f"sampling.group_size = {size}, but {config.algorithm.name} compares completions of the same prompt "
+        f"and needs at least {needed}",
+        allowed=f"an integer of at least {needed}",
+        fix=f"Set sampling.group_size = 8, or use algorithm.name = {' or '.join(others)}, which needs no group.",
+    )
+
+
+def _there_is_a_reward(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """An algorithm that samples needs at least one entry in rewards."""
+    if not _samples(algorithm) or config.rewards:
+        return None
+    return ConfigError(
+        given=f"rewards is empty, but {config.algorithm.name} learns from rewards",
+        allowed="at least one reward",
+        fix="Set rewards = [{name: math}], or [{function: my_rewards.py:score}] for your own.",
+    )
+
+
+def _rewards_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """An algorithm that learns from examples takes no rewards; check is scored in its evaluations."""
+    if _samples(algorithm) or not config.rewards:
+        return None
+    return ConfigError(
+        given=f"rewards = {', '.join(r.metric_name for r in config.rewards)}, but {config.algorithm.name} learns from "
+        "examples and would never call them",
+        allowed="no rewards",
+        fix="Move them to check, which is scored in evaluations, or choose an algorithm that samples.",
+    )
+
+
+def _whole_distribution(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """Training samples from the whole distribution: top_p, top_k and min_p are off."""
+    sampling, off = config.sampling, {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    given = {name: getattr(sampling, name) for name, value in off.items() if getattr(sampling, name) != value}
+    if not _samples(algorithm) or not given:
+        return None
+    return ConfigError(
+        given=f"{', '.join(f'sampling.{n} = {v}' for n, v in given.items())} in training: the trainer scores tokens "
+        "under the full distribution, so the ratios to a truncated one would be wrong",
+        allowed="top_p = 1, top_k = 0, min_p = 0",
+        fix=f"Set {', '.join(f'sampling.{n} = {off[n]}' for n in given)}; a lower temperature is scored exactly.",
+    )
+
+
+def _training_explores(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """Training samples with a temperature above 0."""
+    if not _samples(algorithm) or config.sampling.temperature > 0:
+        return None
+    return ConfigError(
+        given="sampling.temperature = 0 in training: all completions of a prompt would be the same, without any signal",
+        allowed="a number above 0",
+        fix="Set sampling.temperature = 1.0; evaluations have a greedy part of their own.",
+    )
+
+
+def _evaluation_samples_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """Sampled evaluations need a temperature above 0; evaluation.samples = 0 is greedy only."""
+    evaluation = config.evaluation
+    if evaluation.samples == 0 or evaluation.temperature > 0:
+        return None
+    return ConfigError(
+        given=f"evaluation.temperature = 0 with evaluation.samples = {evaluation.samples}: all would be greedy answers",
+        allowed="evaluation.samples = 0, or a temperature above 0",
+        fix="Set evaluation.samples = 0 for greedy answers only, or evaluation.temperature = 1.0 for pass@k.",
+    )
+
+
+def _is_synchronous(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.max_staleness is 0 in this version."""
+    if config.train.max_staleness == 0:
+        return None
+    return ConfigError(
+        given=f"train.max_staleness = {config.train.max_staleness}, but "
+        "asynchronous training is not available in this version",
+        allowed="0",
+        fix="Set train.max_staleness = 0.",
+    )
+
+
+def _minibatches_have_rows(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.minibatches is at most the rows of a step."""
+    train, group = config.train, config.sampling.group_size if _samples(algorithm) else 1
+    rows = train.prompts_per_step * group
+    if train.minibatches <= rows:
+        return None
+    origin = (
+        f"{train.prompts_per_step} prompts x {group} completions" if _samples(algorithm) else "train.prompts_per_step"
+    )
+    return ConfigError(
+        given=f"train.minibatches = {train.minibatches}, but a step has {rows} rows ({origin})",
+        allowed=f"an integer from 1 to {rows}",
+        fix=f"Set train.minibatches = 1, or train.prompts_per_step = {-(-train.minibatches // group)}.",
+    )
+
+
+def _warm_up_ends(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.warmup_steps is at most train.steps."""
+    train = config.train
+    if train.warmup_steps <= train.steps:
+        return None
+    return ConfigError(
+        given=f"train.warmup_steps = {train.warmup_steps}, but the run has train.steps = {train.steps}",
+        allowed=f"an integer from 0 to {train.steps}",
+        fix=f"Set train.warmup_steps = {train.steps // 10}.",
+    )
+
+
+def _schedule_has_an_end(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.min_learning_rate_ratio needs a schedule that falls."""
+    train = config.train
+    if train.min_learning_rate_ratio == 0 or train.schedule != "constant":
+        return None
+    return ConfigError(
+        given=f"train.min_learning_rate_ratio = {train.min_learning_rate_ratio} does nothing under a constant schedule",
+        allowed="0, or another schedule",
+        fix="Set train.schedule = cosine, or leave train.min_learning_rate_ratio out.",
+    )
+
+
+def _held_out_once(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """data.eval_fraction goes without data.eval."""
+    if config.data.eval is None or config.data.eval_fraction == 0:
+        return None
+    return ConfigError(
+        given=f"data.eval_fraction = {config.data.eval_fraction} does nothing, as data.eval names the held-out rows",
+        allowed="one of data.eval and data.eval_fraction",
+        fix="Leave one of them out.",
+    )
+
+
+def _labels_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """No two entries of rewards, and no two of check, have the same name in the metrics."""
+    for section, entries in (("rewards", config.rewards), ("check", config.check)):
+        names = [entry.metric_name for entry in entries]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            return ConfigError(
+                given=f"two entries of {section} are called {twice}, so that one would hide the other in the metrics",
+                allowed="a name for each",
+                fix=f"Set {section}.{len(names) - 1 - names[::-1].index(twice)}.label = {twice}_2, for example.",
+            )
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _group_is_large_enough,
+    _there_is_a_reward,
+    _rewards_are_used,
+    _whole_distribution,
+    _training_explores,
+    _evaluation_samples_differ,
+    _is_synchronous,
+    _minibatches_have_rows,
+    _warm_up_ends,
+    _schedule_has_an_end,
+    _held_out_once,
+    _labels_differ,
+)

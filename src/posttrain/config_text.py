@@ -1,0 +1,297 @@
+"""Configuration as text: YAML and TOML in, with the line of every mistake; values out, so that they read back the same.
+
+YAML has the scalars of YAML 1.2 here: `1e-6` is a number, `no`, `on`, `0123` and `2026-01-01` are text, true and false
+are spelt `true` and `false`. A key that is written twice is an error, never the last one wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from posttrain.errors import ConfigError
+
+SUFFIXES = (".yaml", ".yml", ".toml")
+REDACTED = "<redacted>"
+
+_INTEGER = r"(?:0|[1-9](?:_?[0-9])*)"
+_EXPONENT = r"(?:[eE][-+]?[0-9]+)"
+_NUMBER = rf"[-+]?(?:{_INTEGER}\.[0-9]*{_EXPONENT}?|\.[0-9]+{_EXPONENT}?|{_INTEGER}{_EXPONENT})"
+_SCALARS = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (rf"[-+]?{_INTEGER}", "-+0123456789"),
+    "float": (rf"{_NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+.0123456789"),
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+}
+"""Tag -> how it is written, and the first letters that it can have. Everything else is text."""
+
+
+class _Reader(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        lines: dict[str, int] = {}
+        for key_node, _ in node.value:
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key_node.tag != "tag:yaml.org,2002:str":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is not a name; keys are text", key_node.start_mark
+                )
+            if key in lines:
+                problem = f"the key {key!r} is written twice, first in line {lines[key]}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            lines[key] = line
+        return super().construct_mapping(node, deep=True)
+
+    def construct_list(self, node: yaml.SequenceNode) -> list:
+        return self.construct_sequence(node, deep=True)  # all at once, so that a list that holds itself is an error
+
+
+class _Writer(yaml.SafeDumper):
+    """Quotes every text that a reader of YAML 1.1 or of YAML 1.2 would take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _write_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    one_line = not re.search("[\n\r\x85\u2028\u2029]", text)
+    return writer.represent_scalar("tag:yaml.org,2002:str", text, style=None if one_line else '"')
+
+
+for _class in (_Reader, _Writer):
+    for _tag, (_pattern, _first) in _SCALARS.items():
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+_Reader.add_constructor("tag:yaml.org,2002:map", _Reader.construct_mapping)
+_Reader.add_constructor("tag:yaml.org,2002:seq", _Reader.construct_list)
+_Writer.add_representer(str, _write_text)
+
+
+def number_in(text: str) -> float | None:
+    """The number that a text spells, e.g. the "1e-6" that YAML 1.1 readers make of 1e-6; None if it spells none.
+
+    >>> number_in("1e-6"), number_in("fast")
+    (1e-06, None)
+    """
+    return float(text) if re.fullmatch(rf"{_NUMBER}|[-+]?{_INTEGER}", text) else None
+
+
+def write_value(value: Any) -> str:
+    """One line of YAML that reads back to exactly this value.
+
+    >>> write_value({"learning_rate": 1e-06, "stop": ["1e-6", "yes"]})
+    "{learning_rate: 1.0e-06, stop: ['1e-6', 'yes']}"
+    """
+    text = yaml.dump(
+        [value], Dumper=_Writer, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False
+    )
+    return text.rstrip("\n")[1:-1]
+
+
+def show(value: Any, limit: int = 60) -> str:
+    """The value as it stands in an error message: one line, shortened, without secrets."""
+    if isinstance(value, float):
+        return repr(value)
+    try:
+        text = write_value(redact(value))
+    except yaml.YAMLError:  # a Python object that no file can hold
+        text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def read_value(text: str, where: str) -> Any:
+    """The value that a piece of YAML spells; `where` names it in the error."""
+    try:
+        return yaml.load(text, _Reader)  # a SafeLoader: builds plain data only
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            given=f"{where} is not YAML: {_problem(error)}",
+            allowed="a value as it would stand in a YAML file",
+            fix="Put text with braces, colons, # or quotes in quotes, inside those of the shell: 'a.b=\"...\"'.",
+        ) from None
+
+
+def read_override(text: str) -> tuple[str, Any]:
+    """`a.b=value` -> ("a.b", value), the value read as YAML.
+
+    >>> read_override("train.learning_rate=1e-6")
+    ('train.learning_rate', 1e-06)
+    """
+    key, equals, value = text.partition("=")
+    key = key.strip().removeprefix("--")
+    form = {"allowed": "section.key=value", "fix": "For example train.learning_rate=1e-6."}
+    if not equals or not key or "" in key.split("."):
+        raise ConfigError(given=f"{text!r} is not an override", **form)
+    if not value.strip():
+        raise ConfigError(given=f"{text!r} has no value", allowed=form["allowed"], fix=f"Write {key}=null for none.")
+    return key, read_value(value, text)
+
+
+def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
+    """The content of a YAML or TOML file, as plain dicts, lists and scalars."""
+    path = Path(path)
+    text = _read_text(path)
+    if path.suffix == ".toml":
+        return _read_toml(text, path)
+    content = _read_yaml(text, path)
+    if content is None:
+        raise ConfigError(
+            given=f"{path} is empty",
+            allowed="at least model, algorithm, data and train",
+            fix="Start from:\n    model: tiny:copy\n    algorithm: grpo\n    data: {train: task:copy}\n"
+            "    rewards: [{name: exact_match}]\n    train: {steps: 100}",
+        )
+    if not isinstance(content, dict):
+        kind = "a list" if isinstance(content, list) else "a single value"
+        raise ConfigError(
+            given=f"{path} holds {kind}: {show(content)}",
+            allowed="a mapping with the keys model, algorithm, data, train, ...",
+            fix="Write one `key: value` per line.",
+        )
+    return content
+
+
+def _read_text(path: Path) -> str:
+    if path.is_dir():
+        inside = path / "config.yaml"
+        raise ConfigError(
+            given=f"{path} is a folder",
+            allowed="a .yaml, .yml or .toml file",
+            fix=f"Did you mean {inside}?" if inside.exists() else "Name a file.",
+        )
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(given=f"{path} ends in {path.suffix!r}", allowed=", ".join(SUFFIXES), fix="Rename the file.")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        near = [p.name for p in path.parent.glob("*") if p.suffix in SUFFIXES] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, sorted(near), n=1)
+        fix = f"Did you mean {path.parent / close[0]}?" if close else f"It is looked for from {Path.cwd()}."
+        raise ConfigError(given=f"{path} does not exist", allowed="an existing file", fix=fix) from None
+    except UnicodeDecodeError as error:
+        given = f"{path} is not UTF-8 text: byte {error.start} cannot be read"
+        raise ConfigError(given=given, allowed="UTF-8", fix="Save it as UTF-8.") from None
+    except OSError as error:
+        given = f"{path} cannot be read: {error.strerror}"
+        raise ConfigError(given=given, allowed="a readable file", fix="Check its permissions.") from None
+
+
+def _read_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(given=f"{path} is not TOML: {error}", allowed="TOML 1.0", fix="Correct that line.") from None
+
+
+def _read_yaml(text: str, path: Path) -> Any:
+    try:
+        return yaml.load(text, _Reader)  # a SafeLoader: builds plain data only
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        quoted = text.splitlines()[line - 1].strip()[:80] if line <= len(text.splitlines()) else "the end of the file"
+        raise ConfigError(
+            given=f"{path}, line {line} ({quoted}): {_problem(error)}",
+            allowed="valid YAML",
+            fix=_yaml_fix(_problem(error)),
+        ) from None
+    except yaml.YAMLError as error:
+        given = f"{path} is not YAML: {_problem(error)}"
+        raise ConfigError(given=given, allowed="YAML in UTF-8", fix="Remove the control characters.") from None
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError):
+        return error.problem or "unreadable"
+    return str(error).splitlines()[0]
+
+
+def _yaml_fix(problem: str) -> str:
+    if "written twice" in problem:
+        return "Keep one of the two."
+    if "not a name" in problem:
+        return "Put the key in quotes, if it is meant."
+    if "\\t" in problem:
+        return "Indent with spaces, not with tabs."
+    return 'Check the indentation, and put text with braces, ": " or " #" in quotes, as in prompt: "{question}".'
+
+
+_SECRET_KEY = re.compile(r"(?:^|_)(?:api_?keys?|secrets?|passwords?|passwd|credentials?|private_key)$", re.IGNORECASE)
+_TOKEN_KEY = re.compile(r"(?:^|_)(?:tokens?|keys?|auth|authorization|bearer)$", re.IGNORECASE)
+_RANDOM_TEXT = re.compile(r"(?:Bearer |Basic )?[A-Za-z0-9+/=_.\-]{16,}")
+_SECRET_TEXT = re.compile(
+    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_\-]{12,}|\bBearer \S{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+)
+
+
+def redact(value: Any, key: str = "") -> Any:
+    """The value with everything that looks like a secret replaced by `<redacted>`, at any depth.
+
+    >>> redact({"api_key": "abc", "stop_token": "</answer>", "url": "https://me:pass@host/v1"})
+    {'api_key': '<redacted>', 'stop_token': '</answer>', 'url': 'https://<redacted>@host/v1'}
+    """
+    if isinstance(value, Mapping):
+        return {k: redact(v, str(k)) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact(v, key) for v in value]
+    if not isinstance(value, str) or not value:
+        return value
+    key = re.sub(r"[-\s]", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key))
+    if _SECRET_KEY.search(key) or (_TOKEN_KEY.search(key) and _RANDOM_TEXT.fullmatch(value)):
+        return REDACTED
+    return _SECRET_TEXT.sub(REDACTED, value)
+
+
+def is_section(value: Any) -> bool:
+    """A mapping with keys, or a list of such mappings: it has parts with an origin of their own."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(entry, Mapping) and entry for entry in value)
+    return isinstance(value, Mapping) and bool(value)
+
+
+def leaves(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Every (path, value) of a tree; a list of scalars is one leaf, and so is an empty section.
+
+    >>> list(leaves({"train": {"steps": 3}, "rewards": [{"name": "math"}], "stop": ["a", "b"]}))
+    [(('train', 'steps'), 3), (('rewards', 0, 'name'), 'math'), (('stop',), ['a', 'b'])]
+    """
+    if not is_section(tree):
+        yield path, tree
+        return
+    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        yield from leaves(value, (*path, key))
+
+
+def write_tree(tree: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    """YAML, one leaf per line, each with the comment of its dotted path behind it."""
+    return "\n".join(_lines(tree, comments, (), 0)) + "\n"
+
+
+def _lines(tree: Any, comments: Mapping[str, str], path: tuple[str | int, ...], depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        here = (*path, key)
+        if not isinstance(tree, Mapping):
+            first, *rest = _lines(value, comments, here, depth + 1)
+            yield f"{indent}- {first.lstrip()}"
+            yield from rest
+        elif is_section(value):
+            yield f"{indent}{write_value(key)}:"
+            yield from _lines(value, comments, here, depth + 1)
+        else:
+            yield f"{indent}{write_value(key)}: {write_value(value)}{_comment(comments.get(dotted(here), ''))}"
+
+
+def _comment(text: str) -> str:
+    return "  # " + "".join(c if c.isprintable() else "?" for c in text) if text else ""
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    return ".".join(map(str, path))
