@@ -1,0 +1,363 @@
+"""Guards: each watches for one way in which a run would end with exit code 0 and a wrong model, and says the reason.
+
+`observe` looks at one step. It returns a warning the first time something is wrong, and raises a `GuardStop` when going
+on is pointless. What a guard counts over several steps is part of a checkpoint: a resumed run stops where the other
+would have stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from posttrain.errors import GuardStop, NonFiniteError, RewardError
+from posttrain.functional.baselines import has_signal
+from posttrain.types import Batch, Completion, Example, Experience, Outputs, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+SaveRows = Callable[[int, Sequence[Mapping[str, Any]]], Path]
+"""Keeps the offending rows of a step and says where; `RunStore.evidence` is one."""
+
+_SAVED_ROWS = 16
+
+
+# --- numbers that are not finite -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowName:
+    """What an error calls a row of the step, and what is kept of it as evidence."""
+
+    name: str
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadRow:
+    """A row of a batch, and the number in it that is wrong."""
+
+    row: int
+    """Place in the batch."""
+    what: str
+    value: float
+    token: int | None = None
+    """Which trained token of the row, counted from 1; None for a number that belongs to the whole row."""
+
+    def __str__(self) -> str:
+        where = "" if self.token is None else f" of trained token {self.token}"
+        return f"{self.what}{where} is {self.value:g}"
+
+
+class NonFinite:
+    """A loss or a gradient that is not finite stops the run before the optimizer step, so no weight is touched."""
+
+    def __init__(self, save: SaveRows) -> None:
+        self.save = save
+        self.names: Sequence[RowName] = ()
+
+    def watch(self, names: Sequence[RowName]) -> None:
+        """What the rows of the coming step are called, in the order of the experience."""
+        self.names = names
+
+    def observe_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
+        """Raises `NonFiniteError` naming the worst row of the batch, by the numbers that went into the loss."""
+        if not math.isfinite(value := float(loss)):
+            numbers = _numbers(batch, outputs)
+            self._stop(step, f"the loss is {value}", worst_rows(numbers, batch), numbers, batch)
+
+    def observe_gradient(
+        self, norm: float, batch: Batch, step: int, row_norm: Callable[[Batch], float] | None = None
+    ) -> None:
+        """The same for the gradient norm of a whole optimizer step.
+
+        `row_norm` gives the gradient norm of a batch of one row. Once something is wrong it is called for each row, to
+        find the one that is; without it the numbers of the batch have to tell.
+        """
+        if not math.isfinite(norm):
+            numbers = _numbers(batch)
+            rows = worst_rows(numbers, batch) if row_norm is None else worst_gradients(row_norm, batch)
+            self._stop(step, f"the gradient norm is {norm}", rows, numbers, batch)
+
+    def _stop(self, step: int, what: str, rows: list[BadRow], numbers: Mapping[str, Tensor], batch: Batch) -> NoReturn:
+        rows = rows[:_SAVED_ROWS]
+        path = self.save(step, [self._evidence(row, numbers, batch) for row in rows])
+        worst = f"worst row: {self._name(rows[0], batch).name} ({rows[0]})" if rows else "no row has a trained token"
+        raise NonFiniteError(
+            given=f"step {step}: {what}; {worst}",
+            allowed="finite numbers",
+            fix=f"No weight was changed; the offending rows are in {path}. {_advice(rows)}",
+        )
+
+    def _name(self, row: BadRow, batch: Batch) -> RowName:
+        number = row.row if batch.row_ids_B is None else int(batch.row_ids_B[row.row])
+        return self.names[number] if number < len(self.names) else RowName(name=f"row {number} of the step")
+
+    def _evidence(self, row: BadRow, numbers: Mapping[str, Tensor], batch: Batch) -> dict[str, Any]:
+        mask_T = batch.completion_mask_BT[row.row]
+        trained = {what: values_BT[row.row][mask_T].tolist() for what, values_BT in numbers.items()}
+        name = self._name(row, batch)
+        found = {"what": row.what, "value": row.value, "token": row.token}
+        return {"name": name.name, **found, **name.content, "trained_tokens": trained}
+
+
+def name_completions(prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> list[RowName]:
+    """Names for the rows p * G + g of an experience."""
+    return [
+        RowName(
+            name=f"prompt {prompt.index}, completion {number} of {len(group)}",
+            content={
+                "prompt_index": prompt.index,
+                "completion_number": number,
+                "prompt": prompt.text,
+                "completion": completion.text,
+                "completion_ids": completion.ids,
+            },
+        )
+        for prompt, group in zip(prompts, groups, strict=True)
+        for number, completion in enumerate(group, start=1)
+    ]
+
+
+def name_examples(examples: Sequence[Example]) -> list[RowName]:
+    """Names for the rows of a supervised batch."""
+    return [RowName(name=f"row {e.index} of the data", content={"index": e.index}) for e in examples]
+
+
+def worst_rows(numbers: Mapping[str, Tensor], batch: Batch) -> list[BadRow]:
+    """Rows with a number that is not finite, the earlier cause first; without any, the row with the largest number."""
+    found: dict[int, BadRow] = {}
+    largest: list[BadRow] = []
+    mask_BT = batch.completion_mask_BT
+    token_BT = mask_BT.cumsum(dim=-1)
+    for what, values_BT in numbers.items():
+
+        def number_at(row: int, t: int, what: str = what, values_BT: Tensor = values_BT) -> BadRow:
+            return BadRow(row=row, what=what, value=float(values_BT[row, t]), token=int(token_BT[row, t]))
+
+        bad_BT = ~values_BT.isfinite() & mask_BT
+        for row in bad_BT.any(dim=-1).nonzero().flatten().tolist():
+            found.setdefault(row, number_at(row, int(bad_BT[row].int().argmax())))
+        if mask_BT.any():
+            place = int(torch.where(mask_BT, values_BT.abs(), -1.0).argmax())
+            largest.append(number_at(*divmod(place, mask_BT.shape[1])))
+    return list(found.values()) or sorted(largest, key=lambda bad: -abs(bad.value))[:1]
+
+
+def worst_gradients(row_norm: Callable[[Batch], float], batch: Batch) -> list[BadRow]:
+    """Rows whose own gradient is not finite; if each is finite alone, the one with the longest."""
+    trained = batch.completion_mask_BT.any(dim=-1).nonzero().flatten().tolist()
+    rows = [BadRow(row=row, what="gradient norm", value=row_norm(batch.rows([row]))) for row in trained]
+    return [bad for bad in rows if not math.isfinite(bad.value)] or sorted(rows, key=lambda bad: -bad.value)[:1]
+
+
+def _numbers(batch: Batch, outputs: Outputs | None = None) -> dict[str, Tensor]:
+    """The `[B, T]` numbers behind a loss, in the order in which one causes the next."""
+    numbers = {
+        "advantage": batch.advantages_BT,
+        "return": batch.returns_BT,
+        "sampling log-probability": batch.sampling_logprobs_BT,
+        "old log-probability": batch.old_logprobs_BT,
+        "reference log-probability": batch.ref_logprobs_BT,
+        "teacher log-probability": batch.teacher_logprobs_BT,
+        "log-probability": outputs and outputs.logprobs_BT,
+        "entropy": outputs and outputs.entropy_BT,
+        "value": outputs and outputs.values_BT,
+    }
+    return {what: values_BT.detach() for what, values_BT in numbers.items() if values_BT is not None}
+
+
+def _advice(rows: Sequence[BadRow]) -> str:
+    if rows and rows[0].what in ("advantage", "return"):
+        return "Look at the rewards of this prompt: one of them is far too large, or not a number."
+    return "Lower train.learning_rate, or set model.precision = float32; then `posttrain resume` the run."
+
+
+# --- steps that teach nothing ----------------------------------------------------------------------------------------
+
+
+class NoSignal:
+    """Steps in a row in which no two answers that are compared got different rewards: there is nothing to learn from.
+
+    Compared are the completions of one prompt; with one completion per prompt, all of the step.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._clear()
+
+    def observe(self, step: int, rewards_PG: Tensor, scored_PG: Tensor) -> str | None:
+        """Raises `GuardStop` at the last step of the streak; warns at its first."""
+        num_prompts, group_size = rewards_PG.shape
+        compared = (1, -1) if group_size == 1 else (num_prompts, group_size)
+        if bool(has_signal(rewards_PG.reshape(compared), scored_PG.reshape(compared)).any()):
+            self._clear()
+            return None
+        rewards = rewards_PG[scored_PG].tolist()
+        self.streak += 1
+        self.answers += len(rewards)
+        self.lowest, self.highest = min([self.lowest, *rewards]), max([self.highest, *rewards])
+        if self.streak >= self.steps:
+            raise GuardStop(
+                given=f"step {step}: {self._finding(group_size)}: there is nothing to learn from",
+                allowed=f"fewer than guards.no_signal_steps = {self.steps} such steps in a row",
+                fix=self._advice(),
+            )
+        if self.streak > 1:
+            return None
+        return f"step {step}: {self._finding(group_size)}. The run stops after {self.steps} such steps in a row"
+
+    def state(self) -> dict[str, Any]:
+        bounds = {"lowest": self.lowest, "highest": self.highest} if self.answers else {}
+        return {"streak": self.streak, "answers": self.answers, **bounds}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._clear()
+        vars(self).update(state)
+
+    def _clear(self) -> None:
+        self.streak, self.answers = 0, 0
+        self.lowest, self.highest = math.inf, -math.inf
+
+    def _finding(self, group_size: int) -> str:
+        when = "in this step" if self.streak == 1 else f"in the last {self.streak} steps"
+        if self.answers == 0:
+            return f"no answer got a reward {when}"
+        if self.lowest == self.highest:
+            return f"all {self.answers} answers got reward {self.lowest:g} {when}"
+        bounds = f"between {self.lowest:g} and {self.highest:g}"
+        return f"all {group_size} answers to a prompt got the same reward, {bounds}, for each prompt {when}"
+
+    def _advice(self) -> str:
+        more = "A larger sampling.group_size or sampling.temperature makes answers to the same prompt differ more."
+        if self.lowest > 0:
+            return f"The questions are too easy for this model: take harder ones (data.train). {more}"
+        return (
+            "Look into rollouts/ first: does the reward recognise a right answer? If so, the questions are too hard "
+            f"for this model: take easier ones (data.train), or teach it the form of an answer by a short SFT. {more}"
+        )
+
+
+class Truncation:
+    """Answers that are cut before they end: what would be rewarded was never said."""
+
+    def __init__(self, max_truncated: float, steps: int, max_completion_length: int) -> None:
+        self.max_truncated, self.steps, self.max_completion_length = max_truncated, steps, max_completion_length
+        self.streak = 0
+
+    def observe(self, step: int, groups: Sequence[Sequence[Completion]]) -> str | None:
+        """Raises `GuardStop` at the last step of the streak; warns at its first."""
+        completions = [completion for group in groups for completion in group]
+        cut = sum(completion.truncated for completion in completions)
+        if cut <= self.max_truncated * len(completions):
+            self.streak = 0
+            return None
+        self.streak += 1
+        length = sum(len(completion.ids) for completion in completions) / len(completions)
+        finding = (
+            f"{cut} of {len(completions)} answers ({cut / len(completions):.0%}) were cut at "
+            f"sampling.max_completion_length = {self.max_completion_length} tokens; mean length {length:.0f}"
+        )
+        if self.streak >= self.steps:
+            raise GuardStop(
+                given=f"step {step}: {finding}; {self.streak} such steps in a row",
+                allowed=f"at most guards.max_truncated = {self.max_truncated:g}",
+                fix=f"Set sampling.max_completion_length = {2 * self.max_completion_length}, or ask for shorter "
+                "answers (data.system_prompt).",
+            )
+        if self.streak > 1:
+            return None
+        return f"step {step}: {finding}. The run stops after {self.steps} such steps in a row"
+
+    def state(self) -> dict[str, Any]:
+        return {"streak": self.streak}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.streak = state["streak"]
+
+
+class Unscored:
+    """Completions without a reward, because the reward function failed or ran out of time."""
+
+    def __init__(self, max_unscored: float) -> None:
+        self.max_unscored = max_unscored
+        self.warned = False
+
+    def observe(self, step: int, scored_PG: Tensor, errors: Sequence[str] = ()) -> str | None:
+        """Raises `RewardError` above the limit, with the first error of the reward; warns the first time below it."""
+        missing, total = int((~scored_PG).sum()), scored_PG.numel()
+        if missing == 0:
+            return None
+        cause = f"; the first error: {errors[0].strip()}" if errors else ""
+        finding = f"step {step}: {missing} of {total} answers ({missing / total:.0%}) got no reward{cause}"
+        if missing > self.max_unscored * total:
+            raise RewardError(
+                given=finding,
+                allowed=f"at most guards.max_unscored = {self.max_unscored:g}",
+                fix="Mend the reward function, give it more time (rewards.timeout), or return 0.0 for answers that "
+                "cannot be judged.",
+            )
+        if self.warned:
+            return None
+        self.warned = True
+        return f"{finding}. They are left out of the loss, and counted in unscored_fraction"
+
+    def state(self) -> dict[str, Any]:
+        return {"warned": self.warned}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.warned = state["warned"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """The guards of a run."""
+
+    non_finite: NonFinite
+    no_signal: NoSignal
+    truncation: Truncation
+    unscored: Unscored
+
+    @staticmethod
+    def of(config: RunConfig, save: SaveRows) -> Guards:
+        limits = config.guards
+        return Guards(
+            non_finite=NonFinite(save),
+            no_signal=NoSignal(limits.no_signal_steps),
+            truncation=Truncation(limits.max_truncated, limits.truncated_steps, config.sampling.max_completion_length),
+            unscored=Unscored(limits.max_unscored),
+        )
+
+    def observe(
+        self, step: int, experience: Experience, groups: Sequence[Sequence[Completion]], errors: Sequence[str] = ()
+    ) -> list[str]:
+        """Look at what was sampled and scored, before anything is learnt from it; returns the warnings."""
+        warnings = (
+            self.unscored.observe(step, experience.scored_PG, errors),
+            self.truncation.observe(step, groups),
+            self.no_signal.observe(step, experience.rewards_PG, experience.scored_PG),
+        )
+        return [warning for warning in warnings if warning is not None]
+
+    def check_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
+        self.non_finite.observe_loss(loss, outputs, batch, step)
+
+    def check_gradient(
+        self, norm: float, batch: Batch, step: int, row_norm: Callable[[Batch], float] | None = None
+    ) -> None:
+        self.non_finite.observe_gradient(norm, batch, step, row_norm)
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON, for a checkpoint."""
+        return {name: getattr(self, name).state() for name in ("no_signal", "truncation", "unscored")}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        for name, counted in state.items():
+            getattr(self, name).load_state(counted)

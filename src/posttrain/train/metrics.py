@@ -1,0 +1,117 @@
+"""The numbers of a step: merged over micro-batches by what they are, never by what they are called (RULE 52)."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+
+import psutil
+import torch
+from torch import Tensor
+
+from posttrain.functional.baselines import group_std, has_signal
+from posttrain.types import Completion, Experience, Max, Mean, Metric, Metrics, Min
+
+_GB = 1e9
+
+
+class MetricLog:
+    """Metrics that add up.
+
+    >>> log = MetricLog()
+    >>> log.add({"kl": Mean(2.0, 1), "ratio_max": Max(1.5)})     # one token
+    >>> log.add({"kl": Mean(3.0, 4), "ratio_max": Max(1.2)})     # four tokens
+    >>> log.reduce()
+    {'kl': 1.0, 'ratio_max': 1.5}
+    """
+
+    def __init__(self) -> None:
+        self.merged: Metrics = {}
+
+    def add(self, metrics: Mapping[str, Metric]) -> None:
+        """Merge by name. Raises `TypeError` when a name is a mean here and a maximum there."""
+        for name, metric in metrics.items():
+            known = self.merged.get(name)
+            if known is None:
+                self.merged[name] = metric
+            elif type(known) is type(metric):
+                self.merged[name] = known.merge(metric)  # pyright: ignore[reportArgumentType]
+            else:
+                raise TypeError(f"{name} is {known} here and {metric} there: a metric reduces in one way")
+
+    def reduce(self) -> dict[str, float]:
+        """One number per name, in the order in which they came; NaN for a mean over nothing."""
+        return {name: float(metric.item()) for name, metric in self.merged.items()}
+
+
+def rollout_metrics(
+    experience: Experience,
+    groups: Sequence[Sequence[Completion]],
+    parts: Mapping[str, Sequence[Sequence[float | None]]],
+) -> Metrics:
+    """What was sampled and how it was scored, under TRL's names; `parts`: the unweighted rewards `[P][G]` by label."""
+    metrics = reward_metrics(experience.rewards_PG, experience.scored_PG)
+    for label, rewards_PG in parts.items():
+        applicable = torch.tensor([r for group in rewards_PG for r in group if r is not None], dtype=torch.float64)
+        metrics[f"rewards/{label}/mean"] = Mean(float(applicable.sum()), len(applicable))
+        metrics[f"rewards/{label}/std"] = _std(applicable)
+    return metrics | length_metrics(groups)
+
+
+def reward_metrics(rewards_PG: Tensor, scored_PG: Tensor) -> Metrics:
+    """Statistics of the total reward.
+
+    reward                 mean over scored completions
+    reward_std             mean over prompts of the standard deviation (n - 1) over the scored completions of a prompt
+    frac_reward_zero_std   share of prompts whose rewards do not differ (RULE 11): they teach nothing
+    unscored_fraction      share of completions without a reward
+
+    With one completion per prompt the standard deviation is that over the step, and no share of prompts is given.
+    """
+    scored_P1 = scored_PG.sum(dim=-1, keepdim=True)
+    rewards = rewards_PG[scored_PG].double()
+    metrics: Metrics = {"reward": Mean(float(rewards.sum()), len(rewards))}
+    if rewards_PG.shape[1] == 1:
+        metrics["reward_std"] = _std(rewards)
+    else:
+        with_std_P1 = scored_P1 >= 2
+        std_P1 = group_std(rewards_PG.double(), scored_PG)
+        same_P1 = ~has_signal(rewards_PG, scored_PG)
+        metrics["reward_std"] = Mean(float(std_P1[with_std_P1].sum()), float(with_std_P1.sum()))
+        metrics["frac_reward_zero_std"] = Mean(float(same_P1.sum()), same_P1.numel())
+    metrics["unscored_fraction"] = Mean(float((~scored_PG).sum()), scored_PG.numel())
+    return metrics
+
+
+def length_metrics(groups: Sequence[Sequence[Completion]]) -> Metrics:
+    """Lengths in tokens, EOS included, and the share that was truncated; `terminated` are the others."""
+    completions = [completion for group in groups for completion in group]
+    if not completions:
+        return {}
+    lengths = [len(completion.ids) for completion in completions]
+    ended = [len(completion.ids) for completion in completions if not completion.truncated]
+    return {
+        "completions/mean_length": Mean(sum(lengths), len(lengths)),
+        "completions/min_length": Min(float(min(lengths))),
+        "completions/max_length": Max(float(max(lengths))),
+        "completions/clipped_ratio": Mean(len(lengths) - len(ended), len(lengths)),
+        "completions/mean_terminated_length": Mean(sum(ended), len(ended)),
+    }
+
+
+def memory_metrics() -> Metrics:
+    """Memory in GB (1e9 bytes): resident now and at its highest, and the highest on the GPU if there is one."""
+    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    metrics: Metrics = {
+        "memory/rss_gb": Max(psutil.Process().memory_info().rss / _GB),
+        "memory/peak_rss_gb": Max(highest / _GB),
+    }
+    if torch.cuda.is_initialized():
+        metrics["memory/peak_cuda_gb"] = Max(torch.cuda.max_memory_allocated() / _GB)
+    return metrics
+
+
+def _std(values: Tensor) -> Mean:
+    """Standard deviation (n - 1) as a metric; NaN, a mean over nothing, for fewer than two values."""
+    return Mean(float(values.std()), 1) if len(values) >= 2 else Mean(0.0, 0.0)

@@ -1,0 +1,313 @@
+"""Each guard stops what it is there for, says why in words that can be acted on, and lets a good run pass."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from posttrain.errors import GuardStop, NonFiniteError, RewardError
+from posttrain.train.guards import (
+    Guards,
+    NonFinite,
+    NoSignal,
+    Truncation,
+    Unscored,
+    name_completions,
+    name_examples,
+)
+from posttrain.types import Batch, Completion, Example, Experience, Outputs, Prompt
+
+NAN, INF = float("nan"), float("inf")
+
+
+def completion(length: int, finish_reason: str = "eos") -> Completion:
+    return Completion(
+        ids=(5,) * length, logprobs=(-0.5,) * length, versions=(0,) * length, finish_reason=finish_reason, text="ans"
+    )
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Two prompts with two completions each: one prompt token, then up to three trained tokens."""
+    mask_BT = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 0, 0]]).bool()
+    experience = Experience.from_rewards(
+        torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+        completion_mask_BT=mask_BT,
+        old_logprobs_BT=torch.full((4, 4), -1.0),
+    )
+    return Batch.from_experience(experience, torch.where(mask_BT, 0.5, 0.0))
+
+
+@pytest.fixture
+def saved() -> list:
+    return []
+
+
+@pytest.fixture
+def guard(saved) -> NonFinite:
+    def save(step: int, rows) -> Path:
+        saved.append((step, list(rows)))
+        return Path("evidence/step.json")
+
+    guard = NonFinite(save)
+    prompts = [Prompt(index=4711, ids=(1,), text="1+1="), Prompt(index=12, ids=(1,), text="2+2=")]
+    guard.watch(name_completions(prompts, [[completion(3), completion(2)], [completion(3), completion(1)]]))
+    return guard
+
+
+def with_number(value: float, row: int, t: int) -> Outputs:
+    logprobs_BT = torch.full((4, 4), -1.0)
+    logprobs_BT[row, t] = value
+    return Outputs(logprobs_BT=logprobs_BT)
+
+
+# --- numbers that are not finite -------------------------------------------------------------------------------------
+
+
+def test_a_finite_loss_and_gradient_pass(guard, batch, saved):
+    guard.observe_loss(torch.tensor(0.5), with_number(-1.0, 0, 1), batch, step=3)
+    guard.observe_gradient(0.5, batch, step=3)
+    assert not saved
+
+
+@pytest.mark.parametrize(("loss", "text"), [(NAN, "nan"), (INF, "inf"), (-INF, "-inf")])
+def test_a_loss_that_is_not_finite_names_step_prompt_completion_token_and_number(guard, batch, saved, loss, text):
+    with pytest.raises(NonFiniteError) as caught:
+        guard.observe_loss(torch.tensor(loss), with_number(-INF, row=2, t=3), batch, step=12)
+    assert caught.value.given == (
+        f"step 12: the loss is {text}; worst row: prompt 12, completion 1 of 2 "
+        "(log-probability of trained token 3 is -inf)"
+    )
+    assert "No weight was changed; the offending rows are in evidence/step.json." in caught.value.fix
+    assert caught.value.exit_code == 4
+    ((step, (row,)),) = saved
+    assert (step, row["prompt_index"], row["completion_number"], row["prompt"]) == (12, 12, 1, "2+2=")
+    assert row["trained_tokens"]["log-probability"] == [-1.0, -1.0, -INF]
+    assert row["trained_tokens"]["advantage"] == [0.5, 0.5, 0.5]
+
+
+def test_the_row_keeps_its_name_when_the_batch_was_shuffled_and_split(guard, batch):
+    micro = batch.rows([3, 1])
+    with pytest.raises(
+        NonFiniteError, match=r"prompt 4711, completion 2 of 2 \(log-probability of trained token 2 is nan"
+    ):
+        guard.observe_loss(
+            torch.tensor(NAN), Outputs(logprobs_BT=with_number(NAN, 1, 2).logprobs_BT[:2]), micro, step=1
+        )
+
+
+def test_the_cause_is_named_before_its_consequences(guard, batch):
+    """A reward of 1e39 made the advantage infinite, and that the log-probability of the next update NaN."""
+    batch.advantages_BT[0, 1] = INF
+    with pytest.raises(NonFiniteError, match="advantage of trained token 1 is inf") as caught:
+        guard.observe_loss(torch.tensor(NAN), with_number(NAN, row=0, t=2), batch, step=1)
+    assert "Look at the rewards of this prompt" in caught.value.fix
+
+
+def test_a_number_outside_of_the_trained_tokens_is_not_blamed(guard, batch):
+    outputs = with_number(NAN, row=1, t=1)
+    outputs.logprobs_BT[0, 0] = NAN  # a prompt token
+    with pytest.raises(NonFiniteError, match="prompt 4711, completion 2 of 2"):
+        guard.observe_loss(torch.tensor(NAN), outputs, batch, step=1)
+
+
+def test_when_each_number_is_finite_the_largest_is_shown(guard, batch):
+    with pytest.raises(
+        NonFiniteError, match=r"prompt 12, completion 2 of 2 \(log-probability of trained token 1 is -3e\+30"
+    ):
+        guard.observe_loss(torch.tensor(INF), with_number(-3e30, row=3, t=1), batch, step=1)
+
+
+def test_a_gradient_that_is_not_finite_is_traced_to_the_row_by_its_own_gradient(guard, batch, saved):
+    norms = {0: 0.1, 1: 0.2, 2: NAN, 3: 0.3}
+    with pytest.raises(
+        NonFiniteError, match=r"step 5: the gradient norm is nan; worst row: prompt 12, completion 1 of 2"
+    ):
+        guard.observe_gradient(NAN, batch, step=5, row_norm=lambda row: norms[int(row.row_ids_B[0])])
+    assert [row["what"] for row in saved[0][1]] == ["gradient norm"]
+
+
+def test_rows_that_are_finite_alone_are_blamed_by_the_longest_gradient(guard, batch):
+    norms = {0: 0.1, 1: 3e38, 2: 0.2, 3: 0.3}
+    with pytest.raises(NonFiniteError, match=r"completion 2 of 2 \(gradient norm is 3e\+38\)"):
+        guard.observe_gradient(INF, batch, step=5, row_norm=lambda row: norms[int(row.row_ids_B[0])])
+
+
+def test_a_supervised_row_is_called_by_its_place_in_the_data(saved):
+    guard = NonFinite(lambda step, rows: Path("evidence"))
+    guard.watch(name_examples([Example(index=77, input_ids=(1, 2), completion_mask=(False, True))]))
+    batch = Batch(completion_mask_BT=torch.tensor([[False, True]]), groups_B=torch.tensor([0]))
+    with pytest.raises(NonFiniteError, match="worst row: row 77 of the data"):
+        guard.observe_loss(torch.tensor(NAN), Outputs(logprobs_BT=torch.tensor([[0.0, NAN]])), batch, step=1)
+
+
+def test_a_whole_batch_of_nan_is_found_and_16_rows_are_kept(saved):
+    guard = NonFinite(lambda step, rows: saved.extend(rows) or Path("evidence"))
+    batch = Batch(completion_mask_BT=torch.ones(40, 200, dtype=torch.bool), groups_B=torch.arange(40))
+    with pytest.raises(NonFiniteError, match="worst row: row 0 of the step"):
+        guard.observe_loss(torch.tensor(NAN), Outputs(logprobs_BT=torch.full((40, 200), NAN)), batch, step=1)
+    assert len(saved) == 16
+
+
+# --- no signal -------------------------------------------------------------------------------------------------------
+
+ALL = torch.ones(2, 4, dtype=torch.bool)
+ZEROS = torch.zeros(2, 4)
+
+
+def test_steps_without_signal_warn_once_and_stop_with_the_reason_and_what_to_change():
+    guard = NoSignal(steps=3)
+    assert guard.observe(7, ZEROS, ALL) == (
+        "step 7: all 8 answers got reward 0 in this step. The run stops after 3 such steps in a row"
+    )
+    assert guard.observe(8, ZEROS, ALL) is None
+    with pytest.raises(GuardStop) as caught:
+        guard.observe(9, ZEROS, ALL)
+    assert (
+        caught.value.given == "step 9: all 24 answers got reward 0 in the last 3 steps: there is nothing to learn from"
+    )
+    assert caught.value.allowed == "fewer than guards.no_signal_steps = 3 such steps in a row"
+    for hint in ("does the reward recognise a right answer", "take easier ones (data.train)", "sampling.group_size"):
+        assert hint in caught.value.fix
+
+
+def test_answers_that_are_all_right_need_harder_questions():
+    with pytest.raises(GuardStop, match=r"all 8 answers got reward 1 (.|\n)*too easy for this model: take harder ones"):
+        NoSignal(steps=1).observe(1, ZEROS + 1, ALL)
+
+
+def test_groups_that_differ_only_from_each_other_have_no_signal_either():
+    rewards_PG = torch.tensor([[0.0] * 4, [1.0] * 4])
+    with pytest.raises(
+        GuardStop, match="all 4 answers to a prompt got the same reward, between 0 and 1, for each prompt"
+    ):
+        NoSignal(steps=1).observe(1, rewards_PG, ALL)
+
+
+def test_one_group_with_two_different_rewards_is_signal_enough():
+    guard, rewards_PG = NoSignal(steps=2), ZEROS.clone()
+    rewards_PG[1, 3] = 1.0
+    for step in range(10):
+        guard.observe(step, rewards_PG if step % 2 else ZEROS, ALL)
+    assert guard.streak == 0
+
+
+def test_a_difference_to_an_answer_without_reward_is_no_signal():
+    rewards_PG, scored_PG = torch.tensor([[0.0, NAN, 0.0, 1.0]]), torch.tensor([[True, False, True, False]])
+    with pytest.raises(GuardStop, match="all 2 answers got reward 0 in this step"):
+        NoSignal(steps=1).observe(1, rewards_PG, scored_PG)
+
+
+def test_with_one_answer_per_prompt_the_answers_of_the_step_are_compared():
+    guard, scored_PG = NoSignal(steps=1), torch.ones(3, 1, dtype=torch.bool)
+    assert guard.observe(1, torch.tensor([[0.0], [1.0], [0.0]]), scored_PG) is None
+    with pytest.raises(GuardStop, match="all 3 answers got reward 0"):
+        guard.observe(2, torch.zeros(3, 1), scored_PG)
+
+
+# --- truncation ------------------------------------------------------------------------------------------------------
+
+CUT = [[completion(16, "length"), completion(16, "length"), completion(16, "length"), completion(8)]]
+ENDED = [[completion(16, "length"), completion(16, "length"), completion(4), completion(8)]]
+
+
+def test_truncated_answers_warn_once_and_stop_with_the_setting_to_change():
+    guard = Truncation(max_truncated=0.5, steps=2, max_completion_length=16)
+    assert guard.observe(1, CUT) == (
+        "step 1: 3 of 4 answers (75%) were cut at sampling.max_completion_length = 16 tokens; mean length 14. "
+        "The run stops after 2 such steps in a row"
+    )
+    with pytest.raises(GuardStop) as caught:
+        guard.observe(2, CUT)
+    assert "mean length 14; 2 such steps in a row" in caught.value.given
+    assert caught.value.allowed == "at most guards.max_truncated = 0.5"
+    assert "Set sampling.max_completion_length = 32" in caught.value.fix
+
+
+def test_exactly_the_allowed_share_of_truncated_answers_passes_and_ends_the_streak():
+    guard = Truncation(max_truncated=0.5, steps=2, max_completion_length=16)
+    for step in range(6):
+        guard.observe(step, ENDED if step % 2 else CUT)
+    assert guard.streak == 0
+
+
+# --- unscored --------------------------------------------------------------------------------------------------------
+
+
+def unscored(missing: int, total: int = 10) -> torch.Tensor:
+    return torch.arange(total).reshape(2, -1) >= missing
+
+
+def test_answers_without_reward_warn_once_up_to_the_limit():
+    guard = Unscored(max_unscored=0.2)
+    assert guard.observe(1, unscored(0)) is None
+    warning = guard.observe(2, unscored(2), ["math: TimeoutError after 10 s\n"])
+    assert warning.startswith(
+        "step 2: 2 of 10 answers (20%) got no reward; the first error: math: TimeoutError after 10 s"
+    )
+    assert guard.observe(3, unscored(1)) is None
+
+
+def test_too_many_answers_without_reward_stop_the_run_with_the_error_of_the_reward():
+    with pytest.raises(RewardError) as caught:
+        Unscored(max_unscored=0.2).observe(4, unscored(3), ["math: ZeroDivisionError", "another"])
+    assert caught.value.given == "step 4: 3 of 10 answers (30%) got no reward; the first error: math: ZeroDivisionError"
+    assert caught.value.allowed == "at most guards.max_unscored = 0.2"
+    assert "rewards.timeout" in caught.value.fix
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config() -> SimpleNamespace:
+    limits = SimpleNamespace(max_unscored=0.2, no_signal_steps=3, max_truncated=0.5, truncated_steps=3)
+    return SimpleNamespace(guards=limits, sampling=SimpleNamespace(max_completion_length=16))
+
+
+def bad_step() -> tuple[Experience, list]:
+    experience = Experience.from_rewards(torch.zeros(1, 4), completion_mask_BT=torch.ones(4, 2))
+    return experience, CUT
+
+
+def test_the_warnings_of_all_guards_come_together(config):
+    guards = Guards.of(config, lambda step, rows: Path())
+    warnings = guards.observe(1, *bad_step())
+    assert ["cut at" in warnings[0], "all 4 answers got reward 0" in warnings[1]] == [True, True]
+    assert guards.observe(2, *bad_step()) == []
+
+
+def test_a_resumed_run_stops_where_the_other_would_have_stopped(config):
+    guards = Guards.of(config, lambda step, rows: Path())
+    for step in (1, 2):
+        guards.observe(step, *bad_step())
+    resumed = Guards.of(config, lambda step, rows: Path())
+    resumed.load_state(json.loads(json.dumps(guards.state(), allow_nan=False)))
+    assert resumed.state() == guards.state()
+    stops = []
+    for one in (guards, resumed):
+        with pytest.raises(GuardStop) as caught:
+            one.no_signal.observe(3, torch.zeros(1, 4), torch.ones(1, 4).bool())
+        stops.append(str(caught.value))
+    assert stops[0] == stops[1]
+    assert "all 12 answers got reward 0 in the last 3 steps" in stops[0]
+
+
+def test_the_state_before_the_first_step_is_json():
+    state = NoSignal(steps=3).state()
+    fresh = NoSignal(steps=3)
+    fresh.load_state(json.loads(json.dumps(state, allow_nan=False)))
+    assert (fresh.lowest, fresh.highest) == (math.inf, -math.inf)
+
+
+def test_the_loop_reaches_the_non_finite_guard_through_the_bundle(config, batch):
+    guards = Guards.of(config, lambda step, rows: Path("evidence"))
+    with pytest.raises(NonFiniteError, match="the loss is nan"):
+        guards.check_loss(torch.tensor(NAN), with_number(NAN, 0, 1), batch, 1)
+    with pytest.raises(NonFiniteError, match="the gradient norm is inf"):
+        guards.check_gradient(INF, batch, 1)
