@@ -11,7 +11,7 @@ from torch import nn
 
 from posttrain.errors import CheckpointError, ModelError, NonFiniteError
 from posttrain.train.checkpoint import load_state, save_state
-from posttrain.train.optimizer import Optimizer, build_optimizer, clip_gradients, learning_rate_at
+from posttrain.train.optimizer import Updater, build_optimizer, clip_gradients, learning_rate_at
 
 
 def settings(**changes) -> SimpleNamespace:
@@ -52,7 +52,7 @@ def test_the_first_step_of_adamw_moves_each_weight_by_the_rate_against_the_sign_
     """m / (sqrt(v) + eps) is g / |g| at step 1, after the correction of the bias; decay takes rate * decay * weight."""
     weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
     weight.grad = torch.tensor([[0.3, -7.0]])
-    Optimizer([weight], settings(learning_rate=0.1, weight_decay=0.5)).step(1, ignore)
+    Updater([weight], settings(learning_rate=0.1, weight_decay=0.5)).step(1, ignore)
     expected = torch.tensor([[1.0 - 0.1 * 0.5 * 1.0 - 0.1, -2.0 + 0.1 * 0.5 * 2.0 + 0.1]])
     torch.testing.assert_close(weight.data, expected, atol=1e-6, rtol=0)
     assert weight.grad is None
@@ -63,7 +63,7 @@ def test_only_matrices_decay():
     before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    Optimizer(net.parameters(), settings(learning_rate=0.1, weight_decay=0.5)).step(1, ignore)
+    Updater(net.parameters(), settings(learning_rate=0.1, weight_decay=0.5)).step(1, ignore)
     for name, parameter in net.named_parameters():
         factor = 0.95 if parameter.dim() >= 2 else 1.0
         torch.testing.assert_close(parameter.data, factor * before[name], msg=lambda text, name=name: f"{name}: {text}")
@@ -72,7 +72,7 @@ def test_only_matrices_decay():
 def test_a_frozen_weight_is_left_alone():
     net = model()
     net[0].weight.requires_grad_(False)
-    assert len(Optimizer(net.parameters(), settings()).parameters) == 4
+    assert len(Updater(net.parameters(), settings()).parameters) == 4
 
 
 def test_betas_and_eps_are_those_of_the_config():
@@ -92,14 +92,14 @@ def test_a_guard_that_raises_on_the_norm_leaves_every_weight_as_it_was():
         raise NonFiniteError(given="the gradient norm is nan")
 
     with pytest.raises(NonFiniteError):
-        Optimizer(net.parameters(), settings(max_grad_norm=1.0)).step(1, stop)
+        Updater(net.parameters(), settings(max_grad_norm=1.0)).step(1, stop)
     assert all(parameter.equal(old) for parameter, old in zip(net.parameters(), before, strict=True))
 
 
 def test_the_metrics_are_the_norm_before_clipping_and_the_rate_of_the_step():
     weight = nn.Parameter(torch.zeros(2))
     weight.grad = torch.tensor([3.0, 4.0])
-    metrics = Optimizer([weight], settings(max_grad_norm=1.0, schedule="linear")).step(6, ignore)
+    metrics = Updater([weight], settings(max_grad_norm=1.0, schedule="linear")).step(6, ignore)
     assert {name: float(metric) for name, metric in metrics.items()} == {"grad_norm": 5.0, "learning_rate": 0.005}
 
 
@@ -191,25 +191,25 @@ def test_no_gradient_at_all_has_norm_0():
 def test_an_optimizer_that_was_saved_and_loaded_goes_on_bit_for_bit(tmp_path):
     config = settings(weight_decay=0.1, max_grad_norm=1.0, schedule="cosine")
     net, twin = model(), model()
-    optimizer, resumed = (Optimizer(one.parameters(), config) for one in (net, twin))
+    optimizer, resumed = (Updater(one.parameters(), config) for one in (net, twin))
     for step in range(1, 4):
         set_gradients(net, step)
         optimizer.step(step, ignore)
-    save_state(tmp_path, {"optimizer": optimizer.state()}, None)
+    save_state(tmp_path, {"optimizer": optimizer.tensors()}, None)
     twin.load_state_dict(net.state_dict())
-    resumed.load_state(load_state(tmp_path)[0]["optimizer"])
+    resumed.restore(load_state(tmp_path)[0]["optimizer"])
     for step in range(4, 8):
         for one, its_optimizer in ((net, optimizer), (twin, resumed)):
             set_gradients(one, step)
             its_optimizer.step(step, ignore)
     for parameter, other in zip(net.parameters(), twin.parameters(), strict=True):
         assert parameter.equal(other)
-    assert resumed.state()["0"]["step"] == 7.0
+    assert resumed.tensors()["0"]["step"] == 7.0
 
 
 def test_an_optimizer_that_never_stepped_has_a_state_too(tmp_path):
-    save_state(tmp_path, {"optimizer": Optimizer(model().parameters(), settings()).state()}, None)
-    Optimizer(model().parameters(), settings()).load_state(load_state(tmp_path)[0]["optimizer"])
+    save_state(tmp_path, {"optimizer": Updater(model().parameters(), settings()).tensors()}, None)
+    Updater(model().parameters(), settings()).restore(load_state(tmp_path)[0]["optimizer"])
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_an_optimizer_that_never_stepped_has_a_state_too(tmp_path):
 )
 def test_the_state_of_another_model_is_refused(other):
     net = nn.Linear(4, 3)
-    optimizer = Optimizer(net.parameters(), settings())
+    optimizer = Updater(net.parameters(), settings())
     set_gradients(net, 0)
     optimizer.step(1, ignore)
     with pytest.raises(CheckpointError, match=r"does not fit parameter(.|\n)*Resume with the config that the run was"):
-        Optimizer(other.parameters(), settings()).load_state(optimizer.state())
+        Updater(other.parameters(), settings()).restore(optimizer.tensors())

@@ -62,7 +62,7 @@ def test_each_line_is_on_the_disk_by_one_write(store, monkeypatch):
     store.metrics(1, {"reward": 0.5})
     code = (
         "import sys, os; from pathlib import Path; from posttrain.train.store import RunStore\n"
-        "store = RunStore.resume(Path(sys.argv[1])); store.metrics(2, {'reward': 1.0}); os.kill(os.getpid(), 9)"
+        "store = RunStore.open(Path(sys.argv[1])); store.metrics(2, {'reward': 1.0}); os.kill(os.getpid(), 9)"
     )
     store.close()
     assert subprocess.run([sys.executable, "-c", code, str(store.folder)]).returncode == -9
@@ -184,24 +184,24 @@ def test_a_refused_folder_is_not_kept_locked(store):
     store.close()
     with pytest.raises(ConfigError, match="holds a run already"):
         RunStore.create(store.folder, "")
-    RunStore.resume(store.folder).close()
+    RunStore.open(store.folder).close()
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no run \(it has no config.yaml\)"):
-        RunStore.resume(tmp_path)
+        RunStore.open(tmp_path)
 
 
 def test_a_second_writer_is_refused_and_told_who_the_first_is(store):
     with pytest.raises(ConfigError, match=rf"being written by another process \(pid {os.getpid()} on .*\)"):
-        RunStore.resume(store.folder)
+        RunStore.open(store.folder)
 
 
 HOLD_THE_LOCK = """
 import os, sys, time
 from pathlib import Path
 from posttrain.train.store import RunStore
-store = RunStore.resume(Path(sys.argv[1]))
+store = RunStore.open(Path(sys.argv[1]))
 if os.fork() == 0:  # a worker that outlives the trainer, and has inherited everything it had open
     sys.stdout.write(str(os.getpid())); sys.stdout.flush(); os.close(1)
     time.sleep(60)
@@ -214,9 +214,9 @@ def test_the_lock_of_a_killed_process_is_taken_over_even_if_a_child_of_it_lives_
     killed = subprocess.run([sys.executable, "-c", HOLD_THE_LOCK, str(store.folder)], stdout=subprocess.PIPE, text=True)
     worker = int(killed.stdout)
     try:
-        with RunStore.resume(store.folder) as resumed:
+        with RunStore.open(store.folder) as resumed:
             with pytest.raises(ConfigError, match="being written by another process"):
-                RunStore.resume(store.folder)
+                RunStore.open(store.folder)
             resumed.metrics(1, {})
     finally:
         os.kill(worker, 9)
@@ -296,6 +296,16 @@ def test_a_resume_with_nothing_to_remove_changes_no_line(store):
     store.truncate_after(3)
     assert (store.folder / "metrics.jsonl").read_bytes() == before
     assert lines(store, "events.jsonl")[-1]["message"] == "resumed after step 3"
+
+
+def test_what_was_written_can_be_read_back_while_the_run_goes_on(store):
+    assert (store.read_metrics(), store.read_evaluation()) == ([], {})
+    fill(store, 2)
+    store.evaluation({"baseline": {"prompts": 3}})
+    with (store.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    assert store.read_metrics() == [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}]
+    assert store.read_evaluation() == {"baseline": {"prompts": 3}}
 
 
 def test_a_run_killed_before_its_first_line_can_be_resumed(store):

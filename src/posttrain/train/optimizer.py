@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from posttrain.config import TrainConfig
 
 
-class Optimizer:
+class Updater:
     """What happens to the gradients of one optimizer step: measured, clipped, applied at the rate of the step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], config: TrainConfig) -> None:
@@ -35,11 +35,12 @@ class Optimizer:
         self.adamw.zero_grad(set_to_none=True)
         return {"grad_norm": Mean(norm, 1.0), "learning_rate": Max(rate)}
 
-    def state(self) -> dict[str, Any]:
-        """Tensors only, for `save_state`: rates and betas are read from the config again."""
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Moments and step counters, for `save_state`. There is nothing else: rates and betas come from the config."""
         return optimizer_state(self.adamw)
 
-    def load_state(self, tensors: Mapping[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go on from what `tensors` gave; raises `CheckpointError` if it belongs to other parameters."""
         load_optimizer_state(self.adamw, tensors)
 
 

@@ -51,7 +51,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class RunStore:
     """The writer of one run folder; a context manager that holds the folder's lock.
 
-    Make it with `RunStore.create` or `RunStore.resume`. Every method raises `DoesNotFit` when the disk is full and
+    Make it with `RunStore.create` or `RunStore.open`. Every method raises `DoesNotFit` when the disk is full and
     `ConfigError` when the folder cannot be written.
     """
 
@@ -77,7 +77,7 @@ class RunStore:
         return cls(folder, lock)
 
     @classmethod
-    def resume(cls, folder: Path) -> RunStore:
+    def open(cls, folder: Path) -> RunStore:
         """Go on writing the run that a folder holds; call `truncate_after` with the step of the checkpoint next."""
         if not (folder / "config.yaml").is_file():
             raise ConfigError(
@@ -130,7 +130,7 @@ class RunStore:
             (self.folder / "evidence").mkdir(exist_ok=True)
         return self._replace(f"evidence/step-{step:06d}.json", _dump(list(rows), indent=1, unfinite=str))
 
-    def error(self, error: BaseException, step: int | None) -> Path:
+    def error(self, error: BaseException, step: int | None = None) -> Path:
         """error.json, and the event that goes with it."""
         exit_code = getattr(error, "exit_code", 1)
         kind = type(error).__name__
@@ -143,6 +143,16 @@ class RunStore:
             "traceback": "".join(traceback.format_exception(error)),
         }
         return self._replace("error.json", _dump(content, indent=1))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl so far; a line that was cut by a kill is left out."""
+        rows = (_parse(line) for line in self._lines("metrics.jsonl"))
+        return [row for row in rows if row is not None]
+
+    def read_evaluation(self) -> dict[str, Any]:
+        """The content of evaluation.json; empty before the first evaluation."""
+        path = self.folder / "evaluation.json"
+        return json.loads(path.read_bytes()) if path.exists() else {}
 
     def truncate_after(self, step: int) -> None:
         """Make the folder that of a run which has just finished `step`, and record what went.
@@ -171,14 +181,17 @@ class RunStore:
 
     def _keep_lines(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> tuple[int, int]:
         """Rewrite a file of JSON lines; returns how many lines were not kept, and how many could not be read."""
-        path = self.folder / name
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        lines = self._lines(name)
         rows = [(line, _parse(line)) for line in lines]
         kept = [line for line, row in rows if row is not None and keep(row)]
         unread = sum(row is None for _, row in rows)
         if len(kept) < len(lines):
-            write_durably(path, b"".join(kept))
+            write_durably(self.folder / name, b"".join(kept))
         return len(lines) - len(kept) - unread, unread
+
+    def _lines(self, name: str) -> list[bytes]:
+        path = self.folder / name
+        return path.read_bytes().splitlines(keepends=True) if path.exists() else []
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         with _explained(self.folder), (self.folder / name).open("ab", buffering=0) as file:
