@@ -1,0 +1,260 @@
+"""The borders of the house, read from the source itself: who may import what, and what nobody may do.
+
+Each rule is a function from a syntax tree to complaints, and is shown a line that breaks it before it is believed.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from posttrain.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "posttrain"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+PURE = {
+    "__future__", "abc", "collections", "dataclasses", "difflib", "enum", "fractions", "functools", "inspect",
+    "itertools", "math", "random", "re", "statistics", "textwrap", "types", "typing",
+}  # fmt: skip
+"""Parts of the standard library without I/O, clocks or processes."""
+MAY_IMPORT = {
+    "functional": PURE | {"torch", "posttrain.functional"},
+    "algorithms": PURE
+    | {"torch", "pydantic", "pydantic_core"}
+    | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors")},
+    "errors.py": {"__future__"},
+}
+NO_TORCH_WHEN_IMPORTED = (
+    "posttrain.errors",
+    "posttrain.config",
+    "posttrain.advise",
+    "posttrain.report",
+    "posttrain.cli",
+)
+LONGEST_FUNCTION, LONGEST_ALGORITHM = 60, 150
+
+Rule = Callable[[ast.Module], Iterator[str]]
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def part_of(path: Path) -> str:
+    """The folder below posttrain/, or the file itself."""
+    return path.relative_to(SOURCE).parts[0]
+
+
+def check(rule: Rule, files: list[Path]) -> None:
+    found = [f"{path.relative_to(ROOT)}: {text}" for path in files for text in rule(tree_of(path))]
+    assert not found, "\n".join(found)
+
+
+def name_of(node: ast.AST) -> str:
+    """`torch.load` of the expression torch.load; empty for what is no dotted name."""
+    if isinstance(node, ast.Attribute):
+        base = name_of(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+# --- imports ---------------------------------------------------------------------------------------------------------
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that is imported at run time, `from a import b` as a.b."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.If) and name_of(node.test).endswith("TYPE_CHECKING"):
+            yield from (found for other in node.orelse for found in imports(other))
+        else:
+            yield from imports(node)
+
+
+def imports_only(allowed: set[str]) -> Rule:
+    def rule(tree: ast.Module) -> Iterator[str]:
+        for line, name in imports(tree):
+            if not any(name == one or name.startswith(f"{one}.") for one in allowed):
+                yield f"line {line} imports {name}"
+
+    return rule
+
+
+def imports_nothing_of(refused: set[str], but: set[str] = frozenset()) -> Rule:
+    def rule(tree: ast.Module) -> Iterator[str]:
+        for line, name in imports(tree):
+            if any(f"{name}.".startswith(f"{one}.") for one in but):
+                continue
+            if any(f"{name}.".startswith(f"{one}.") for one in refused):
+                yield f"line {line} imports {name}"
+
+    return rule
+
+
+REPORT = imports_nothing_of({"torch", "posttrain"}, but={"posttrain.report", "posttrain.errors"})
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_the_inner_parts_import_only_what_they_may(part):
+    check(imports_only(MAY_IMPORT[part]), [path for path in FILES if part_of(path) == part])
+
+
+def test_the_report_reads_files_only():
+    check(REPORT, [path for path in FILES if part_of(path) == "report"])
+
+
+def test_the_core_does_not_know_the_parts_that_stand_on_it():
+    """Nothing but the command line and the experiments themselves may import those."""
+    outer = {"posttrain.cli", "posttrain.experiments"}
+    files = [path for path in FILES if part_of(path) not in ("cli", "experiments", "__main__.py")]
+    check(imports_nothing_of(outer), files)
+
+
+@pytest.mark.parametrize("module", NO_TORCH_WHEN_IMPORTED)
+def test_what_runs_without_torch_does_not_load_it(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr or f"import {module} loads torch"
+
+
+# --- which algorithm runs is nobody's business -----------------------------------------------------------------------
+
+KEYS, CLASSES = set(ALGORITHMS), {algorithm.__name__ for algorithm in ALGORITHMS.values()}
+
+
+def texts(node: ast.AST) -> set[str]:
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def branches_on_an_algorithm(tree: ast.Module) -> Iterator[str]:
+    """Comparisons with an algorithm's key, cases of a match, isinstance and `type(...) is` with its class."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            named = (KEYS & texts(node)) | {name for n in ast.walk(node) if (name := name_of(n)) in CLASSES}
+        elif isinstance(node, ast.MatchValue):
+            named = KEYS & texts(node)
+        elif isinstance(node, ast.MatchClass):
+            named = CLASSES & {name_of(node.cls).rpartition(".")[2]}
+        elif isinstance(node, ast.Call) and name_of(node.func) in ("isinstance", "issubclass"):
+            named = CLASSES & {name_of(n).rpartition(".")[2] for n in ast.walk(node.args[1])}
+        else:
+            continue
+        if named:
+            yield f"line {node.lineno} asks which algorithm runs ({', '.join(sorted(named))})"
+
+
+def test_nothing_outside_of_algorithms_asks_which_algorithm_runs():
+    files = [path for path in FILES if part_of(path) != "algorithms"]
+    check(branches_on_an_algorithm, files)
+
+
+# --- what nobody may do ----------------------------------------------------------------------------------------------
+
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+UNSAFE_YAML = {"yaml.unsafe_load", "yaml.full_load", "yaml.UnsafeLoader", "yaml.FullLoader", "yaml.Loader"}
+
+
+def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
+    """What would let a file that was read run code: unpickling, eval and exec, and trusting a model's own code."""
+    for line, name in imports(tree):
+        if name.partition(".")[0] in UNPICKLERS or name.startswith("torch.distributed.checkpoint"):
+            yield f"line {line} imports {name}, which unpickles"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and name_of(node) in UNSAFE_YAML:
+            yield f"line {node.lineno} reads YAML with {name_of(node)}"
+        if not isinstance(node, ast.Call):
+            continue
+        given = {k.arg: k.value.value if isinstance(k.value, ast.Constant) else ... for k in node.keywords}
+        name = name_of(node.func)
+        if name in ("eval", "exec", "compile", "__import__"):
+            yield f"line {node.lineno} calls {name}"
+        if name == "torch.load" and given.get("weights_only") is not True:
+            yield f"line {node.lineno} calls torch.load without weights_only=True"
+        if given.get("allow_pickle") is True or given.get("trust_remote_code") is True:
+            yield f"line {node.lineno} trusts what it reads: {name}"
+
+
+def test_nothing_that_is_read_can_run_code():
+    check(runs_foreign_code, FILES)
+
+
+def too_long(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > LONGEST_FUNCTION:
+                yield f"{node.name} has {lines} lines"
+
+
+def test_no_function_is_longer_than_a_screen():
+    check(too_long, FILES)
+
+
+def test_no_file_of_an_algorithm_is_longer_than_150_lines():
+    files = [path for path in FILES if part_of(path) == "algorithms" and path.name != "__init__.py"]
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    too_many = {name: lines for name, lines in lengths.items() if lines > LONGEST_ALGORITHM}
+    assert not too_many, too_many
+
+
+# --- each rule catches what it is there for --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        (imports_only(MAY_IMPORT["functional"]), "from posttrain.types import Batch"),
+        (imports_only(MAY_IMPORT["functional"]), "def f():\n    import os"),
+        (imports_only(MAY_IMPORT["functional"]), "import torchvision"),
+        (imports_only(MAY_IMPORT["algorithms"]), "from posttrain.train.loop import train_step"),
+        (imports_only(MAY_IMPORT["algorithms"]), "from posttrain import train"),
+        (REPORT, "import torch.nn as nn"),
+        (REPORT, "from posttrain.types import Prompt"),
+        (REPORT, "from posttrain import types"),
+        (branches_on_an_algorithm, "if name == 'grpo': pass"),
+        (branches_on_an_algorithm, "if name in ('sft', 'other'): pass"),
+        (branches_on_an_algorithm, "match name:\n    case 'rloo': pass"),
+        (branches_on_an_algorithm, "match algorithm:\n    case GRPO(): pass"),
+        (branches_on_an_algorithm, "isinstance(algorithm, (int, algorithms.GRPO))"),
+        (branches_on_an_algorithm, "if type(algorithm) is DrGRPO: pass"),
+        (runs_foreign_code, "import pickle"),
+        (runs_foreign_code, "from dill import loads"),
+        (runs_foreign_code, "import torch.distributed.checkpoint as dcp"),
+        (runs_foreign_code, "torch.load(path)"),
+        (runs_foreign_code, "torch.load(path, weights_only=False)"),
+        (runs_foreign_code, "numpy.load(path, allow_pickle=True)"),
+        (runs_foreign_code, "eval(text)"),
+        (runs_foreign_code, "yaml.load(text, Loader=yaml.UnsafeLoader)"),
+        (runs_foreign_code, "AutoModel.from_pretrained(path, trust_remote_code=True)"),
+        (too_long, "def f():\n" + "    x = 1\n" * 60),
+    ],
+)
+def test_the_rule_catches(rule, line):
+    assert list(rule(ast.parse(line)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        (imports_only(MAY_IMPORT["functional"]), "import math, torch.nn\nfrom posttrain.functional.kl import k3"),
+        (imports_only(MAY_IMPORT["functional"]), "if TYPE_CHECKING:\n    from posttrain.types import Batch"),
+        (REPORT, "from posttrain.errors import DataError\nfrom posttrain.report.page import write_report"),
+        (branches_on_an_algorithm, "if 'entropy' in algorithm.needs and isinstance(algorithm, PolicyGradient): pass"),
+        (branches_on_an_algorithm, "ALIASES = {'ppo_clip': 'grpo'}"),
+        (runs_foreign_code, "model.eval()\ntorch.load(path, weights_only=True)\nyaml.safe_load(text)"),
+        (runs_foreign_code, "AutoModel.from_pretrained(path, trust_remote_code=config.trust_remote_code)"),
+        (too_long, "def f():\n" + "    x = 1\n" * 59),
+    ],
+)
+def test_the_rule_lets_pass(rule, line):
+    assert list(rule(ast.parse(line))) == []
