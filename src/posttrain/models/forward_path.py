@@ -1,0 +1,278 @@
+"""How a model is run on several rows at once: found out by trying it on a few short rows, never by its name.
+
+    packed       attention on short grids, everything else on real tokens only (packed_attention.py)
+    block mask   one sequence whose attention mask is block-diagonal; transformers derives it from restarting positions
+    padded       right-padded rows: for architectures that take neither, such as state-space models
+
+L packed tokens, D width of the hidden state, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.errors import ModelError
+from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
+from posttrain.models.packed_attention import packed_rows
+from posttrain.models.packing import Bucket, Packed, make_buckets, pack
+from posttrain.types import Tokens
+
+Attention = Literal["packed", "block mask", "padded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPath:
+    """How this model is run: its two halves, and the way in which rows are kept apart in the first one."""
+
+    body: nn.Module
+    """The submodule that turns ids into the hidden states that the head reads."""
+    output_type: type[Any]
+    """The record in which the body returns them."""
+    plain_head: bool
+    """The head is `hidden @ weight.T + bias` and nothing else: no soft cap, no scale."""
+    attention: Attention
+    implementation: str
+    """The attention implementation in the model's config."""
+    note: str = ""
+    """Why a faster way was not taken; empty for `packed`."""
+
+    def hidden(self, ids_L: Tensor, packed: Packed) -> Tensor:
+        """`[L, D]` hidden states of the packed tokens; rows do not see each other."""
+        return _HIDDEN[self.attention](self.body, ids_L, packed)
+
+    def score(
+        self, lm: PreTrainedModel, hidden_ND: Tensor, targets_N: Tensor, **settings: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probability of each target and, `with_entropy`, the entropy at each position."""
+        head = lm.get_output_embeddings()
+        if self.plain_head and type(head) is nn.Linear:  # an adapter on the head is another type
+            return chunked_logprobs(hidden_ND, head.weight, head.bias, targets_N, **settings)
+        logits = partial(_logits, lm, self.body, self.output_type)
+        return chunked_head_logprobs(logits, hidden_ND, targets_N, **settings)
+
+
+def causal_lm(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside `model`; adapters, if there are any, work inside its layers."""
+    lm = model.get_base_model() if isinstance(model, PeftModel) else model
+    if not isinstance(lm, PreTrainedModel) or lm.get_output_embeddings() is None:
+        raise ModelError(
+            given=f"{type(lm).__name__} has no language-model head",
+            allowed="a transformers …ForCausalLM model, with LoRA adapters or without",
+            fix="Load it with posttrain.models.load.load_model or AutoModelForCausalLM.from_pretrained.",
+        )
+    return lm
+
+
+_paths: WeakKeyDictionary[nn.Module, ForwardPath] = WeakKeyDictionary()
+
+
+def forward_path(model: nn.Module) -> ForwardPath:
+    """The fastest way that gives, on a few short rows, what one row at a time gives. Found once per model, then kept.
+
+    Sets the attention implementation of the model's config to `packed_sdpa` or `packed_eager` where that way is taken.
+    Raises ModelError when not even padded rows equal single ones: then the model is not causal.
+    """
+    lm = causal_lm(model)
+    path = _paths.get(lm)
+    if path is None or path.implementation != _implementation(lm):
+        with _exact(lm):
+            path = _paths[lm] = _find_path(lm)
+    return path
+
+
+def _hidden_packed(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
+    with packed_rows(make_buckets(packed.lengths, ids_L.device)):
+        return _hidden_block_mask(body, ids_L, packed)
+
+
+def _hidden_block_mask(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
+    position_ids_1L = packed.position_ids_L.to(ids_L.device)[None]
+    return body(input_ids=ids_L[None], position_ids=position_ids_1L, use_cache=False).last_hidden_state[0]
+
+
+def _hidden_padded(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
+    """Padded to the longest row of each bucket, not of all. Causality keeps the padding out, so there is no mask."""
+    filler = ids_L[0]  # a real id: transformers warns of pad ids without a mask
+
+    def run(bucket: Bucket) -> Tensor:
+        ids_RT = bucket.spread(ids_L - filler) + filler
+        return bucket.collect(body(input_ids=ids_RT, use_cache=False).last_hidden_state)
+
+    return torch.cat([run(bucket) for bucket in make_buckets(packed.lengths, ids_L.device)])
+
+
+_HIDDEN: dict[Attention, Callable[[nn.Module, Tensor, Packed], Tensor]] = {
+    "packed": _hidden_packed,
+    "block mask": _hidden_block_mask,
+    "padded": _hidden_padded,
+}
+
+
+def _logits(lm: PreTrainedModel, body: nn.Module, output_type: type[Any], hidden_nD: Tensor) -> Tensor:
+    """`[n, V]`: what the model itself makes of these hidden states: head, adapters on it, soft cap, scale.
+
+    The model's own forward runs with a body that returns the given states, so nothing about heads is repeated here.
+    """
+    own_forward = vars(body).get("forward")
+    body.forward = lambda *_, **__: output_type(last_hidden_state=hidden_nD[None])
+    try:
+        ids_1n = torch.zeros(1, len(hidden_nD), dtype=torch.long, device=hidden_nD.device)
+        return lm(input_ids=ids_1n, use_cache=False).logits[0]
+    finally:
+        if own_forward is None:
+            del body.forward
+        else:
+            body.forward = own_forward
+
+
+@contextmanager
+def _exact(lm: PreTrainedModel) -> Iterator[None]:
+    """No gradient, no dropout, no autocast; training flags are put back module by module."""
+    training = [module for module in lm.modules() if module.training]
+    with torch.no_grad(), torch.autocast(lm.device.type, enabled=False):
+        try:
+            lm.eval()
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def _find_path(lm: PreTrainedModel) -> ForwardPath:
+    implementation = _implementation(lm).removeprefix("packed_")
+    _set_attention(lm, implementation)
+    rows, ids_L, packed = _probe_rows(lm)
+    body, output_type, expected_LD = _find_body(lm, rows)
+    plain_head = _head_is_linear(lm, body, output_type, width=expected_LD.shape[1])
+    reasons: list[str] = []
+    for attention in _HIDDEN:
+        reason = _try(lm, body, attention, ids_L, packed, expected_LD)
+        if reason is None:
+            return ForwardPath(
+                body=body,
+                output_type=output_type,
+                plain_head=plain_head,
+                attention=attention,
+                implementation=_implementation(lm),
+                note="; ".join(reasons),
+            )
+        reasons.append(f"{attention}: {reason}")
+        _set_attention(lm, implementation)
+    raise ModelError(
+        given=f"{type(lm).__name__} gives other hidden states when rows are run together ({'; '.join(reasons)})",
+        allowed="a causal language model: a token depends on the tokens before it in its row and on nothing else",
+        fix="Check that the folder holds a decoder (…ForCausalLM), not an encoder.",
+    )
+
+
+def _probe_rows(lm: PreTrainedModel) -> tuple[list[Tensor], Tensor, Packed]:
+    """A few short rows of different ids and lengths; their packed ids, and how they are packed."""
+    lengths_B = torch.tensor([5, 8, 3, 5])
+    places_T = torch.arange(8)
+    ids_BT = ((torch.arange(4)[:, None] * 8 + places_T) * 5 + 3) % lm.config.get_text_config().vocab_size
+    real_BT = places_T < lengths_B[:, None]
+    packed = pack(Tokens(input_ids_BT=ids_BT, lengths_B=lengths_B), real_BT & (places_T > 0))
+    rows = [ids_BT[row, : lengths_B[row]].to(lm.device) for row in lengths_B.argsort(descending=True, stable=True)]
+    return rows, ids_BT.flatten()[packed.token_index_L].to(lm.device), packed
+
+
+def _find_body(lm: PreTrainedModel, rows: list[Tensor]) -> tuple[nn.Module, type[Any], Tensor]:
+    """The outermost submodule whose hidden states the head turns into the model's logits.
+
+    Also the record in which it returns them, and those of all rows, run one at a time: `[L, D]` without the last token
+    of each row, on which in a causal model none of the others depends.
+    """
+    runs = [_watch(lm, row_T[None]) for row_T in rows]
+    first_logits_TV, first_outputs = runs[0]
+    for body, output in first_outputs.items():
+        hidden_TD = output.last_hidden_state[0]
+        if hidden_TD.dim() == 2 and _same(_logits(lm, body, type(output), hidden_TD), first_logits_TV):
+            return body, type(output), torch.cat([outputs[body].last_hidden_state[0, :-1] for _, outputs in runs])
+    raise ModelError(
+        given=f"{type(lm).__name__} has no part that returns the hidden states which its head reads",
+        allowed="a transformers …ForCausalLM model, with LoRA adapters or without",
+        fix="Use a model of a standard architecture.",
+    )
+
+
+def _watch(lm: PreTrainedModel, ids_1T: Tensor) -> tuple[Tensor, dict[nn.Module, Any]]:
+    """Logits `[T, V]` of one row, and the outputs of the submodules that return hidden states, outermost first."""
+    seen: dict[nn.Module, Any] = {}
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        if getattr(output, "last_hidden_state", None) is not None:
+            seen[module] = output
+
+    parts = [module for module in lm.modules() if module is not lm]
+    hooks = [module.register_forward_hook(note) for module in parts]
+    try:
+        logits_TV = lm(input_ids=ids_1T, use_cache=False).logits[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits_TV, {module: seen[module] for module in parts if module in seen}
+
+
+def _try(
+    lm: PreTrainedModel, body: nn.Module, attention: Attention, ids_L: Tensor, packed: Packed, expected_LD: Tensor
+) -> str | None:
+    """None when the rows together give the hidden states of the single rows, else what is in the way."""
+    if attention != "padded" and "position_ids" not in inspect.signature(body.forward).parameters:
+        return "the model takes no position_ids"
+    if attention == "packed" and not _set_attention(lm, f"packed_{_implementation(lm)}"):
+        return "its attention cannot be replaced"
+    try:
+        hidden_LD = _HIDDEN[attention](body, ids_L, packed)
+    except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
+        if attention == "padded":
+            raise
+        return f"{type(error).__name__}: {error}"
+    return None if _same(hidden_LD, expected_LD) else "a row changes when it is run with others"
+
+
+def _same(actual: Tensor, expected: Tensor) -> bool:
+    """Equal but for rounding, relative to the largest value; a row that sees another one differs by far more."""
+    if actual.shape != expected.shape:
+        return False
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, 5e-2)
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _implementation(lm: PreTrainedModel) -> str:
+    return lm.config._attn_implementation or "eager"
+
+
+def _set_attention(lm: PreTrainedModel, implementation: str) -> bool:
+    """Whether the model now runs with this implementation."""
+    if implementation == _implementation(lm):
+        return True
+    if implementation.startswith("packed_") and implementation not in ("packed_sdpa", "packed_eager"):
+        return False
+    if not lm._can_set_attn_implementation():
+        return False
+    lm.set_attn_implementation(implementation)
+    return True
+
+
+def _head_is_linear(lm: PreTrainedModel, body: nn.Module, output_type: type[Any], width: int) -> bool:
+    """Whether logits are `hidden @ weight.T + bias`, judged at logits of 100, where a soft cap or a scale shows."""
+    head = lm.get_output_embeddings()
+    if type(head) is not nn.Linear or head.in_features != width:
+        return False
+    hidden_nD = torch.randn(2, width, generator=torch.Generator().manual_seed(0)).to(head.weight)
+    largest = head(hidden_nD).abs().max()
+    if not 0 < largest < float("inf"):
+        return False
+    hidden_nD = hidden_nD * (100 / largest)
+    return _same(_logits(lm, body, output_type, hidden_nD), head(hidden_nD))
