@@ -86,15 +86,16 @@ __all__ = [
 # --- the models ---------------------------------------------------------------------------------------------------
 
 
-def _whole(value: Any) -> Any:
-    """1e4 is how one writes ten thousand steps."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _number(value: Any) -> Any:
     """Readers of YAML 1.1 make the text "1e-6" of 1e-6."""
     number = number_in(value) if isinstance(value, str) else None
     return value if number is None else number
+
+
+def _whole(value: Any) -> Any:
+    """1e4 is how one writes ten thousand steps."""
+    number = _number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _path(value: Any) -> Any:
@@ -298,7 +299,7 @@ class TrainConfig(Part):
     min_learning_rate_ratio: Share = 0.0
     """Where the schedule ends, as a share of learning_rate."""
     weight_decay: NonNegative = 0.0
-    """Decoupled weight decay per unit of learning rate."""
+    """Decoupled weight decay per unit of learning rate, on matrices only."""
     adam_beta1: BelowOne = 0.9
     """Decay of AdamW's mean of gradients."""
     adam_beta2: BelowOne = 0.999
@@ -339,7 +340,7 @@ class EvaluationConfig(Part):
     confidence: Annotated[float, Field(gt=0, lt=1), BeforeValidator(_number)] = 0.95
     """Level of the intervals."""
     forgetting: PathText | None = None
-    """Text or JSONL file whose loss under the model is measured before and after: what else has changed?"""
+    """Text or JSONL file whose loss under the model is measured before and after, to see what was unlearned."""
 
 
 class CheckpointConfig(Part):
@@ -392,8 +393,8 @@ class RunConfig(Part):
     guards: GuardConfig = GuardConfig()
     """When to stop."""
     output: PathText | None = None
-    """Folder of the run. null: runs/<recipe or model>-<algorithm>-<n>."""
-    seed: Natural = 0
+    """Folder of the run. null: the first free runs/<model>-<algorithm>-<n>."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(_whole)] = 0
     """All randomness of the run is a function of it."""
     report: bool = True
     """Write report.html."""
@@ -426,13 +427,17 @@ def _algorithm_type(name: str) -> tuple[TypeAdapter[Any], Walker]:
     return adapter, Walker(adapter.json_schema())
 
 
+def _settings_of(name: str) -> Mapping[str, Any]:
+    """The JSON schema of each setting of an algorithm."""
+    return _algorithm_type(name)[1].root.get("properties", {})
+
+
 def _complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
     """`{name, **settings}` with every setting of the algorithm filled in; raises `Problems`."""
     name, settings = given.get("name"), {key: value for key, value in given.items() if key != "name"}
     if not isinstance(name, str) or name not in _algorithms():
         raise Problems([_which_algorithm(name), *_settings_of_none(settings)])
-    adapter, walker = _algorithm_type(name)
-    allowed = walker.root.get("properties", {})
+    (adapter, walker), allowed = _algorithm_type(name), _settings_of(name)
     strange = [key for key in settings if key not in allowed]
     problems = [problem for key in strange for problem in _not_of_algorithm(key, settings.pop(key), name)]
     for key in [key for key, value in settings.items() if isinstance(value, bool)]:  # true is not the number 1
@@ -468,26 +473,29 @@ def _settings_of_none(settings: Mapping[str, Any]) -> list[Problem]:
 
 
 def _not_of_algorithm(key: str, value: Any, name: str) -> list[Problem]:
-    others = [other for other in _algorithms() if key in _algorithm_type(other)[1].root.get("properties", {})]
+    others = [other for other in _algorithms() if key in _settings_of(other)]
     if not others:
         return unknown(("algorithm", key), value, setting_names(name))
-    own = ", ".join(_algorithm_type(name)[1].root.get("properties", {})) or "no settings"
+    own = ", ".join(_settings_of(name)) or "no settings"
     given = f"algorithm.{key} = {show(value)} is not a setting of {name}"
     return [Problem(path=("algorithm", key), given=given, fix=f"It is one of {', '.join(others)}. {name} has {own}.")]
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------
 
-PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+
+def _frozen(tree: Any) -> Any:
+    return MappingProxyType({k: _frozen(v) for k, v in tree.items()}) if isinstance(tree, Mapping) else tree
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = _frozen(
     {
-        "smoke": MappingProxyType(
-            {
-                "sampling": {"group_size": 2, "max_completion_length": 16},
-                "train": {"steps": 2, "prompts_per_step": 2},
-                "evaluation": {"prompts": 8, "samples": 2},
-                "checkpoint": {"every": 1},
-            }
-        ),
+        "smoke": {
+            "sampling": {"group_size": 2, "max_completion_length": 16},
+            "train": {"steps": 2, "prompts_per_step": 2},
+            "evaluation": {"prompts": 8, "samples": 2},
+            "checkpoint": {"every": 1},
+        },
     }
 )
 """Name -> other defaults. What a name means never changes: a better preset is a new name.
@@ -524,15 +532,15 @@ def load_config(
     given, origin = _read(source)
     changes = _read_overrides(overrides)
     layers = Layers(expand=_expand)
-    preset = _preset(given, changes)
+    in_file, asked_for = given.pop("preset", None), _take_presets(changes)
+    preset = _known_preset(asked_for[-1] if asked_for else in_file)
     if preset:
         layers.put((), PRESETS[preset], f"preset:{preset}")
     layers.put((), given, origin)
-    if "preset" in changes:
+    if preset and asked_for:
         _refuse_covered(preset, layers)
-    for key, (value, who) in changes.items():
-        if key != "preset":
-            layers.put(layers.locate(key, _walker()), value, who)
+    for key, value, who in changes:
+        layers.put(layers.locate(key, _walker()), value, who)
     return _resolve(layers, where=_place(origin) or "the configuration")
 
 
@@ -548,12 +556,12 @@ def _read(source: str | PathLike[str] | Mapping[str, Any] | RunConfig) -> tuple[
     )
 
 
-def _read_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Dotted key -> (value, who gave it); of two for the same key the later one counts."""
+def _read_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """(dotted key, value, who gave it), in their order."""
     if isinstance(overrides, Mapping):
-        return {str(key): (_plain(value), "caller") for key, value in overrides.items()}
-    read = [read_override(text) for text in ([overrides] if isinstance(overrides, str) else overrides)]
-    return {key: (value, "command line") for key, value in read}
+        return [(str(key), _plain(value), "caller") for key, value in overrides.items()]
+    texts = [overrides] if isinstance(overrides, str) else overrides
+    return [(*read_override(text), "command line") for text in texts]
 
 
 def _plain(value: Any) -> Any:
@@ -572,11 +580,15 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, PathLike) else value
 
 
-def _preset(given: dict[str, Any], changes: Mapping[str, tuple[Any, str]]) -> str | None:
-    """Takes `preset` out of the values; the command line's goes before the file's."""
-    in_file = given.pop("preset", None)
-    name = changes["preset"][0] if "preset" in changes else in_file
-    if name is None or name in PRESETS:
+def _take_presets(changes: list[tuple[str, Any, str]]) -> list[Any]:
+    """The presets that overrides ask for, taken out of them: a preset is not a setting but where settings come from."""
+    asked_for = [value for key, value, _ in changes if key == "preset"]
+    changes[:] = [change for change in changes if change[0] != "preset"]
+    return asked_for
+
+
+def _known_preset(name: Any) -> str | None:
+    if name is None or (isinstance(name, str) and name in PRESETS):
         return name
     close = difflib.get_close_matches(str(name), PRESETS, n=1)
     raise ConfigError(
@@ -586,13 +598,12 @@ def _preset(given: dict[str, Any], changes: Mapping[str, tuple[Any, str]]) -> st
     )
 
 
-def _refuse_covered(preset: str | None, layers: Layers) -> None:
+def _refuse_covered(preset: str, layers: Layers) -> None:
     """A preset stands below the file: asked for on the command line, it must not silently do nothing."""
-    covered = [(path, value) for path, value in leaves(PRESETS.get(preset or "", {})) if layers.at(path) != value]
+    covered = [(path, value) for path, value in leaves(PRESETS[preset]) if layers.at(path) != value]
     if covered:
         raise ConfigError(
-            given=f"preset={preset}, but {', '.join(dotted(path) for path, _ in covered)} come from the file, "
-            "which goes before a preset",
+            given=f"preset={preset}, but the file goes before it and gives {', '.join(dotted(p) for p, _ in covered)}",
             allowed="a preset whose values the file leaves open",
             fix="Give the values themselves: " + " ".join(f"{dotted(path)}={show(value)}" for path, value in covered),
         )
@@ -605,7 +616,7 @@ def _resolve(layers: Layers, where: str) -> Resolved:
             layers.put(target, _get(config, follows), f"derived: {dotted(follows)}")
             config = _validate(layers, where)
     origins = {dotted(path): layers.origins.get(path, "default") for path, _ in leaves(config.model_dump(mode="json"))}
-    return Resolved(config=config, origins=MappingProxyType(origins))
+    return Resolved(config=config, origins=origins)
 
 
 def _get(config: RunConfig, path: Path, default: Any = None) -> Any:
@@ -652,9 +663,9 @@ def describe_fields() -> tuple[FieldDoc, ...]:
 
 def setting_names(algorithm: str | None = None) -> list[str]:
     """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
-    own = [doc.path.replace(".N", "") for doc in describe_fields()]
+    own = ["preset", *(doc.path.replace(".N", "") for doc in describe_fields())]
     names = _algorithms() if algorithm is None else [algorithm]
-    of_algorithms = [key for name in names for key in _algorithm_type(name)[1].root.get("properties", {})]
+    of_algorithms = [key for name in names for key in _settings_of(name)]
     return list(dict.fromkeys([*own, *(f"algorithm.{key}" for key in of_algorithms)]))
 
 

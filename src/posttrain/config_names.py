@@ -318,6 +318,7 @@ OPENRLHF: dict[str, Ours | Nothing] = {
 
 COMMON: dict[str, Ours | Nothing] = {
     "lr": Ours("train.learning_rate"),
+    "lora.r": Ours("lora.rank"),
     "batch_size": _near("train.prompts_per_step", "a whole optimizer step"),
     "epochs": _NO_EPOCHS,
     "max_tokens": Ours("sampling.max_completion_length"),
@@ -361,30 +362,33 @@ def suggest(path: str, value: str, known: Iterable[str]) -> Hint:
     'It belongs to sampling. Set sampling.group_size = 8.'
     """
     known = list(known)
+    *sections, name = path.split(".")
     return (
-        _foreign(path, value)
+        _family(sections)
+        or _foreign(path, value)
         or _misplaced(path, value, known)
+        or (None if sections else _without_section(name, value))
         or _misspelt(path, value, known)
-        or _family(path)
+        or _family([name])
         or Hint(_whole_section(path, known))
     )
 
 
 def _foreign(path: str, value: str) -> Hint | None:
-    """The entry that shares most of the path's end; all projects that have it are named."""
+    """The foreign name that is the longest end of the path; all projects that have it are named."""
     parts = path.split(".")
     for start in range(len(parts)):
         name = ".".join(parts[start:])
         found = [(project, names[name]) for project, names in FOREIGN.items() if name in names]
         if found:
             return _say(name, found, value)
-    tail = [
-        (project, entry)
-        for project, names in FOREIGN.items()
-        for name, entry in names.items()
-        if name.rpartition(".")[2] == parts[-1]
-    ]
-    return _say(parts[-1], tail[:1], value) if tail and len(parts) == 1 else None
+    return None
+
+
+def _without_section(name: str, value: str) -> Hint | None:
+    """A nested foreign name that was written without its sections."""
+    found = [(p, names[key]) for p, names in FOREIGN.items() for key in names if key.endswith(f".{name}")]
+    return _say(name, found[:1], value) if found else None
 
 
 def _say(name: str, found: list[tuple[str, Ours | Nothing]], value: str) -> Hint:
@@ -425,12 +429,9 @@ def _misspelt(path: str, value: str, known: list[str]) -> Hint | None:
     return _foreign(foreign[close[0]], value) if close else None
 
 
-def _family(path: str) -> Hint | None:
-    for part in path.split("."):
-        for beginning, entry in FAMILIES.items():
-            if part.startswith(beginning):
-                return _say(part, [("", entry)], "")
-    return None
+def _family(parts: Iterable[str]) -> Hint | None:
+    reasons = [entry.reason for part in parts for beginning, entry in FAMILIES.items() if part.startswith(beginning)]
+    return Hint(f"{reasons[0]}.") if reasons else None
 
 
 def _whole_section(path: str, known: list[str]) -> str:

@@ -30,7 +30,7 @@ def check(config: RunConfig) -> None:
         )
 
 
-def _others() -> list[tuple[str, type[Algorithm]]]:
+def _algorithms() -> list[tuple[str, type[Algorithm]]]:
     from posttrain.algorithms import ALGORITHMS  # imports torch
 
     return list(ALGORITHMS.items())
@@ -45,7 +45,7 @@ def _group_is_large_enough(config: RunConfig, algorithm: Algorithm) -> ConfigErr
     size, needed = config.sampling.group_size, algorithm.min_group_size
     if not _samples(algorithm) or size >= needed:
         return None
-    others = [n for n, a in _others() if a.data_kind == "prompts" and a.min_group_size <= size]
+    others = [n for n, a in _algorithms() if a.data_kind == "prompts" and a.min_group_size <= size]
     return ConfigError(
         given=f"sampling.group_size = {size}, but {config.algorithm.name} compares completions of the same prompt "
         f"and needs at least {needed}",

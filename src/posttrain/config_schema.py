@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from posttrain.config_names import suggest
-from posttrain.config_text import dotted, leaves, number_in, show
+from posttrain.config_text import dotted, leaves, show
 from posttrain.errors import ConfigError
 
 Path = tuple[str | int, ...]
@@ -159,7 +159,7 @@ def _describe(node: Schema, walker: Walker) -> list[str]:
             return [_section(list(node["properties"]))]
         case "object":
             return ["a section with keys of your own"]
-    return ["anything"]
+    return ["plain data (text, numbers, true, false, null, lists and sections)"]
 
 
 def _section(names: list[str]) -> str:
@@ -170,9 +170,9 @@ def _bounds(node: Schema) -> str:
     low, above = node.get("minimum"), node.get("exclusiveMinimum")
     high, below = node.get("maximum"), node.get("exclusiveMaximum")
     if low is not None and high is not None:
-        return f" from {low:g} to {high:g}"
-    lower = f"of at least {low:g}" if low is not None else f"above {above:g}" if above is not None else ""
-    upper = f"of at most {high:g}" if high is not None else f"below {below:g}" if below is not None else ""
+        return f" from {low} to {high}"
+    lower = f"of at least {low}" if low is not None else f"above {above}" if above is not None else ""
+    upper = f"of at most {high}" if high is not None else f"below {below}" if below is not None else ""
     words = " and ".join(filter(None, (lower, upper)))
     return f" {words}" if words else ""
 
@@ -216,8 +216,9 @@ def unknown(path: Path, value: Any, known: Iterable[str]) -> list[Problem]:
     problems = []
     for leaf, leaf_value in leaves(value, path):
         name = ".".join(str(step) for step in leaf if not isinstance(step, int))
-        hint = suggest(name, show(leaf_value), known)
-        given = f"{dotted(leaf)} = {show(leaf_value)} is not a setting"
+        shown = show(leaf_value, key=str(leaf[-1]))
+        hint = suggest(name, shown, known)
+        given = f"{dotted(leaf)} = {shown} is not a setting"
         problems.append(Problem(path=leaf, given=given, fix=hint.text, meant=hint.key))
     return problems
 
@@ -252,8 +253,6 @@ def _fix(name: str, node: Schema, value: Any, walker: Walker) -> str:
     choices = [str(c) for v in variants for c in v.get("enum", [v.get("const")]) if c is not None]
     if isinstance(value, str) and value.lower() in _SPELLINGS_OF_BOOL and "boolean" in types:
         return f"Write {name} = {_SPELLINGS_OF_BOOL[value.lower()]}."
-    if isinstance(value, str) and number_in(value) is not None and numeric:
-        return f"Write it without quotes: {name} = {value}."
     if (
         isinstance(value, (int, float))
         and not isinstance(value, bool)

@@ -74,13 +74,15 @@ _Reader.add_constructor("tag:yaml.org,2002:seq", _Reader.construct_list)
 _Writer.add_representer(str, _write_text)
 
 
-def number_in(text: str) -> float | None:
+def number_in(text: str) -> int | float | None:
     """The number that a text spells, e.g. the "1e-6" that YAML 1.1 readers make of 1e-6; None if it spells none.
 
-    >>> number_in("1e-6"), number_in("fast")
-    (1e-06, None)
+    >>> number_in("1e-6"), number_in("12"), number_in("fast")
+    (1e-06, 12, None)
     """
-    return float(text) if re.fullmatch(rf"{_NUMBER}|[-+]?{_INTEGER}", text) else None
+    if re.fullmatch(rf"[-+]?{_INTEGER}", text):
+        return int(text)
+    return float(text) if re.fullmatch(_NUMBER, text) else None
 
 
 def write_value(value: Any) -> str:
@@ -95,12 +97,12 @@ def write_value(value: Any) -> str:
     return text.rstrip("\n")[1:-1]
 
 
-def show(value: Any, limit: int = 60) -> str:
-    """The value as it stands in an error message: one line, shortened, without secrets."""
+def show(value: Any, key: str = "", limit: int = 60) -> str:
+    """The value (of a key) as it stands in an error message: one line, shortened, without secrets."""
     if isinstance(value, float):
         return repr(value)
     try:
-        text = write_value(redact(value))
+        text = write_value(redact(value, key))
     except yaml.YAMLError:  # a Python object that no file can hold
         text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
@@ -109,7 +111,7 @@ def show(value: Any, limit: int = 60) -> str:
 def read_value(text: str, where: str) -> Any:
     """The value that a piece of YAML spells; `where` names it in the error."""
     try:
-        return yaml.load(text, _Reader)  # a SafeLoader: builds plain data only
+        return _parse(text)
     except yaml.YAMLError as error:
         raise ConfigError(
             given=f"{where} is not YAML: {_problem(error)}",
@@ -192,7 +194,7 @@ def _read_toml(text: str, path: Path) -> dict[str, Any]:
 
 def _read_yaml(text: str, path: Path) -> Any:
     try:
-        return yaml.load(text, _Reader)  # a SafeLoader: builds plain data only
+        return _parse(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -204,7 +206,15 @@ def _read_yaml(text: str, path: Path) -> Any:
         ) from None
     except yaml.YAMLError as error:
         given = f"{path} is not YAML: {_problem(error)}"
-        raise ConfigError(given=given, allowed="YAML in UTF-8", fix="Remove the control characters.") from None
+        fix = "Write it with fewer levels, and without control characters."
+        raise ConfigError(given=given, allowed="YAML in UTF-8", fix=fix) from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return yaml.load(text, _Reader)  # a SafeLoader: builds plain data only
+    except RecursionError:
+        raise yaml.YAMLError("too many levels") from None
 
 
 def _problem(error: yaml.YAMLError) -> str:
