@@ -69,7 +69,7 @@ class NonFinite:
 
     def observe_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
         """Raises `NonFiniteError` naming the worst row of the batch, by the numbers that went into the loss."""
-        if not math.isfinite(value := float(loss)):
+        if not math.isfinite(value := loss.item()):
             numbers = _numbers(batch, outputs)
             self._stop(step, f"the loss is {value}", worst_rows(numbers, batch), numbers, batch)
 

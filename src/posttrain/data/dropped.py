@@ -1,0 +1,37 @@
+"""Rows that cannot be used: counted with their reason, shown, and past a limit an error. Never silent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from posttrain.errors import DataError
+
+
+class Dropped(NamedTuple):
+    """One row that was left out."""
+
+    origin: str
+    reason: str
+    """The kind, the same text for all rows with the same fault: "empty prompt"."""
+
+
+def summary(dropped: Sequence[Dropped], total: int) -> str:
+    """For a warning: "dropped 3 of 100 rows: 2 empty prompt (a.jsonl:4, …), 1 …"; "" when nothing was dropped."""
+    if not dropped:
+        return ""
+    examples = {reason: [d.origin for d in dropped if d.reason == reason][:3] for _, reason in dropped}
+    counts = Counter(reason for _, reason in dropped)
+    parts = [f"{count} {reason} ({', '.join(examples[reason])})" for reason, count in counts.most_common()]
+    return f"dropped {len(dropped)} of {total} rows: " + "; ".join(parts)
+
+
+def refuse_too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> None:
+    """Raises `DataError` when a larger share than `max_dropped` was left out, or everything."""
+    if len(dropped) == total or len(dropped) > max_dropped * total:
+        raise DataError(
+            given=f"{what}: {summary(dropped, total)}",
+            allowed=f"at most {max_dropped:.0%} dropped rows, and at least one left",
+            fix="Mend the rows named above, or raise data.max_dropped if they may go.",
+        )

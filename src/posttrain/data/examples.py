@@ -1,0 +1,179 @@
+"""Rows into supervised examples: the ids, and which of them are trained.
+
+Forms, told by their columns: `messages` (every assistant turn is trained, its end-of-turn token included), `prompt` +
+`completion`, `instruction` (+ `input`) + `output`, and `text` (everything but its first token). Prompt and answer are
+tokenised apart, as in generation, so that training sees the ids that sampling will produce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.data.dropped import Dropped, refuse_too_many, summary
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import Row
+from posttrain.errors import DataError
+from posttrain.types import Example
+
+FORMS: dict[str, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "prompt and completion": ("prompt", "completion"),
+    "instruction and output": ("instruction", "output"),
+    "text": ("text",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleSet:
+    """The usable examples, and what was left out of them."""
+
+    examples: tuple[Example, ...]
+    form: str
+    dropped: tuple[Dropped, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def dropped_summary(self) -> str:
+        """What was left out and why, in a sentence; "" for nothing."""
+        return summary(self.dropped, len(self.examples) + len(self.dropped))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Ids that are trained, or not, as a whole."""
+
+    ids: tuple[int, ...]
+    trained: bool
+
+
+def render_examples(
+    rows: Sequence[Row],
+    renderer: Renderer,
+    *,
+    eos_ids: Collection[int],
+    max_length: int,
+    max_dropped: float,
+    what: str,
+) -> ExampleSet:
+    """Every row as an `Example`, or counted as dropped with the reason. Raises `DataError` as `render_prompts` does."""
+    form = detect_form(rows)
+    examples, dropped = [], []
+    for index, row in enumerate(rows):
+        fault = _fault(row, form)
+        segments = [] if fault else list(_segments(row, form, renderer, eos_ids))
+        ids = tuple(token for segment in segments for token in segment.ids)
+        mask = tuple(segment.trained for segment in segments for _ in segment.ids)
+        if fault:
+            dropped.append(Dropped(row.origin, fault))
+        elif len(ids) > max_length:
+            dropped.append(Dropped(row.origin, f"longer than {max_length} tokens"))
+        elif not any(mask[1:]):
+            dropped.append(Dropped(row.origin, "nothing to train on"))
+        else:
+            examples.append(Example(index=index, input_ids=ids, completion_mask=(False, *mask[1:])))
+    refuse_too_many(dropped, len(rows), max_dropped, what)
+    return ExampleSet(examples=tuple(examples), form=form, dropped=tuple(dropped))
+
+
+def detect_form(rows: Sequence[Row]) -> str:
+    """The first form of `FORMS` whose columns the data has. Raises `DataError` when there is none."""
+    columns = list(dict.fromkeys(name for row in rows for name in row.values))
+    for form, needed in FORMS.items():
+        if all(name in columns for name in needed):
+            return form
+    raise DataError(
+        given=f"supervised training cannot use the columns {', '.join(columns)}",
+        allowed="; ".join(" + ".join(needed) for needed in FORMS.values()),
+        fix="Rename the columns of the data, for example to prompt and completion.",
+    )
+
+
+def _fault(row: Row, form: str) -> str:
+    for name in FORMS[form]:
+        value = row.values.get(name)
+        if value is None:
+            return f"no value in column {name!r}"
+        if name == "messages":
+            if not isinstance(value, list) or not all(
+                isinstance(m, dict) and "role" in m and "content" in m for m in value
+            ):
+                return "messages that are not a list of role and content"
+            if not any(message["role"] == "assistant" for message in value):
+                return "messages without an assistant turn"
+        elif not isinstance(value, str) and not (name == "prompt" and isinstance(value, list)):
+            return f"column {name!r} is a {type(value).__name__}, not text"
+    return ""
+
+
+def _segments(row: Row, form: str, renderer: Renderer, eos_ids: Collection[int]) -> Iterator[Segment]:
+    values = row.values
+    if form == "text":
+        ids = renderer.ids(values["text"], is_chat=False)
+        yield Segment(ids=ids[:1], trained=False)
+        yield Segment(ids=_closed(ids[1:], renderer, eos_ids), trained=True)
+    elif form == "messages":
+        yield from _turns(values["messages"], row, renderer, eos_ids)
+    else:
+        prompt, completion = _pair(values, form)
+        messages = renderer.messages(prompt)
+        if messages is not None:
+            answer = {"role": "assistant", "content": completion}
+            yield from _turns([*messages, answer], row, renderer, eos_ids, last_only=True)
+        else:
+            yield Segment(ids=renderer.ids(renderer.text(prompt), is_chat=False), trained=False)
+            ids = tuple(renderer.tokenizer(completion, add_special_tokens=False).input_ids)
+            yield Segment(ids=_closed(ids, renderer, eos_ids), trained=True)
+
+
+def _pair(values: dict[str, Any], form: str) -> tuple[Any, str]:
+    if form == "prompt and completion":
+        return values["prompt"], values["completion"]
+    given = values.get("input")
+    return (f"{values['instruction']}\n\n{given}" if given else values["instruction"]), values["output"]
+
+
+def _closed(ids: tuple[int, ...], renderer: Renderer, eos_ids: Collection[int]) -> tuple[int, ...]:
+    """With an EOS at the end: a model that never sees one never learns to stop."""
+    eos = renderer.tokenizer.eos_token_id
+    return ids if (ids and ids[-1] in eos_ids) or eos is None else (*ids, int(eos))
+
+
+def _turns(
+    messages: Sequence[dict[str, Any]],
+    row: Row,
+    renderer: Renderer,
+    eos_ids: Collection[int],
+    *,
+    last_only: bool = False,
+) -> Iterator[Segment]:
+    """The rendered conversation, cut at the assistant's turns. Works with any template that only ever appends."""
+    done = ""
+    assistant = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    for place in assistant[-1:] if last_only else assistant:
+        before, after = _render(messages, place, row, renderer, done)
+        yield Segment(ids=renderer.ids(before[len(done) :], is_chat=True), trained=False)
+        answer = renderer.ids(after[len(before) :], is_chat=True)
+        end = next((n + 1 for n, token in enumerate(answer) if token in eos_ids), len(answer))
+        yield Segment(ids=answer[:end], trained=True)
+        yield Segment(ids=answer[end:], trained=False)
+        done = after
+
+
+def _render(messages: Sequence[dict[str, Any]], place: int, row: Row, renderer: Renderer, done: str) -> tuple[str, str]:
+    """The text up to the assistant's turn at `place`, and with it."""
+    template = renderer.tokenizer.apply_chat_template
+    kwargs = dict(renderer.template_kwargs or {})
+    before = str(template(list(messages[:place]), tokenize=False, add_generation_prompt=True, **kwargs))
+    after = str(template(list(messages[: place + 1]), tokenize=False, **kwargs))
+    if not before.startswith(done) or not after.startswith(before):
+        raise DataError(
+            given=f"{row.origin}: the chat template rewrites earlier turns when a turn is added, so the assistant's "
+            "tokens cannot be told from the rest",
+            allowed="a chat template that only appends",
+            fix="Use prompt and completion columns, or a training version of the template in model.chat_template.",
+        )
+    return before, after

@@ -1,0 +1,155 @@
+"""`train` and `resume`: from a config to a model that is better, or to an error that says why not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
+from posttrain.report.page import write_report
+from posttrain.report.terminal import TerminalView
+from posttrain.train.loop import train_step
+from posttrain.train.metrics import memory_metrics
+from posttrain.train.run import Phases, Run
+from posttrain.train.setup import set_up
+from posttrain.train.store import RunStore
+
+
+def train(
+    config: RunConfig | Mapping[str, Any] | str | Path, *, view: TerminalView | None = None, **overrides: Any
+) -> Run:
+    """Train as `config` says (a file, a mapping or a RunConfig) and return the finished run.
+
+    `overrides` are settings by section or dotted name: `train(config, seed=1, train={"steps": 5})`, or
+    `train(config, **{"train.steps": 5})`. Raises a `PosttrainError` whose `exit_code` says what kind of failure it was;
+    the run folder then holds `error.json` and everything up to that moment.
+    """
+    return train_resolved(load_config(config, overrides), view=view)
+
+
+def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> Run:
+    """The same for a config that is resolved already."""
+    check(resolved.config)
+    store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
+    view = view or TerminalView(quiet=True)
+    with recording(store, view):
+        store.event("start", f"{resolved.config.algorithm.name} on {resolved.config.model.path}", step=0)
+        run = set_up(resolved, store, view)
+        view.started(run.describe())
+        return carry_out(run)
+
+
+def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView | None = None) -> Run:
+    """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped."""
+    store = RunStore.open(Path(folder))
+    view = view or TerminalView(quiet=True)
+    with recording(store, view):
+        overrides = [] if steps is None else [f"train.steps={steps}"]
+        resolved = load_config(store.folder / "config.yaml", overrides)
+        check(resolved.config)
+        run = set_up(resolved, store, view)
+        checkpoint = run.checkpoints.newest()
+        if checkpoint is None:  # killed before the first one was written
+            store.truncate_after(0)
+        else:
+            run.restore(checkpoint)
+            for damage in checkpoint.skipped:
+                run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
+        view.started(run.describe())
+        return carry_out(run)
+
+
+def carry_out(run: Run) -> Run:
+    """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
+    config = run.config
+    with finishing_steps(run) as interrupted:
+        if "baseline" not in run.evaluation:
+            run.measure_model("baseline")
+        if run.step == 0:
+            run.save()  # proves, before anything is paid for, that a checkpoint can be written
+        while run.step < config.train.steps:
+            one_step(run)
+            last = run.step == config.train.steps
+            if last or due(config.checkpoint.every, run.step) or interrupted():
+                run.save()
+            if interrupted():
+                raise KeyboardInterrupt(f"stopped after step {run.step}; `posttrain resume {run.folder}` continues")
+            if not last and due(config.evaluation.every, run.step):
+                run.measure_model(f"step {run.step}")
+    run.measure_model("trained")
+    run.store.event("end", f"finished {run.step} steps", step=run.step)
+    if config.report:
+        write_report(run.folder)
+    run.view.finished(run.summary())
+    return run
+
+
+def one_step(run: Run) -> None:
+    """Take experience, learn from it, publish, write down what happened."""
+    step, phases = run.step + 1, Phases()
+    fed = run.feed.take(step, run.step)
+    for warning in run.feed.inspect(fed, step, run.guards):
+        run.warn("guard", warning)
+    with phases.phase("train"):
+        batch, log = train_step(run, fed.experience, step)
+    with phases.phase("publish"):
+        log.add(run.publish(step))
+    run.step = step
+    run.num_tokens += int(batch.completion_mask_BT.sum())
+    log.add(memory_metrics())
+    run.record_step(fed, batch, {**run.feed.metrics(fed), **log.reduce(), **fed.seconds, **phases.metrics()})
+
+
+def due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def run_folder(config: RunConfig) -> Path:
+    """`output`, or the first free runs/<model>-<algorithm>-<n>."""
+    if config.output is not None:
+        return Path(config.output)
+    name = Path(config.model.path).name.replace(":", "-")
+    stem = f"{name}-{config.algorithm.name}"
+    taken = {p.name for p in Path("runs").glob(f"{stem}-*")}
+    return Path("runs") / next(f"{stem}-{n}" for n in range(1, len(taken) + 2) if f"{stem}-{n}" not in taken)
+
+
+@contextmanager
+def recording(store: RunStore, view: TerminalView) -> Iterator[None]:
+    """Whatever ends a run is on file: error.json, an event, the lock released."""
+    try:
+        with store:
+            try:
+                yield
+            except BaseException as error:
+                store.error(error)
+                view.event("error", str(error) or type(error).__name__)
+                raise
+    finally:
+        view.close()
+
+
+@contextmanager
+def finishing_steps(run: Run) -> Iterator[Any]:
+    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+        run.view.event("warning", "Stopping after this step, with a checkpoint; once more to stop at once.")
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: the caller handles signals
+        before = {}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

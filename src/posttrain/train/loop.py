@@ -1,0 +1,77 @@
+"""One training step, whichever algorithm. It is fed with experience and never samples.
+
+weigh      experience -> batch: what the algorithm asked for is computed, then its advantages
+minibatch  one optimizer step each, with denominators counted before the first backward
+micro      a part that fits the token budget; the gradient does not depend on the split
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from posttrain.models.microbatches import plan_microbatches
+from posttrain.train.metrics import MetricLog
+from posttrain.train.policy import mismatch_metrics
+from posttrain.types import Batch, Experience, Mean, Metrics, count_totals
+
+if TYPE_CHECKING:
+    from posttrain.config import TrainConfig
+    from posttrain.train.run import Run
+
+
+def train_step(run: Run, experience: Experience | Batch, step: int) -> tuple[Batch, MetricLog]:
+    """Weigh and update: the weights that become policy version `step`. A non-finite number changes no weight.
+
+    Returns the batch that was learned from, and the metrics of its updates.
+    """
+    metrics = MetricLog()
+    torch.manual_seed(run.config.seed * 1_000_003 + step)  # dropout, where the model has any
+    batch = run.weigh(experience)
+    for minibatch in minibatches(batch, run.config.train, seed=run.config.seed, step=step):
+        if count_totals(minibatch).tokens == 0:
+            continue  # nothing was scored: no gradient, and AdamW must not move on momentum alone
+        minibatch = run.algorithm.prepare(minibatch)
+        metrics.add(update(run, minibatch, step))
+    return batch, metrics
+
+
+def update(run: Run, minibatch: Batch, step: int) -> Metrics:
+    """One optimizer step on these rows."""
+    totals = count_totals(minibatch)
+    log, loss_sum = MetricLog(), 0.0
+    for micro in microbatches(minibatch, run.config.train.tokens_per_microbatch):
+        outputs = run.forward(micro)
+        loss, metrics = run.algorithm.loss(outputs, micro, totals)
+        run.guards.check_loss(loss, outputs, micro, step)
+        if loss.requires_grad:
+            loss.backward()
+        loss_sum += loss.item()
+        log.add(metrics | mismatch_metrics(outputs, micro))
+    log.add({"loss": Mean(loss_sum, 1.0)})
+    log.add(run.optimizer.step(step, on_norm=lambda norm: run.guards.check_gradient(norm, minibatch, step)))
+    return log.merged
+
+
+def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> Iterator[Batch]:
+    """`epochs` passes over the batch, each shuffled by (seed, step, epoch) and cut into `minibatches` even parts."""
+    for epoch in range(config.epochs):
+        if config.minibatches == 1:
+            yield batch
+            continue
+        generator = torch.Generator().manual_seed(((seed * 1_000_003 + step) * 1_009 + epoch) % 2**63)
+        order = torch.randperm(batch.num_rows, generator=generator)
+        for part in torch.tensor_split(order, config.minibatches):
+            yield batch.rows(part)
+
+
+def microbatches(batch: Batch, tokens_per_microbatch: int) -> Iterator[Batch]:
+    """Rows grouped so that no part has more real tokens than the budget; rows that train nothing are left out."""
+    assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+    trained = batch.completion_mask_BT.any(dim=-1).nonzero().flatten().tolist()
+    lengths = batch.tokens.lengths_B[trained].tolist()
+    for part in plan_microbatches(lengths, tokens_per_microbatch):
+        yield batch.rows([trained[i] for i in part])

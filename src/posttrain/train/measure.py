@@ -1,0 +1,113 @@
+"""What a run measures about its model before, during and after training, whichever way it learns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from posttrain.evaluate.evaluation import Evaluation, evaluation_json
+from posttrain.evaluate.heldout import evaluate_sampler
+from posttrain.functional.intervals import mean_interval
+from posttrain.train.feed import examples_batch
+from posttrain.types import Batch, Example, Outputs, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.rewards import RewardSet
+    from posttrain.rollout.sampler import Sampler
+
+EVALUATION_SEED = 1_000_000_007
+"""Added to the run's seed, so that evaluations and training never draw the same stream."""
+
+
+class Measure(Protocol):
+    """`measure(folder, name)` judges the present weights and returns what belongs into evaluation.json.
+
+    The result has the measurement under its name and whatever compares it with the baseline. `folder` keeps the answers
+    behind it, so that a resumed run can still compare. It is empty when there is nothing to measure with.
+    """
+
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]: ...
+
+
+class HeldOutAnswers:
+    """Greedy and sampled answers to the held-out prompts, judged by the rewards and by the independent check."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        sampler: Sampler,
+        prompts: Sequence[Prompt],
+        rewards: RewardSet,
+        check: RewardSet | None,
+    ) -> None:
+        self.config, self.sampler, self.prompts, self.rewards, self.check = config, sampler, prompts, rewards, check
+
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]:
+        if not self.prompts:
+            return {}
+        settings = self.config.evaluation
+        evaluation = evaluate_sampler(
+            self.sampler,
+            self.prompts[: settings.prompts],
+            self.rewards,
+            sampling=self.config.sampling,
+            samples=settings.samples,
+            temperature=settings.temperature,
+            max_completion_length=settings.max_completion_length,
+            confidence=settings.confidence,
+            seed=self.config.seed + EVALUATION_SEED,
+            check=self.check,
+        )
+        folder.mkdir(exist_ok=True)
+        evaluation.write_answers(folder / f"{name.replace(' ', '-')}.jsonl")
+        if name != "trained":
+            return {name: evaluation.to_json()}
+        before = json.loads((folder.parent / "evaluation.json").read_text())["baseline"]
+        answers = Evaluation.read_answers(folder / "baseline.jsonl")
+        return evaluation_json(replace(Evaluation.from_json(before), records=answers), evaluation)
+
+
+class HeldOutLoss:
+    """Mean negative log-probability per token of the held-out completions, for supervised training."""
+
+    def __init__(
+        self, config: RunConfig, forward: Callable[[Batch], Outputs], examples: Sequence[Example], pad_id: int
+    ) -> None:
+        self.config, self.forward, self.examples, self.pad_id = config, forward, examples, pad_id
+
+    @torch.no_grad()
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]:
+        if not self.examples:
+            return {}
+        losses = [self._loss(example) for example in self.examples[: self.config.evaluation.prompts]]
+        interval = mean_interval(losses, self.config.evaluation.confidence)
+        return {name: {"prompts": len(losses), "loss": interval._asdict()}}
+
+    def _loss(self, example: Example) -> float:
+        batch = examples_batch([example], self.pad_id)
+        return float(-self.forward(batch).logprobs_BT.sum() / batch.completion_mask_BT.sum())
+
+
+class WithForgetting:
+    """Another measure, and the loss on a reference text before and after: what else has changed?"""
+
+    def __init__(self, measure: Measure, reference_loss: Callable[[], float]) -> None:
+        self.measure, self.reference_loss = measure, reference_loss
+        self.losses: dict[str, float] = {}
+
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]:
+        measured = self.measure(folder, name)
+        if name.startswith("step"):
+            return measured
+        folder.mkdir(exist_ok=True)
+        losses = folder / "forgetting.json"
+        known = json.loads(losses.read_text()) if losses.exists() else {}
+        known[f"{name}_loss"] = self.reference_loss()
+        losses.write_text(json.dumps(known))
+        return {**measured, "forgetting": known}

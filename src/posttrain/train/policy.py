@@ -1,0 +1,107 @@
+"""The trained model, the frozen reference, and delivery of the weights to the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.data.collate import collate
+from posttrain.models.forward import token_logprobs
+from posttrain.rollout.publish import DeliveryProof
+from posttrain.rollout.sampler import InProcessSampler
+from posttrain.types import Batch, Max, Mean, Metrics, Outputs
+
+
+class Forward:
+    """Batch -> Outputs through one model: the trainer's one definition of a log-probability.
+
+    `scope` is entered around every pass: for the reference it is what switches the adapters off.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        compute_dtype: torch.dtype,
+        entropy_gradient: bool = False,
+        scope: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.model, self.temperature, self.chunk_tokens = model, temperature, chunk_tokens
+        self.compute_dtype, self.entropy_gradient, self.scope = compute_dtype, entropy_gradient, scope
+
+    def __call__(self, batch: Batch) -> Outputs:
+        assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+        device = next(self.model.parameters()).device
+        narrow = self.compute_dtype != torch.float32
+        with self.scope(), torch.autocast(device.type, dtype=self.compute_dtype, enabled=narrow):
+            outputs = token_logprobs(
+                self.model,
+                batch.tokens,
+                batch.completion_mask_BT,
+                temperature=self.temperature,
+                with_entropy=True,
+                chunk_tokens=self.chunk_tokens,
+            )
+        if outputs.entropy_BT is None or self.entropy_gradient:
+            return outputs
+        return replace(outputs, entropy_BT=outputs.entropy_BT.detach())
+
+    def under(
+        self, model: nn.Module, scope: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> Forward:
+        """The same pass through another model, or through this one within a scope."""
+        return Forward(
+            model,
+            temperature=self.temperature,
+            chunk_tokens=self.chunk_tokens,
+            compute_dtype=self.compute_dtype,
+            scope=scope,
+        )
+
+
+class TrainerScores:
+    """The trainer's side of the delivery proof: what `forward` says about given completions."""
+
+    def __init__(self, forward: Forward, pad_id: int) -> None:
+        self.forward, self.pad_id = forward, pad_id
+
+    def __call__(
+        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
+    ) -> list[list[float]]:
+        assert temperature == self.forward.temperature, "the probe is scored at the temperature of the training"
+        rows = list(zip(prompt_ids, completion_ids, strict=True))
+        tokens, mask_BT = collate(rows, self.pad_id)
+        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(rows)), tokens=tokens)
+        logprobs_BT = self.forward(batch).logprobs_BT
+        return [logprobs_BT[row, mask_BT[row]].tolist() for row in range(len(rows))]
+
+
+class Publisher:
+    """Hands the trained weights to the sampler as a new policy version, and proves that they arrived (promise 3)."""
+
+    def __init__(
+        self, model: nn.Module, sampler: InProcessSampler, proof: DeliveryProof, trainer_scores: TrainerScores
+    ) -> None:
+        self.model, self.sampler, self.proof, self.trainer_scores = model, sampler, proof, trainer_scores
+
+    def __call__(self, version: int) -> Metrics:
+        self.sampler.load_weights(self.model, version)
+        return self.proof.check(self.trainer_scores, self.model, self.sampler, version)
+
+
+def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:
+    """How far the sampler's log-probabilities are from the trainer's for the same tokens."""
+    if batch.sampling_logprobs_BT is None or not batch.completion_mask_BT.any():
+        return {}
+    gap: Tensor = (outputs.logprobs_BT.detach() - batch.sampling_logprobs_BT).abs()[batch.completion_mask_BT]
+    return {
+        "sampling/logprob_difference/mean": Mean(float(gap.sum()), gap.numel()),
+        "sampling/logprob_difference/max": Max(float(gap.max())),
+    }
+

@@ -1,0 +1,205 @@
+"""A run: its collaborators, where it stands, and what it leaves in its folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from posttrain.errors import CheckpointError
+from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
+from posttrain.train.store import rollout_table
+
+if TYPE_CHECKING:
+    from posttrain.algorithms import Algorithm
+    from posttrain.config import Resolved, RunConfig
+    from posttrain.models.load import LoadedModel
+    from posttrain.report.terminal import TerminalView
+    from posttrain.train.feed import Fed, Feed
+    from posttrain.train.guards import Guards
+    from posttrain.train.measure import Measure
+    from posttrain.train.optimizer import Updater
+    from posttrain.train.policy import Forward, Publisher
+    from posttrain.train.store import RunStore
+    from posttrain.types import Batch
+
+
+class Weigh(Protocol):
+    """Experience -> batch, with whatever the algorithm remembers between the steps."""
+
+    def __call__(self, experience: Any) -> Batch: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Run:
+    """What `train` and `resume` return; while training, what the loop works with."""
+
+    resolved: Resolved
+    store: RunStore
+    view: TerminalView
+    loaded: LoadedModel
+    algorithm: Algorithm
+    forward: Forward
+    weigh: Weigh
+    optimizer: Updater
+    guards: Guards
+    feed: Feed
+    publish: Publisher
+    measure: Measure
+    checkpoints: Checkpoints
+    step: int = 0
+    """Steps done, which is also the policy version."""
+    num_tokens: int = 0
+    """Completion tokens trained on so far."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """The content of evaluation.json."""
+    saves: SavePolicy = field(default_factory=SavePolicy)
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    @property
+    def folder(self) -> Path:
+        return self.store.folder
+
+    @property
+    def model_path(self) -> Path | None:
+        """The newest checkpoint's `model/`: a folder that `from_pretrained` opens."""
+        newest = self.checkpoints.newest()
+        return newest.model if newest else None
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per step, as in metrics.jsonl."""
+        return self.store.read_metrics()
+
+    def summary(self) -> dict[str, Any]:
+        report = self.folder / "report.html"
+        return {
+            "folder": str(self.folder),
+            "model_path": str(self.model_path),
+            "report": str(report) if report.exists() else None,
+            "steps": self.step,
+            "evaluation": self.evaluation,
+        }
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{json.dumps(self.summary(), indent=2)}</pre>"
+
+    def describe(self) -> dict[str, Any]:
+        """What is about to run, for the first lines on the screen."""
+        config = self.config
+        trained = sum(p.numel() for p in self.loaded.model.parameters() if p.requires_grad)
+        rows = config.train.prompts_per_step * (config.sampling.group_size if self.feed.samples else 1)
+        return {
+            "run": str(self.folder),
+            "model": f"{config.model.path}, {trained:,} trained parameters, {self.loaded.compute_dtype}".replace("torch.", ""),
+            "algorithm": self.algorithm.card.title,
+            "data": self.feed.describe(),
+            "step": f"{config.train.prompts_per_step} rows of the data"
+            + (f" × {config.sampling.group_size} completions = {rows} rows" if self.feed.samples else "")
+            + f", {config.train.epochs * config.train.minibatches} optimizer step(s)",
+            "steps": f"{config.train.steps}" + (f", continuing after step {self.step}" if self.step else ""),
+        }
+
+    # --- what a step leaves behind -----------------------------------------------------------------------------------
+
+    def record_step(self, fed: Fed, batch: Batch, metrics: dict[str, float]) -> None:
+        """One line of metrics, every completion on file, one line on the screen."""
+        values = {**metrics, "num_tokens": self.num_tokens}
+        self.store.metrics(self.step, values)
+        if fed.rollout is not None:
+            rollout = fed.rollout
+            assert batch.advantages_BT is not None
+            table = rollout_table(self.step, rollout.prompts, rollout.groups, rollout.scores, batch.advantages_BT)
+            self.store.rollouts(self.step, table)
+            if self.view.show_samples and (self.step == 1 or self.step % 10 == 0):
+                self.view.samples(self.step, table.slice(0, 2 * self.config.sampling.group_size).to_pylist())
+        self.view.step({"step": self.step, **values}, self.config.train.steps)
+
+    def warn(self, about: str, message: str) -> None:
+        self.store.event("warning", message, step=self.step, about=about)
+        self.view.event("warning", message)
+
+    # --- measuring -----------------------------------------------------------------------------------------------------
+
+    def measure_model(self, name: str) -> None:
+        """Judge the present weights; `name` is "baseline", "trained" or "step N"."""
+        measured = self.measure(self.folder / "evaluations", name)
+        if not measured:
+            return
+        self.view.evaluation(name, measured[name])
+        self.store.event("evaluation", name, step=self.step, evaluation=measured[name])
+        if not name.startswith("step"):
+            self.evaluation = {**self.evaluation, **measured}
+            self.store.evaluation(self.evaluation)
+
+    # --- saving and restoring ------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Any]:
+        """Every tensor that the next step depends on."""
+        return {"policy": self.trained_tensors(), "optimizer": self.optimizer.tensors()}
+
+    def trained_tensors(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.loaded.model.named_parameters() if p.requires_grad}
+
+    def save(self) -> None:
+        """Write the checkpoint of this step; a miss is a warning, the third in a row an error."""
+        plain = {"num_tokens": self.num_tokens, "algorithm": self.weigh.state_dict(), "guards": self.guards.state()}
+
+        def write(folder: Path) -> None:
+            self.loaded.save(folder)
+            save_state(folder / "state", self.tensors(), plain)
+
+        try:
+            self.checkpoints.save(self.step, write, {"step": self.step}, size=size_of(self.tensors()))
+        except CheckpointError as error:
+            self.warn("checkpoint", self.saves.missed(error))
+        else:
+            self.saves.saved()
+            self.store.event("checkpoint", f"saved step {self.step}", step=self.step)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to the moment after the checkpoint's step; what was recorded later is dropped."""
+        tensors, plain = load_state(checkpoint.state)
+        parameters = dict(self.loaded.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in tensors["policy"].items():
+                parameters[name].copy_(tensor)
+        self.optimizer.restore(tensors["optimizer"])
+        self.weigh.load_state_dict(plain["algorithm"])
+        self.guards.load_state(plain["guards"])
+        self.step, self.num_tokens = checkpoint.step, plain["num_tokens"]
+        self.publish(self.step)
+        self.store.truncate_after(self.step)
+        self.evaluation = self.store.read_evaluation()
+
+
+class Phases:
+    """Seconds spent in each phase of a step, for the step line and the report."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.started = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def metrics(self) -> dict[str, float]:
+        whole = {"time/step": time.perf_counter() - self.started}
+        return {f"time/{name}": seconds for name, seconds in self.seconds.items()} | whole

@@ -1,0 +1,203 @@
+"""Building a run: each part is made once, from the config and from what the algorithm declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms import Algorithm, PolicyGradient
+from posttrain.data.examples import render_examples
+from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
+from posttrain.data.split import Split, read_split
+from posttrain.models.adapters import apply_lora, frozen_copy, reference_scope
+from posttrain.models.load import LoadedModel, load_model
+from posttrain.rewards import build_rewards
+from posttrain.rollout.local import LocalSampler
+from posttrain.rollout.publish import DeliveryProof, tolerance_for
+from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.feed import DatasetFeed, Feed, SampledFeed
+from posttrain.train.guards import Guards
+from posttrain.train.loop import microbatches
+from posttrain.train.measure import HeldOutAnswers, HeldOutLoss, Measure
+from posttrain.train.optimizer import Updater
+from posttrain.train.policy import Forward, Publisher, TrainerScores
+from posttrain.train.run import Run, Weigh
+from posttrain.train.weigh import AsBatch, Fill, Weighing, fill_logprobs
+from posttrain.types import Batch
+
+if TYPE_CHECKING:
+    from posttrain.config import Resolved, RunConfig
+    from posttrain.report.terminal import TerminalView
+    from posttrain.train.store import RunStore
+
+
+def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
+    """Everything that a run needs, in its first state; reads the data before it loads the model."""
+    config = resolved.config
+    algorithm = config.algorithm.build()
+    rows = read_split(config.data, config.seed)
+    loaded = load_policy(config)
+    forward = policy_forward(config, loaded, algorithm)
+    sampler = LocalSampler(
+        loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=_decoding_dtype(loaded)
+    )
+    guards = Guards.of(config, store.evidence)
+    feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler)
+    for note in notes:
+        store.event("warning", note)
+        view.event("warning", note)
+    proof = DeliveryProof.from_prompts(
+        probe,
+        tolerance=config.guards.publish_tolerance or tolerance_for(loaded.compute_dtype),
+        temperature=config.sampling.temperature or 1.0,
+    )
+    return Run(
+        resolved=resolved,
+        store=store,
+        view=view,
+        loaded=loaded,
+        algorithm=algorithm,
+        forward=forward,
+        weigh=weighing(config, algorithm, loaded, forward),
+        optimizer=Updater(loaded.model.parameters(), config.train),
+        guards=guards,
+        feed=feed,
+        publish=Publisher(loaded.model, sampler, proof, TrainerScores(forward, loaded.pad_id)),
+        measure=measure,
+        checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
+    )
+
+
+def load_policy(config: RunConfig) -> LoadedModel:
+    """The model to train: master weights in float32, adapters when configured."""
+    torch.manual_seed(config.seed)  # adapters are initialised at random
+    loaded = load_model(resolve_model_path(config.model, config.seed))
+    if config.lora is not None:
+        loaded = loaded.with_model(apply_lora(loaded.model, config.lora))
+    if config.train.gradient_checkpointing:
+        loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return loaded
+
+
+def policy_forward(config: RunConfig, loaded: LoadedModel, algorithm: Algorithm) -> Forward:
+    return Forward(
+        loaded.model,
+        temperature=config.sampling.temperature if algorithm.data_kind == "prompts" else 1.0,
+        chunk_tokens=config.train.logprob_chunk_tokens,
+        compute_dtype=loaded.compute_dtype,
+        entropy_gradient="entropy" in algorithm.needs,
+    )
+
+
+# --- what the algorithm asks for -------------------------------------------------------------------------------------
+
+
+def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Weigh:
+    """The way from experience to a batch, with one collaborator per need."""
+    if not isinstance(algorithm, PolicyGradient):
+        return AsBatch()
+    fills: list[Fill] = []
+    if needs_old_pass(config, algorithm):
+        fills.append(fill_logprobs("old_logprobs_BT", forward, _parts(config)))
+    if "reference" in algorithm.needs:
+        fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), _parts(config)))
+    return Weighing(algorithm, fills, mask_truncated=config.train.mask_truncated)
+
+
+def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:
+    """A ratio needs the old log-probabilities only from the second update of a batch on (RULE 6)."""
+    several_updates = config.train.epochs * config.train.minibatches > 1
+    return "old_for_advantages" in algorithm.needs or ("old" in algorithm.needs and several_updates)
+
+
+def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
+    """With LoRA the base model is the reference, so there is no second copy; otherwise a frozen copy of the start."""
+    if config.lora is not None:
+        return forward.under(loaded.model, lambda: reference_scope(loaded.model))
+    return forward.under(frozen_copy(loaded.model))
+
+
+def _parts(config: RunConfig):
+    def split(batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        yield from microbatches(batch, config.train.tokens_per_microbatch)
+
+    return split
+
+
+def _decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
+    """Shared modules decode under autocast when the computation is not float32."""
+    return None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+
+
+# --- where the data comes from ---------------------------------------------------------------------------------------
+
+
+def online(
+    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, sampler: LocalSampler
+) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
+    """Prompts are answered and the answers are scored."""
+    train, heldout = prompt_sets(config, rows, loaded)
+    rewards = build_rewards(config.rewards)
+    rewards.check([*train.prompts, *heldout.prompts])
+    check = build_rewards(config.check) if config.check else None
+    if check is not None:
+        check.check(heldout.prompts)
+    feed = SampledFeed(config, train.prompts, sampler, rewards, pad_id=loaded.pad_id)
+    measure = HeldOutAnswers(config, sampler, heldout.prompts, rewards, check)
+    return feed, measure, [prompt.ids for prompt in train.prompts[:4]], prompt_notes(train, heldout)
+
+
+def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[PromptSet, PromptSet]:
+    """The training prompts and the held-out ones, none longer than the context leaves room for."""
+    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
+    room = loaded.context_length - config.sampling.max_completion_length
+    train = render_prompts(rows.train, config.data, renderer, max_prompt_length=room, what="training data")
+    if not rows.heldout:
+        return train, PromptSet(prompts=())
+    heldout = render_prompts(rows.heldout, config.data, renderer, max_prompt_length=room, what="held-out data")
+    return train, heldout
+
+
+def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:
+    """What the user should know about the data, in sentences."""
+    parts = (("training data", train), ("held-out data", heldout))
+    notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
+    if shared := overlap(train.prompts, heldout.prompts):
+        notes.append(
+            f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
+            "show what the model learned to do"
+        )
+    if not heldout.prompts:
+        notes.append("there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction")
+    return notes
+
+
+def supervised(
+    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, sampler: LocalSampler
+) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
+    """Given answers are imitated."""
+    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
+    sets = [
+        render_examples(
+            part,
+            renderer,
+            eos_ids=loaded.eos_ids,
+            max_length=loaded.context_length,
+            max_dropped=config.data.max_dropped,
+            what=what,
+        )
+        for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data"))
+        if part
+    ]
+    heldout = sets[1].examples if len(sets) > 1 else ()
+    notes = [s.dropped_summary for s in sets if s.dropped]
+    feed = DatasetFeed(config, sets[0].examples, pad_id=loaded.pad_id)
+    measure = HeldOutLoss(config, forward, heldout, loaded.pad_id)
+    return feed, measure, [example.input_ids for example in sets[0].examples[:4]], notes
+
+
+BUILDERS = {"prompts": online, "examples": supervised}

@@ -1,0 +1,76 @@
+"""From experience to a batch: fill in what the algorithm asked for, compute its advantages, leave out what is filtered.
+
+Each thing that an algorithm may need is one collaborator here, chosen once from what the algorithm declares; neither the
+loop nor this file knows which algorithm runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms import PolicyGradient
+from posttrain.types import Batch, Experience, Outputs
+
+Fill = Callable[[Experience], Experience]
+Forward = Callable[[Batch], Outputs]
+Split = Callable[[Batch], Iterator[tuple[Tensor, Batch]]]
+
+
+class Weighing:
+    """`weigh(experience) -> Batch` for online algorithms; holds the algorithm's state between the steps."""
+
+    def __init__(self, algorithm: PolicyGradient, fills: Sequence[Fill], *, mask_truncated: bool) -> None:
+        self.algorithm, self.fills, self.mask_truncated = algorithm, fills, mask_truncated
+        self.state = algorithm.initial_state()
+
+    def __call__(self, experience: Experience) -> Batch:
+        for fill in self.fills:
+            experience = fill(experience)
+        batch = Batch.from_experience(experience, self.algorithm.advantages(experience, self.state))
+        self.state = self.algorithm.next_state(self.state, experience)
+        return without_truncated(batch, experience) if self.mask_truncated else batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.state is None else asdict(self.state)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        if self.state is not None:
+            self.state = replace(self.state, **saved)
+
+
+class AsBatch:
+    """`weigh` for offline algorithms: their data is a batch already."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        pass
+
+
+def without_truncated(batch: Batch, experience: Experience) -> Batch:
+    """Truncated completions leave the loss; their rewards have already taken part in the group statistics."""
+    keep_B1 = ~experience.truncated_PG.reshape(-1, 1)
+    return replace(batch, completion_mask_BT=batch.completion_mask_BT & keep_B1)
+
+
+def fill_logprobs(name: str, forward: Forward, split: Split) -> Fill:
+    """A collaborator that computes `[B, T]` log-probabilities without gradient and puts them into the field `name`."""
+
+    @torch.no_grad()
+    def fill(experience: Experience) -> Experience:
+        batch = Batch.from_experience(experience)
+        logprobs_BT = torch.zeros(batch.completion_mask_BT.shape, device=batch.completion_mask_BT.device)
+        for rows, micro in split(batch):
+            logprobs_BT[rows] = forward(micro).logprobs_BT.float()
+        return replace(experience, **{name: logprobs_BT})
+
+    return fill
