@@ -1,0 +1,68 @@
+# Everything is installed into .venv, with the tested versions of constraints.txt; nothing else on the machine changes.
+PYTHON ?= python3
+SEED ?= 0
+VENV := .venv
+RUN := $(VENV)/bin/python
+FAST := not slow and not gpu
+
+.PHONY: help demo test test-slow test-gpu check format bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo [SEED=1]  a tiny model learns on the CPU, and the run proves it (minutes)"
+	@echo "make test           the tests, on two processes"
+	@echo "make test-slow      the tests that take minutes rather than seconds"
+	@echo "make test-gpu       the tests that need a CUDA device"
+	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
+	@echo "make format         bring the source into the form that make check asks for"
+	@echo "make bench          the benchmarks, one after the other"
+	@echo "make clean          remove .venv and caches; runs stay"
+
+demo: $(VENV)/installed
+	$(RUN) -m posttrain demo --seed $(SEED)
+
+test: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "$(FAST)" --doctest-modules tests src/posttrain
+
+test-slow: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "slow and not gpu" tests
+
+test-gpu: $(VENV)/installed-dev
+	$(RUN) -m pytest -m gpu tests
+
+check: $(VENV)/installed-dev
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m pyright --pythonpath $(RUN)
+	$(RUN) -m codespell_lib src tests docs README.md CONTRIBUTING.md CHANGELOG.md
+	$(MAKE) test
+
+format: $(VENV)/installed-dev
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+bench: $(VENV)/installed
+	@for script in benchmarks/[a-z]*.py; do \
+		[ -e "$$script" ] || { echo "benchmarks/ holds no script"; exit 1; }; \
+		echo "== $$script"; $(RUN) "$$script" || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is written when pip has finished, so an interrupted installation is taken up again.
+$(VENV)/installed: pyproject.toml constraints.txt | $(RUN)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(VENV)/installed $@
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "posttrain needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+		echo "  Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "  Python's venv module is missing; Debian and Ubuntu have it in the package python3-venv."; exit 1; }
