@@ -684,10 +684,6 @@ BROKEN = {
         ["train.min_learning_rate_ratio=0.1"],
         "train.min_learning_rate_ratio = 0.1 does nothing under a constant schedule",
     ),
-    "_held_out_once": (
-        ["data.eval=x", "data.eval_fraction=0.1"],
-        "data.eval_fraction = 0.1 does nothing, as data.eval",
-    ),
     "_labels_differ": (
         ["rewards=[{name: math}, {function: a.py:math}]"],
         "two entries of rewards are called math, so that one would hide the other in the metrics; "

@@ -166,17 +166,6 @@ def _schedule_has_an_end(config: RunConfig, algorithm: Algorithm) -> ConfigError
     )
 
 
-def _held_out_once(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """data.eval_fraction goes without data.eval."""
-    if config.data.eval is None or config.data.eval_fraction == 0:
-        return None
-    return ConfigError(
-        given=f"data.eval_fraction = {config.data.eval_fraction} does nothing, as data.eval names the held-out rows",
-        allowed="one of data.eval and data.eval_fraction",
-        fix="Leave one of them out.",
-    )
-
-
 def _labels_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """No two entries of rewards, and no two of check, have the same name in the metrics."""
     for section, entries in (("rewards", config.rewards), ("check", config.check)):
@@ -202,6 +191,5 @@ RULES: tuple[Rule, ...] = (
     _minibatches_have_rows,
     _warm_up_ends,
     _schedule_has_an_end,
-    _held_out_once,
     _labels_differ,
 )
