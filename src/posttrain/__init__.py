@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from posttrain import evaluate, train
+
 if TYPE_CHECKING:
-    from posttrain.evaluate.api import evaluate
-    from posttrain.train.api import resume, train
+    from posttrain.train.run import Run
 
 __version__ = "0.1.0"
 __all__ = ["evaluate", "resume", "train"]
 
-_HOMES = {"train": "posttrain.train.api", "resume": "posttrain.train.api", "evaluate": "posttrain.evaluate.api"}
 
+def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run:
+    """Continue a run from its newest checkpoint that verifies; see `posttrain.train.api.resume`."""
+    from posttrain.train.api import resume
 
-def __getattr__(name: str) -> Any:
-    """`train` and the others are imported when they are first used: `import posttrain` needs no torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'posttrain' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return resume(folder, steps=steps, view=view)

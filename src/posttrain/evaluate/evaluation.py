@@ -1,0 +1,287 @@
+"""The result of an evaluation: numbers with intervals, and the answers they come from."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.functional.intervals import Interval, paired_interval
+
+CORRECT_AT = 1.0 - 1e-9
+"""An answer counts as correct when its total reward reaches this. `accuracy`, pass@k and majority@k therefore mean
+something for rewards whose full mark is 1; for any other scale read `score`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One completion and how it was judged."""
+
+    text: str
+    ids: tuple[int, ...]
+    finish_reason: str
+    score: float | None
+    """Total reward; None when no reward could be computed."""
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    """Each reward by label; None where it was not applicable."""
+    check: Mapping[str, float | None] = field(default_factory=dict)
+    """The independent check, which training never sees, by label."""
+    vote: str | None = None
+    """The normalised answer that the majority is counted by; None when none could be read."""
+
+    @property
+    def correct(self) -> bool:
+        return self.score is not None and self.score >= CORRECT_AT
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The answers to one held-out prompt."""
+
+    index: int
+    """Row of the dataset: the same number before and after training."""
+    prompt: str
+    greedy: Answer
+    samples: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out results. Every interval is over prompts: `n` is how many of them had what it takes.
+
+    Answers without a score are left out and counted in `unscored`; they are never a 0.
+    """
+
+    prompts: int
+    samples: int
+    """Sampled answers per prompt, beside the greedy one."""
+    confidence: float
+    temperature: float
+    top_p: float
+    max_completion_length: int
+    seed: int
+    greedy_score: Interval
+    greedy_accuracy: Interval
+    sampled_score: Interval | None = None
+    pass_at_k: Mapping[int, Interval] = field(default_factory=dict)
+    majority_at_k: Mapping[int, Interval] = field(default_factory=dict)
+    mean_length: float
+    """Tokens of a greedy answer."""
+    truncated: float
+    """Share of greedy answers that ran into `max_completion_length`."""
+    sampled_mean_length: float = math.nan
+    sampled_truncated: float = math.nan
+    rewards: Mapping[str, Interval] = field(default_factory=dict)
+    """Each reward by label, over greedy answers."""
+    check: Mapping[str, Interval] = field(default_factory=dict)
+    """The independent check by label, over greedy answers."""
+    unscored: int = 0
+    """Answers, greedy and sampled, that got no score."""
+    score_range: tuple[float, float] = (math.nan, math.nan)
+    """Lowest and highest score seen: tells a reader whether `accuracy` means something."""
+    errors: tuple[str, ...] = ()
+    """What the rewards raised, each message once."""
+    records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
+    """The answers themselves; not part of `to_json`, see `write_answers`."""
+
+    @property
+    def pass_at_1(self) -> Interval:
+        """Share of correct sampled answers; of greedy ones when nothing was sampled."""
+        return self.pass_at_k.get(1, self.greedy_accuracy)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts and numbers, ready for `json.dumps`; what is not finite becomes None."""
+        sampled = {
+            "pass@1": _interval_to_json(self.pass_at_k.get(1)),
+            "pass@k": {str(k): _interval_to_json(interval) for k, interval in self.pass_at_k.items()},
+            "majority@k": {str(k): _interval_to_json(interval) for k, interval in self.majority_at_k.items()},
+            "score": _interval_to_json(self.sampled_score),
+            "mean_length": _finite(self.sampled_mean_length),
+            "truncated": _finite(self.sampled_truncated),
+        }
+        return {
+            "prompts": self.prompts,
+            "samples": self.samples,
+            "confidence": self.confidence,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_completion_length": self.max_completion_length,
+            "seed": self.seed,
+            "greedy": {
+                "score": _interval_to_json(self.greedy_score),
+                "accuracy": _interval_to_json(self.greedy_accuracy),
+            },
+            "sampled": sampled if self.samples else {},
+            "mean_length": _finite(self.mean_length),
+            "truncated": _finite(self.truncated),
+            "rewards": {label: _interval_to_json(interval) for label, interval in self.rewards.items()},
+            "check": {label: _interval_to_json(interval) for label, interval in self.check.items()},
+            "unscored": self.unscored,
+            "score_range": [_finite(edge) for edge in self.score_range],
+            "errors": list(self.errors),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Evaluation:
+        """The inverse of `to_json`; the answers themselves are not part of it."""
+        sampled = data["sampled"]
+        return Evaluation(
+            prompts=data["prompts"],
+            samples=data["samples"],
+            confidence=data["confidence"],
+            temperature=data["temperature"],
+            top_p=data["top_p"],
+            max_completion_length=data["max_completion_length"],
+            seed=data["seed"],
+            greedy_score=_interval_from_json(data["greedy"]["score"]),
+            greedy_accuracy=_interval_from_json(data["greedy"]["accuracy"]),
+            sampled_score=_interval_from_json(sampled["score"]) if sampled else None,
+            pass_at_k={int(k): _interval_from_json(i) for k, i in sampled.get("pass@k", {}).items()},
+            majority_at_k={int(k): _interval_from_json(i) for k, i in sampled.get("majority@k", {}).items()},
+            mean_length=_number(data["mean_length"]),
+            truncated=_number(data["truncated"]),
+            sampled_mean_length=_number(sampled.get("mean_length")),
+            sampled_truncated=_number(sampled.get("truncated")),
+            rewards={label: _interval_from_json(i) for label, i in data["rewards"].items()},
+            check={label: _interval_from_json(i) for label, i in data["check"].items()},
+            unscored=data["unscored"],
+            score_range=(_number(data["score_range"][0]), _number(data["score_range"][1])),
+            errors=tuple(data["errors"]),
+        )
+
+    def write_answers(self, path: Path | str) -> Path:
+        """One JSON line per prompt: the prompt, its greedy answer and its samples with their scores."""
+        path = Path(path)
+        lines = (json.dumps(asdict(record), ensure_ascii=False) for record in self.records)
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return path
+
+    @staticmethod
+    def read_answers(path: Path | str) -> tuple[Record, ...]:
+        """The inverse of `write_answers`."""
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines() also splits at U+2028
+        return tuple(_record(json.loads(line)) for line in lines if line)
+
+    def rows(self) -> list[tuple[str, Interval]]:
+        """Name and interval of everything measured, in reading order."""
+        found = [("greedy accuracy", self.greedy_accuracy), ("greedy score", self.greedy_score)]
+        found += [(f"pass@{k}", interval) for k, interval in self.pass_at_k.items()]
+        found += [(f"majority@{k}", interval) for k, interval in self.majority_at_k.items() if k > 2]
+        if self.sampled_score is not None:
+            found.append(("sampled score", self.sampled_score))
+        found += [(f"reward: {label}", interval) for label, interval in self.rewards.items() if len(self.rewards) > 1]
+        return found + [(f"check: {label}", interval) for label, interval in self.check.items()]
+
+    def render(self) -> str:
+        """Plain text, one line per number."""
+        lines = [f"{name:<24} {_show(interval)}" for name, interval in self.rows()]
+        return "\n".join([self._caption(), *lines])
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks; all text is escaped."""
+        texts = [(name, f"{i.mean:.3f}", f"{i.low:.3f} to {i.high:.3f}", f"{i.n}") for name, i in self.rows()]
+        rows = ("".join(f"<td>{html.escape(text)}</td>" for text in row) for row in texts)
+        cells = "".join(f"<tr>{row}</tr>" for row in rows)
+        head = f"<tr><th></th><th>mean</th><th>{self.confidence:.0%} interval</th><th>prompts</th></tr>"
+        return f"<table><caption>{html.escape(self._caption())}</caption>{head}{cells}</table>"
+
+    def _caption(self) -> str:
+        text = f"{self.prompts} held-out prompts, 1 greedy"
+        if self.samples:
+            text += f" and {self.samples} sampled answers each at temperature {self.temperature:g}"
+        else:
+            text += " answer each"
+        text += f"; mean length {self.mean_length:.1f} tokens, {self.truncated:.1%} truncated"
+        return text + (f"; {self.unscored} answers could not be scored and are left out" if self.unscored else "")
+
+
+def _record(saved: Mapping[str, Any]) -> Record:
+    greedy, *samples = (
+        Answer(**{**answer, "ids": tuple(answer["ids"])}) for answer in [saved["greedy"], *saved["samples"]]
+    )
+    return Record(index=saved["index"], prompt=saved["prompt"], greedy=greedy, samples=tuple(samples))
+
+
+def paired_difference(baseline: Evaluation, trained: Evaluation) -> dict[str, Interval]:
+    """Greedy accuracy and score, trained minus baseline, over the prompts that both scored.
+
+    Narrower than comparing the two intervals, because it is the same prompts that were answered twice.
+    """
+    before = {record.index: record.greedy for record in baseline.records}
+    pairs = [
+        (before[record.index], record.greedy)
+        for record in trained.records
+        if record.index in before and before[record.index].score is not None and record.greedy.score is not None
+    ]
+    right = [(float(old.correct), float(new.correct)) for old, new in pairs]
+    scores = [(float(old.score or 0.0), float(new.score or 0.0)) for old, new in pairs]
+    return {
+        "accuracy": paired_interval(*_columns(right), trained.confidence, bounds=(0.0, 1.0)),
+        "score": paired_interval(*_columns(scores), trained.confidence, bounds=bounds_of(s for p in scores for s in p)),
+    }
+
+
+def evaluation_json(
+    baseline: Evaluation | None, trained: Evaluation | None = None, forgetting: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """The content of a run's `evaluation.json`: both evaluations, their paired difference, the check and forgetting."""
+    found = {"baseline": baseline, "trained": trained}
+    measured = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
+    content: dict[str, Any] = {name: evaluation.to_json() for name, evaluation in measured.items()}
+    if baseline is not None and trained is not None and baseline.records and trained.records:
+        difference = paired_difference(baseline, trained)
+        content["difference"] = {name: _interval_to_json(interval) for name, interval in difference.items()}
+    labels = dict.fromkeys(label for evaluation in measured.values() for label in evaluation.check)
+    content["check"] = {
+        label: {name: _interval_to_json(evaluation.check.get(label)) for name, evaluation in measured.items()}
+        for label in labels
+    }
+    if forgetting is not None:
+        content["forgetting"] = {name: _finite(value) for name, value in forgetting.items()}
+    return content
+
+
+def bounds_of(values: Iterable[float]) -> tuple[float, float] | None:
+    """(0, 1) when every value is 0 or 1, so that the mean is a share; None for any other score."""
+    return (0.0, 1.0) if all(value in (0.0, 1.0) for value in values) else None
+
+
+def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [first for first, _ in pairs], [second for _, second in pairs]
+
+
+def _show(interval: Interval) -> str:
+    return f"{interval.mean:.3f}  [{interval.low:.3f}, {interval.high:.3f}]  n {interval.n}"
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _interval_to_json(interval: Interval | None) -> dict[str, Any] | None:
+    if interval is None:
+        return None
+    return {
+        "mean": _finite(interval.mean),
+        "low": _finite(interval.low),
+        "high": _finite(interval.high),
+        "n": interval.n,
+    }
+
+
+def _interval_from_json(data: Mapping[str, Any]) -> Interval:
+    low = -math.inf if data["low"] is None else float(data["low"])
+    high = math.inf if data["high"] is None else float(data["high"])
+    return Interval(_number(data["mean"]), low, high, int(data["n"]))

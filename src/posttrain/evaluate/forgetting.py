@@ -1,0 +1,97 @@
+"""Forgetting: does the model still predict a text that has nothing to do with what it was trained on?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from posttrain.data.collate import collate
+from posttrain.data.read import read_rows
+from posttrain.errors import DataError
+from posttrain.models.forward import token_logprobs
+from posttrain.rollout.modes import evaluating
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ReferenceLoss(NamedTuple):
+    """Mean negative log-probability of a reference text."""
+
+    loss: float
+    """Nats per token."""
+    tokens: int
+    """Tokens that were predicted."""
+
+
+def reference_loss(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path | str,
+    *,
+    window: int = 512,
+    max_tokens: int = 20_000,
+    compute_dtype: torch.dtype = torch.float32,
+    chunk_tokens: int = 1024,
+) -> ReferenceLoss:
+    """Loss of `model` on a plain text, or on the `text` column of a JSONL, JSON, CSV or Parquet file.
+
+    Each document is cut into windows of `window` tokens that share one token, so that every token but the first of a
+    document is predicted exactly once; the first `max_tokens` predictions count. `window` must fit the context of the
+    model. Raises `DataError` for a file that cannot be read or holds nothing to predict.
+    """
+    windows = list(_limited(_windows(read_texts(path), tokenizer, window), max_tokens))
+    total, count = 0.0, sum(len(ids) - 1 for ids in windows)
+    if count == 0:
+        raise DataError(given=f"{path} holds no two tokens in a row", allowed="a text", fix="Name another file.")
+    device = next(model.parameters()).device
+    narrow = compute_dtype != torch.float32
+    with torch.no_grad(), evaluating(model), torch.autocast(device.type, dtype=compute_dtype, enabled=narrow):
+        for start in range(0, len(windows), 16):
+            rows = [(ids[:1], ids[1:]) for ids in windows[start : start + 16]]
+            tokens, mask_BT = collate(rows, pad_id=0)
+            found = token_logprobs(model, tokens, mask_BT, temperature=1.0, chunk_tokens=chunk_tokens)
+            total -= float(found.logprobs_BT.sum(dtype=torch.float64))
+    return ReferenceLoss(loss=total / count if math.isfinite(total) else math.inf, tokens=count)
+
+
+def read_texts(path: Path | str) -> list[str]:
+    """The documents of a file: a `.txt` or `.md` file is one."""
+    path = Path(path)
+    if path.suffix in (".txt", ".md"):
+        try:
+            return [path.read_text(encoding="utf-8")]
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                given=f"{path} cannot be read ({error})", allowed="a text file in UTF-8", fix="Check the path."
+            ) from error
+    rows = read_rows(str(path))
+    for row in rows:
+        if not isinstance(row.values.get("text"), str):
+            raise DataError(
+                given=f"{row.origin} has no text in the column 'text'",
+                allowed="a .txt file, or rows with a column 'text'",
+                fix=f"Rename the column; there are {', '.join(map(repr, row.values))}.",
+            )
+    return [row.values["text"] for row in rows]
+
+
+def _windows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[list[int]]:
+    for text in texts:
+        ids = list(tokenizer(text).input_ids)
+        for start in range(0, len(ids) - 1, window - 1):
+            yield ids[start : start + window]
+
+
+def _limited(windows: Iterator[list[int]], max_tokens: int) -> Iterator[list[int]]:
+    left = max_tokens
+    for ids in windows:
+        if left <= 0:
+            return
+        yield ids[: left + 1]
+        left -= len(ids) - 1

@@ -1,0 +1,184 @@
+"""Held-out evaluation: greedy and sampled answers to the same prompts, judged, counted and given intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from posttrain.evaluate.evaluation import Answer, Evaluation, Record, bounds_of
+from posttrain.evaluate.votes import Extract, extract_for, normalise
+from posttrain.functional.estimators import majority_at_k, pass_at_k, powers_of_two
+from posttrain.functional.intervals import Interval, mean_interval, wilson
+from posttrain.rewards.scores import enforce_limit
+from posttrain.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import SamplingConfig
+    from posttrain.rewards import RewardSet, Scores
+    from posttrain.rollout.sampler import Sampler
+
+
+def evaluate_sampler(
+    sampler: Sampler,
+    prompts: Sequence[Prompt],
+    reward_set: RewardSet,
+    *,
+    sampling: SamplingConfig,
+    samples: int = 4,
+    temperature: float = 1.0,
+    max_completion_length: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    check: RewardSet | None = None,
+    extract: Extract | None = None,
+    max_unscored: float = 1.0,
+) -> Evaluation:
+    """Answer every prompt once greedily and `samples` times at `temperature`, with the sampler's present weights.
+
+    `sampling` gives what is not evaluation's own: top-p and its kin for the sampled answers, stop strings, batch rows.
+    `extract` finds the answer that the majority vote counts; without it, the one that goes with the rewards (`votes`).
+    The same seed gives the same answers for the same weights. Answers without a score are counted and left out;
+    `RewardError` when their share is above `max_unscored`.
+    """
+    max_completion_length = max_completion_length or sampling.max_completion_length
+    shared = {"max_completion_length": max_completion_length}
+    greedy = sampling.model_copy(update={**shared, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+    groups = sampler.generate(prompts, greedy, group_size=1, seed=seed)
+    if samples:
+        sampled = sampling.model_copy(update={**shared, "temperature": temperature})
+        more = sampler.generate(prompts, sampled, group_size=samples, seed=seed)
+        groups = [[*one, *others] for one, others in zip(groups, more, strict=True)]
+    scores = reward_set.score(prompts, groups)
+    enforce_limit(scores, max_unscored)
+    check_scores = check.score(prompts, [group[:1] for group in groups]) if check is not None else None
+    vote = extract or extract_for(reward_set)
+    records = [
+        Record(index=prompt.index, prompt=prompt.text, greedy=answers[0], samples=tuple(answers[1:]))
+        for prompt, answers in zip(prompts, _answers(groups, scores, check_scores, vote), strict=True)
+    ]
+    return summarise(
+        records,
+        samples=samples,
+        confidence=confidence,
+        temperature=temperature,
+        top_p=sampling.top_p,
+        max_completion_length=max_completion_length,
+        seed=seed,
+        errors=[str(failure) for judged in (scores, check_scores) if judged for failure in judged.failures],
+    )
+
+
+def summarise(
+    records: Sequence[Record],
+    *,
+    samples: int,
+    confidence: float,
+    temperature: float,
+    top_p: float,
+    max_completion_length: int,
+    seed: int,
+    errors: Iterable[str] = (),
+) -> Evaluation:
+    """Count judged answers. Each problem is averaged first, then the problems (RULE 51)."""
+    greedy = [record.greedy for record in records]
+    sampled = [answer for record in records for answer in record.samples]
+    scored = [answer for answer in greedy if answer.score is not None]
+    per_problem = [[a for a in record.samples if a.score is not None] for record in records]
+    totals = [answer.score for answer in chain(greedy, sampled) if answer.score is not None]
+    ks = powers_of_two(samples)
+    return Evaluation(
+        prompts=len(records),
+        samples=samples,
+        confidence=confidence,
+        temperature=temperature,
+        top_p=top_p,
+        max_completion_length=max_completion_length,
+        seed=seed,
+        greedy_score=interval_of([_scores([answer]) for answer in scored], confidence),
+        greedy_accuracy=wilson(sum(answer.correct for answer in scored), len(scored), confidence),
+        sampled_score=interval_of([_scores(answers) for answers in per_problem], confidence) if samples else None,
+        pass_at_k={k: _share_interval(_pass, per_problem, k, confidence) for k in ks},
+        majority_at_k={k: _share_interval(_majority, per_problem, k, confidence) for k in ks},
+        mean_length=_mean(len(answer.ids) for answer in greedy),
+        truncated=_mean(answer.truncated for answer in greedy),
+        sampled_mean_length=_mean(len(answer.ids) for answer in sampled),
+        sampled_truncated=_mean(answer.truncated for answer in sampled),
+        rewards=_by_label((answer.parts for answer in greedy), confidence),
+        check=_by_label((answer.check for answer in greedy), confidence),
+        unscored=len(greedy) + len(sampled) - len(totals),
+        score_range=(min(totals), max(totals)) if totals else (math.nan, math.nan),
+        errors=tuple(dict.fromkeys(errors)),
+        records=tuple(records),
+    )
+
+
+def interval_of(values_per_problem: Sequence[Sequence[float]], confidence: float) -> Interval:
+    """Interval of the mean over problems of their mean values; problems without values are left out.
+
+    Values that are all 0 or 1 are shares: Wilson for one answer per problem, bounded over problems for several.
+    """
+    answered = [values for values in values_per_problem if values]
+    means = [math.fsum(values) / len(values) for values in answered]
+    bounds = bounds_of(chain.from_iterable(answered))
+    if bounds is not None and all(len(values) == 1 for values in answered):
+        return wilson(round(sum(means)), len(means), confidence)
+    return mean_interval(means, confidence, bounds=bounds)
+
+
+def _answers(
+    groups: Sequence[Sequence[Completion]], scores: Scores, check: Scores | None, vote: Extract
+) -> list[list[Answer]]:
+    """`[P][1 + samples]`: each completion with its judgement; the check judges the first of each group."""
+    return [
+        [
+            Answer(
+                text=completion.text,
+                ids=completion.ids,
+                finish_reason=completion.finish_reason,
+                score=scores.rewards_PG[p][g] if scores.scored_PG[p][g] else None,
+                parts={label: values[p][g] for label, values in scores.parts.items()},
+                check={label: values[p][0] for label, values in check.parts.items()} if check and g == 0 else {},
+                vote=normalise(vote(completion.text)),
+            )
+            for g, completion in enumerate(group)
+        ]
+        for p, group in enumerate(groups)
+    ]
+
+
+def _pass(answers: Sequence[Answer], k: int) -> float:
+    return pass_at_k(len(answers), sum(answer.correct for answer in answers), k)
+
+
+def _majority(answers: Sequence[Answer], k: int) -> float:
+    return majority_at_k([answer.vote for answer in answers], [answer.correct for answer in answers], k)
+
+
+def _share_interval(
+    estimate: Callable[[Sequence[Answer], int], float],
+    per_problem: Sequence[Sequence[Answer]],
+    k: int,
+    confidence: float,
+) -> Interval:
+    """Problems with fewer than k scored answers cannot say anything about k and are left out."""
+    shares = [estimate(answers, k) for answers in per_problem if len(answers) >= k]
+    return mean_interval(shares, confidence, bounds=(0.0, 1.0))
+
+
+def _by_label(judged: Iterable[Mapping[str, float | None]], confidence: float) -> dict[str, Interval]:
+    values: dict[str, list[list[float]]] = {}
+    for parts in judged:
+        for label, value in parts.items():
+            values.setdefault(label, []).append([] if value is None or math.isnan(value) else [value])
+    return {label: interval_of(found, confidence) for label, found in values.items()}
+
+
+def _scores(answers: Sequence[Answer]) -> list[float]:
+    return [answer.score for answer in answers if answer.score is not None]
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return math.fsum(found) / len(found) if found else math.nan
