@@ -363,6 +363,13 @@ def test_a_run_outlives_two_misses_and_gives_up_at_the_third_in_a_row():
     assert (caught.value.allowed, caught.value.fix) == ("a free GB", "Free it.")
 
 
+def test_a_run_does_not_outlive_the_miss_of_a_checkpoint_that_it_needs():
+    error = CheckpointError(given="disk full")
+    with pytest.raises(CheckpointError) as caught:
+        SavePolicy().missed(error, required=True)
+    assert caught.value is error
+
+
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 FORK_AND_KILL = """

@@ -189,9 +189,12 @@ class SavePolicy:
     def saved(self) -> None:
         self.misses = 0
 
-    def missed(self, error: CheckpointError) -> str:
-        """The warning to show. Raises `CheckpointError` at the last miss."""
+    def missed(self, error: CheckpointError, *, required: bool = False) -> str:
+        """The warning to show. Raises `CheckpointError` at the last miss, and for a save that is `required`: without
+        that of its last step a run has no result."""
         self.misses += 1
+        if required:
+            raise error
         if self.misses < self.allowed:
             return f"no checkpoint was saved ({self.misses} of {self.allowed} misses in a row): {error}"
         raise CheckpointError(

@@ -89,12 +89,19 @@ class NonFinite:
     def _stop(self, step: int, what: str, rows: list[BadRow], numbers: Mapping[str, Tensor], batch: Batch) -> NoReturn:
         rows = rows[:_SAVED_ROWS]
         path = self.save(step, [self._evidence(row, numbers, batch) for row in rows])
-        worst = f"worst row: {self._name(rows[0], batch).name} ({rows[0]})" if rows else "no row has a trained token"
         raise NonFiniteError(
-            given=f"step {step}: {what}; {worst}",
+            given=f"step {step}: {what}; {self._finding(rows, batch)}",
             allowed="finite numbers",
             fix=f"No weight was changed; the offending rows are in {path}. {_advice(rows)}",
         )
+
+    def _finding(self, rows: Sequence[BadRow], batch: Batch) -> str:
+        if not rows:
+            return "no row has a trained token"
+        worst = f"{self._name(rows[0], batch).name} ({rows[0]})"
+        if math.isfinite(rows[0].value):
+            return f"each number behind it is finite, the largest is in {worst}"
+        return f"worst row: {worst}"
 
     def _name(self, row: BadRow, batch: Batch) -> RowName:
         number = row.row if batch.row_ids_B is None else int(batch.row_ids_B[row.row])
