@@ -43,6 +43,7 @@ def update(run: Run, minibatch: Batch, step: int) -> Metrics:
     """One optimizer step on these rows."""
     totals = count_totals(minibatch)
     log, loss_sum = MetricLog(), 0.0
+    run.loaded.model.train()  # dropout of the adapters; everything else computes without it
     for micro in microbatches(minibatch, run.config.train.tokens_per_microbatch):
         outputs = run.forward(micro)
         loss, metrics = run.algorithm.loss(outputs, micro, totals)
@@ -51,6 +52,7 @@ def update(run: Run, minibatch: Batch, step: int) -> Metrics:
             loss.backward()
         loss_sum += loss.item()
         log.add(metrics | mismatch_metrics(outputs, micro))
+    run.loaded.model.eval()
     log.add({"loss": Mean(loss_sum, 1.0)})
     log.add(run.optimizer.step(step, on_norm=lambda norm: run.guards.check_gradient(norm, minibatch, step)))
     return log.merged

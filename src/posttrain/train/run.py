@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from posttrain.errors import CheckpointError
+from posttrain.models.adapters import trainable_parameters
+from posttrain.models.save import save_model
 from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.train.store import rollout_table
 
@@ -151,14 +153,15 @@ class Run:
         return {"policy": self.trained_tensors(), "optimizer": self.optimizer.tensors()}
 
     def trained_tensors(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.loaded.model.named_parameters() if p.requires_grad}
+        return {name: parameter.detach() for name, parameter in trainable_parameters(self.loaded.model).items()}
 
     def save(self) -> None:
         """Write the checkpoint of this step; a miss is a warning, the third in a row an error."""
         plain = {"num_tokens": self.num_tokens, "algorithm": self.weigh.state_dict(), "guards": self.guards.state()}
 
         def write(folder: Path) -> None:
-            self.loaded.save(folder)
+            loaded = self.loaded
+            save_model(loaded.model, loaded.tokenizer, folder / "model", eos_ids=loaded.eos_ids, pad_id=loaded.pad_id)
             save_state(folder / "state", self.tensors(), plain)
 
         try:
@@ -172,7 +175,7 @@ class Run:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to the moment after the checkpoint's step; what was recorded later is dropped."""
         tensors, plain = load_state(checkpoint.state)
-        parameters = dict(self.loaded.model.named_parameters())
+        parameters = trainable_parameters(self.loaded.model)
         with torch.no_grad():
             for name, tensor in tensors["policy"].items():
                 parameters[name].copy_(tensor)

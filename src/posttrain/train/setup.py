@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,12 +14,13 @@ from posttrain.algorithms import Algorithm, PolicyGradient
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
 from posttrain.data.split import Split, read_split
+from posttrain.errors import ConfigError
 from posttrain.models.adapters import apply_lora, frozen_copy, reference_scope
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import build_rewards
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.publish import DeliveryProof, tolerance_for
-from posttrain.tasks.tiny import resolve_model_path
+from posttrain.tasks.tiny import with_tiny_model
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.feed import DatasetFeed, Feed, SampledFeed
 from posttrain.train.guards import Guards
@@ -47,7 +50,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
     )
     guards = Guards.of(config, store.evidence)
     feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler)
-    for note in notes:
+    for note in (*loaded.notes, *notes):
         store.event("warning", note)
         view.event("warning", note)
     proof = DeliveryProof.from_prompts(
@@ -74,10 +77,9 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
 
 def load_policy(config: RunConfig) -> LoadedModel:
     """The model to train: master weights in float32, adapters when configured."""
-    torch.manual_seed(config.seed)  # adapters are initialised at random
-    loaded = load_model(resolve_model_path(config.model, config.seed))
+    loaded = load_model(with_tiny_model(config.model, config.seed))
     if config.lora is not None:
-        loaded = loaded.with_model(apply_lora(loaded.model, config.lora))
+        loaded = replace(loaded, model=apply_lora(loaded.model, config.lora, seed=config.seed))
     if config.train.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return loaded
@@ -151,10 +153,22 @@ def online(
     return feed, measure, [prompt.ids for prompt in train.prompts[:4]], prompt_notes(train, heldout)
 
 
+def context_length(loaded: LoadedModel) -> int:
+    """Most tokens of prompt and completion together; some architectures set no limit."""
+    return loaded.context_length if loaded.context_length is not None else sys.maxsize
+
+
 def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[PromptSet, PromptSet]:
     """The training prompts and the held-out ones, none longer than the context leaves room for."""
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    room = loaded.context_length - config.sampling.max_completion_length
+    room = context_length(loaded) - config.sampling.max_completion_length
+    if room < 1:
+        raise ConfigError(
+            given=f"sampling.max_completion_length = {config.sampling.max_completion_length}, but the model's context is "
+            f"{context_length(loaded)} tokens: no prompt fits",
+            allowed="less than the context, with room for the prompts",
+            fix=f"Set sampling.max_completion_length = {context_length(loaded) // 2}.",
+        )
     train = render_prompts(rows.train, config.data, renderer, max_prompt_length=room, what="training data")
     if not rows.heldout:
         return train, PromptSet(prompts=())
@@ -186,7 +200,7 @@ def supervised(
             part,
             renderer,
             eos_ids=loaded.eos_ids,
-            max_length=loaded.context_length,
+            max_length=context_length(loaded),
             max_dropped=config.data.max_dropped,
             what=what,
         )

@@ -1,0 +1,58 @@
+"""Run or resume a training, and SIGKILL this very process at a moment within a phase.
+
+    python kill_driver.py train CONFIG.yaml  [PHASE COUNT DELAY]
+    python kill_driver.py resume RUN         [PHASE COUNT DELAY]
+
+PHASE is sample, update or save; the kill comes DELAY seconds after it has begun for the COUNT-th time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import posttrain.train.api
+import posttrain.train.loop
+from posttrain.rollout.local import LocalSampler
+from posttrain.train.run import Run
+
+
+def killed_in(function: Callable[..., Any], count: int, delay: float) -> Callable[..., Any]:
+    calls = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            threading.Thread(target=kill_after, args=(delay,), daemon=True).start()
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def kill_after(delay: float) -> None:
+    time.sleep(delay)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    verb, target, *when = sys.argv[1:]
+    if when:
+        phase, count, delay = when[0], int(when[1]), float(when[2])
+        owner, name = {
+            "sample": (LocalSampler, "generate"),
+            "update": (posttrain.train.loop, "update"),
+            "save": (Run, "save"),
+        }[phase]
+        setattr(owner, name, killed_in(getattr(owner, name), count, delay))
+    run = posttrain.train(target) if verb == "train" else posttrain.resume(target)
+    assert run.step == run.config.train.steps
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Promise 4: a run that was killed at any moment and resumed is the run that was never killed, bit for bit (CPU)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.tiny import tiny_model, write_prompts
+
+DRIVER = Path(__file__).with_name("kill_driver.py")
+STEPS = 12
+LATEST = {"sample": 3, "update": 4, "save": 2}
+"""How often a phase may have begun before the kill: few enough that the run is not over before the tenth."""
+
+REWARD = '''
+def vowels(prompt, completion, **row):
+    """A reward that varies, so that every step has a gradient."""
+    return sum(letter in "aeiou" for letter in completion) / 8
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kill")
+    tiny_model(folder / "model")
+    write_prompts(folder / "prompts.jsonl", count=24)
+    (folder / "rewards.py").write_text(REWARD)
+    return folder
+
+
+def write_config(folder: Path, name: str, algorithm: str) -> Path:
+    config = {
+        "model": str(folder / "model"),
+        "algorithm": algorithm,
+        "data": {"train": str(folder / "prompts.jsonl")},
+        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "sampling": {"group_size": 4, "max_completion_length": 8},
+        "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 1e-3, "minibatches": 2},
+        "lora": {"rank": 4, "dropout": 0.1} if name.startswith("lora") else None,
+        "evaluation": {"prompts": 2, "samples": 1},
+        "checkpoint": {"every": 1, "keep": 2},
+        "guards": {"max_truncated": 1.0},
+        "output": str(folder / name),
+        "report": False,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def drive(verb: str, target: Path, *when: object) -> int:
+    command = [sys.executable, str(DRIVER), verb, str(target), *map(str, when)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode in (0, -signal.SIGKILL), finished.stderr
+    return finished.returncode
+
+
+def weights(run: Path) -> dict[str, str]:
+    """The content of everything that the next step would depend on."""
+    files = sorted((run / "checkpoints" / f"step-{STEPS:06d}").rglob("*"))
+    assert files, f"{run} has no last checkpoint"
+    named = {str(path.relative_to(run)): path for path in files if path.is_file() and "manifest" not in path.name}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
+
+
+def kill_and_compare(folder: Path, name: str, algorithm: str, kills: int, seed: int) -> None:
+    drive("train", write_config(folder, f"{name}-whole", algorithm))
+    config = write_config(folder, f"{name}-killed", algorithm)
+    dice = random.Random(seed)
+    phases = [("sample", "update", "save")[number % 3] for number in range(kills)]
+    killed = 0
+    for number, phase in enumerate(phases):
+        verb, target = ("train", config) if number == 0 else ("resume", folder / f"{name}-killed")
+        count = dice.randint(1, LATEST[phase])
+        killed += drive(verb, target, phase, count, dice.uniform(0, 0.03)) == -signal.SIGKILL
+    assert killed == kills, "a kill came too late to hit its phase"
+    drive("resume", folder / f"{name}-killed")
+    assert weights(folder / f"{name}-killed") == weights(folder / f"{name}-whole")
+    assert records(folder / f"{name}-killed") == records(folder / f"{name}-whole")
+
+
+def test_three_kills_and_resumes_change_no_bit(folder):
+    kill_and_compare(folder, "full", "reinforce", kills=3, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "algorithm"), [("ten", "grpo"), ("lora-ten", "grpo")])
+def test_ten_kills_and_resumes_change_no_bit(folder, name, algorithm):
+    kill_and_compare(folder, name, algorithm, kills=10, seed=2)
