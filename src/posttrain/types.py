@@ -227,7 +227,7 @@ class Experience:
     def broadcast(self, values_PG: Tensor) -> Tensor:
         """One number per completion -> `[B, T]`: that number on its trained tokens, 0 elsewhere."""
         mask_BT = self.scored_mask_BT
-        return torch.where(mask_BT, values_PG.reshape(-1, 1), torch.zeros((), dtype=values_PG.dtype))
+        return torch.where(mask_BT, values_PG.reshape(-1, 1), values_PG.new_zeros(()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +246,8 @@ class Batch:
     versions_BT: Tensor | None = None
     groups_B: Tensor
     """Which prompt each row belongs to: rows may be permuted freely, groups are told by this id."""
+    row_ids_B: Tensor | None = None
+    """Row of the experience that each row came from: names it in errors after any permutation or split."""
     tokens: Tokens | None = None
 
     @staticmethod
@@ -261,7 +263,8 @@ class Batch:
             values_BT=experience.values_BT,
             teacher_logprobs_BT=experience.teacher_logprobs_BT,
             versions_BT=experience.versions_BT,
-            groups_B=torch.arange(num_prompts).repeat_interleave(group_size),
+            groups_B=torch.arange(num_prompts, device=experience.rewards_PG.device).repeat_interleave(group_size),
+            row_ids_B=torch.arange(num_prompts * group_size, device=experience.rewards_PG.device),
             tokens=experience.tokens,
         )
 
