@@ -22,7 +22,8 @@ demo: $(VENV)/installed
 	$(RUN) -m posttrain demo --seed $(SEED)
 
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "$(FAST)" --doctest-modules tests src/posttrain
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "$(FAST)" tests
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --doctest-modules src/posttrain
 
 test-slow: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "slow and not gpu" tests
