@@ -12,27 +12,41 @@ import functools
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-UnitInterval = Annotated[float, Field(ge=0, le=1)]
+
+def _refuse_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "a number, not true or false")
+    return value
+
+
+_NotBool = BeforeValidator(_refuse_bool)
+"""`kl_coef: true` would otherwise silently mean 1.0."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False), _NotBool]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NotBool]
+AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False), _NotBool]
+UnitInterval = Annotated[float, Field(ge=0, le=1), _NotBool]
+Count = Annotated[int, Field(ge=1), _NotBool]
 
 DataKind = Literal["prompts", "examples"]
 Need = Literal["old", "old_for_advantages", "reference", "entropy"]
-"""What an algorithm may ask the machinery for, beside the policy's own log-probabilities.
+"""What an algorithm may ask the machinery for, beside the policy's own log-probabilities."""
 
-old                 log-probabilities at the start of the update, as the anchor of a ratio; the pass is skipped when the
-                    batch is consumed in one update, where the policy is its own anchor
-old_for_advantages  the same numbers, needed before the first update: the pass always runs
-reference           log-probabilities under the frozen reference model
-entropy             the entropy of each token's distribution, with gradient
-"""
+NEEDS: dict[Need, str] = {
+    "old": "log-probabilities at the start of the update, as the anchor of a ratio; the pass is skipped when the batch "
+    "is consumed in one update, where the policy is its own anchor",
+    "old_for_advantages": "the same numbers before the first update: the pass always runs",
+    "reference": "log-probabilities under the frozen reference model",
+    "entropy": "the entropy of each token's distribution, with gradient",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +120,8 @@ class Algorithm:
     card: ClassVar[Card]
     data_kind: ClassVar[DataKind]
     min_group_size: ClassVar[int] = 1
+    shared_sources: ClassVar[dict[str, str]] = {}
+    """Sources of the defaults of inherited settings, as `Card.sources`."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -133,9 +149,10 @@ class PolicyGradient(Algorithm):
     """Settings that every policy-gradient algorithm has."""
 
     data_kind: ClassVar[DataKind] = "prompts"
+    shared_sources: ClassVar[dict[str, str]] = {"entropy_coef": "0: TRL, verl, OpenRLHF"}
 
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus, a mean over the tokens of the step. 0 also means: no entropy gradient is computed."""
+    entropy_coef: Finite = 0.0
+    """Weight of the entropy bonus, a mean over the tokens of the step. 0 also means: no gradient of it is computed."""
 
     def advantages(self, experience: Experience, state: Any = None) -> Tensor:
         """`[B, T]` advantages, 0 outside the trained tokens, without gradient."""
@@ -143,3 +160,12 @@ class PolicyGradient(Algorithm):
 
     def entropy_needs(self) -> frozenset[Need]:
         return frozenset({"entropy"}) if self.entropy_coef else frozenset()
+
+    def require_group(self, experience: Experience) -> None:
+        """The group-relative advantage of a single completion is always 0: nothing would be learnt (RULE 12)."""
+        if experience.group_size < self.min_group_size:
+            raise ConfigError(
+                given=f"group_size = {experience.group_size}, but {self.key} compares completions of the same prompt",
+                allowed=f"an integer of at least {self.min_group_size}",
+                fix="Set sampling.group_size = 8, or use algorithm reinforce, which needs no group.",
+            )

@@ -2,20 +2,26 @@
 
     A_i = R_i - mean(R)                                           over the G completions of one prompt
     rho = exp(logprobs - old_logprobs)                            per token
-    L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+    L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
 
 Sum over the tokens of a completion, divided by the constant max_completion_length, then mean over completions.
+The paper has no KL: kl_coef = 0, the default.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
-from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, Positive, settings
+from posttrain.algorithms.base import AboveOne, Card, Count, Need, NonNegative, PolicyGradient, settings
 from posttrain.algorithms.shared import (
+    DUAL_CLIP_METRICS,
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
+    KLInLoss,
+    clip_formulas,
     clipped_policy_term,
     common_metrics,
     entropy_bonus,
@@ -33,19 +39,20 @@ class DrGRPO(PolicyGradient):
     key: ClassVar[str] = "dr_grpo"
     min_group_size: ClassVar[int] = 2
 
-    max_completion_length: Annotated[int, Field(ge=1)] | None = None
+    max_completion_length: Count | None = None
     """The constant that the token sum of a completion is divided by; in a run it is sampling.max_completion_length
     unless set. It must not depend on the batch."""
     clip_low: NonNegative = 0.2
-    """The ratio counts down to 1 - clip_low."""
+    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
     clip_high: NonNegative = 0.2
-    """The ratio counts up to 1 + clip_high."""
-    dual_clip: Positive | None = None
-    """Loss of a negative advantage is at most dual_clip * |A|; None is off."""
+    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    dual_clip: AboveOne | None = None
+    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
-    kl_estimator: Literal["k1", "k2", "k3", "k1_corrected", "k3_corrected"] = "k3"
-    """As in GRPO; read only when kl_coef > 0."""
+    kl_estimator: KLInLoss = "k3"
+    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
+    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
 
     def __post_init__(self) -> None:
         refuse_k1_in_loss(self.kl_estimator)
@@ -56,6 +63,7 @@ class DrGRPO(PolicyGradient):
         return frozenset[Need]({"old"}) | reference | self.entropy_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
         return experience.broadcast(center_by_group(experience.rewards_PG, experience.scored_PG))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
@@ -81,7 +89,7 @@ class DrGRPO(PolicyGradient):
             "normalisation": "none",
             "ratio": "token",
             "trust region": "PPO clip",
-            "KL": "none",
+            "KL": "none (loss, k3 when kl_coef > 0)",
             "aggregation": "sum over tokens / constant length, then mean over completions (A5)",
             "correction": "none",
             "filter": "none",
@@ -96,5 +104,13 @@ class DrGRPO(PolicyGradient):
             "TRL's loss_type='dr_grpo' alone changes only the aggregation; OpenRLHF's changes only the advantage; "
             "verl's constant is the padded length of the batch unless loss_scale_factor is set.",
         ),
-        sources={"clip_low": "0.2: the paper's code", "clip_high": "0.2: the paper's code", "kl_coef": "0: the paper"},
+        sources={
+            "max_completion_length": "the paper's code: the generation budget, 3000 there",
+            "clip_low": "0.2: the paper's code",
+            "clip_high": "0.2: the paper's code",
+            "dual_clip": "off: the paper",
+            "kl_coef": "0: the paper",
+            "kl_estimator": "k3: as GRPO",
+        },
+        metrics=clip_formulas() | DUAL_CLIP_METRICS | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
     )

@@ -18,17 +18,21 @@ from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, UnitInterval, settings
 from posttrain.algorithms.shared import (
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
     advantages_of,
+    clip_formulas,
     clipped_policy_term,
     common_metrics,
     entropy_bonus,
+    log_ratio_of,
     ratio_metrics,
     refuse_half_a_clip,
     sampled_kl,
 )
 from posttrain.functional.baselines import batch_mean, place_on_last_token, return_to_go
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import log_ratio
 from posttrain.functional.reductions import sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
@@ -97,7 +101,7 @@ class REINFORCE(PolicyGradient):
         mask_BT = batch.completion_mask_BT
         if self.clip_low is None or self.clip_high is None:
             loss_BT = -advantages_of(batch) * outputs.logprobs_BT
-            metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+            metrics = ratio_metrics(log_ratio_of(outputs, batch), mask_BT)
         else:
             loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
         loss = sequence_sum(loss_BT, mask_BT, totals.sequences)
@@ -113,18 +117,29 @@ class REINFORCE(PolicyGradient):
             "normalisation": "none",
             "ratio": "none (token when clipped)",
             "trust region": "none (PPO clip when clip_low and clip_high are set)",
-            "KL": "reward of each token, k1",
+            "KL": "reward of each token, k1 (off by default)",
             "aggregation": "sum over tokens, mean over completions (A4)",
             "correction": "none",
             "filter": "none",
             "shaping": "none",
         },
-        use_when="One answer per prompt, or a reference point to compare other estimators with.",
+        use_when="There is one answer per prompt, or a reference point is wanted to compare other estimators with.",
         avoid_when="Prompts differ much in difficulty: a baseline per prompt (RLOO, GRPO) has far less variance.",
         differs=(
             "batch_mean contains the sample itself and scales the exact gradient by (N - 1) / N over the N completions "
             "of the batch; none and moving_average are unbiased.",
+            "The KL part of the return has no baseline: under batch_mean only the reward part is scaled.",
+            "gamma < 1 credits each token with the reward discounted from that token on, without a factor gamma^t in "
+            "front, as all public implementations do: the sum is not the gradient of a discounted objective.",
             "OpenRLHF's flash_reinforce is baseline = batch_mean with one completion per prompt.",
         ),
-        sources={"gamma": "1: all public implementations", "baseline": "batch_mean: OpenRLHF's flash_reinforce"},
+        sources={
+            "baseline": "batch_mean: OpenRLHF's flash_reinforce",
+            "baseline_decay": "0.9 here: a memory of about ten batches",
+            "clip_low": "off: the definition",
+            "clip_high": "off: the definition",
+            "kl_coef": "0: the definition",
+            "gamma": "1: all public implementations",
+        },
+        metrics=RATIO_METRICS | clip_formulas() | KL_METRICS | ENTROPY_METRICS,
     )

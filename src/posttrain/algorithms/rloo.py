@@ -16,17 +16,22 @@ from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, settings
 from posttrain.algorithms.shared import (
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
     advantages_of,
+    clip_formulas,
     clip_metrics,
     common_metrics,
     entropy_bonus,
+    log_ratio_of,
     ratio_metrics,
     refuse_half_a_clip,
     sampled_kl,
 )
 from posttrain.functional.baselines import has_signal, leave_one_out_mean
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio
+from posttrain.functional.ratios import clipped_surrogate, sequence_product_ratio
 from posttrain.functional.reductions import sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
@@ -53,6 +58,7 @@ class RLOO(PolicyGradient):
         return ratio | penalty | self.entropy_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
         rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
         if self.kl_coef:
             rewards_PG = rewards_PG - self.kl_coef * sampled_kl(experience).sum(dim=-1).reshape(rewards_PG.shape)
@@ -62,7 +68,7 @@ class RLOO(PolicyGradient):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs = Outputs.of(outputs)
         mask_BT = batch.completion_mask_BT
-        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        metrics = ratio_metrics(log_ratio_of(outputs, batch), mask_BT)
         if self.clip_low is None or self.clip_high is None:
             loss = sequence_sum(-advantages_of(batch) * outputs.logprobs_BT, mask_BT, totals.sequences)
         else:
@@ -84,21 +90,26 @@ class RLOO(PolicyGradient):
             "normalisation": "none",
             "ratio": "none (whole completion when clipped)",
             "trust region": "none (PPO clip when clip_low and clip_high are set)",
-            "KL": "reward of the whole completion, k1",
+            "KL": "reward of the whole completion, k1 (off by default)",
             "aggregation": "sum over tokens, mean over completions (A4)",
             "correction": "none",
             "filter": "none",
             "shaping": "none",
         },
         use_when="An unbiased, simple estimator with few settings is wanted and each batch is used for one update.",
-        avoid_when="Several updates per batch on long answers: the ratio of a whole completion leaves the clip range "
-        "at once.",
+        avoid_when="Several updates are made per batch on long answers: the ratio of a whole completion leaves the "
+        "clip range at once.",
         differs=(
             "TRL clips the ratio of the whole completion (0.2) and uses kl_coef 0.05; the paper's plain form is the "
             "default here. verl and OpenRLHF use token ratios and the mean over all tokens.",
             "The KL is subtracted before the leave-one-out mean, as in the paper and TRL; OpenRLHF subtracts it after.",
         ),
-        sources={"kl_coef": "0 here; the paper uses 0.03, TRL 0.05, OpenRLHF 0.01", "clip_low": "off: the paper"},
+        sources={
+            "clip_low": "off: the paper; TRL uses 0.2",
+            "clip_high": "off: the paper; TRL uses 0.2",
+            "kl_coef": "0 here; the paper uses 0.03, TRL 0.05, OpenRLHF 0.01",
+        },
+        metrics=RATIO_METRICS | clip_formulas("completions", "q") | KL_METRICS | ENTROPY_METRICS,
     )
 
 

@@ -2,7 +2,7 @@
 
     L = -logprobs                                                 per trained token
 
-Mean over all trained tokens of the optimizer step, not over micro-batches (ALGORITHMS RULE 44).
+Mean over all trained tokens of the optimizer step: every token counts the same, however the step is split.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, Card, DataKind, settings
-from posttrain.algorithms.shared import common_metrics, mean_over
+from posttrain.algorithms.shared import ENTROPY_METRICS, common_metrics, mean_over
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Metrics, Outputs, Totals
 
@@ -38,5 +38,6 @@ class SFT(Algorithm):
         differs=(
             "TRL and others that average micro-batch means weigh short batches more; here every token counts once.",
         ),
-        metrics={"sft/nll": "mean negative log-probability per trained token, in nats"},
+        metrics={"sft/nll": "mean of -logprobs over the trained tokens, in nats; exp of it is the perplexity"}
+        | ENTROPY_METRICS,
     )

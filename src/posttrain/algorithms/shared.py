@@ -1,6 +1,12 @@
-"""What several algorithm files call: the policy term, the KL term, the entropy bonus, and the metrics that go with them."""
+"""What several algorithm files call: policy term, KL term, entropy bonus, and the metrics that go with them.
+
+Whatever a tensor holds outside the mask, nan and infinities included, reaches neither a loss nor a gradient: inputs are
+masked *before* `exp` and products, because the backward pass of `exp(nan)` is `0 * nan`.
+"""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,12 +25,18 @@ def mean_over(x: Tensor, mask: Tensor) -> Mean:
 
 
 def advantages_of(batch: Batch) -> Tensor:
+    """`[B, T]` advantages, 0 outside the mask, constants for the gradient whatever they were computed from (RULE 5)."""
     if batch.advantages_BT is None:
         raise ConfigError(
             given="a batch without advantages",
             fix="Build it with Batch.from_experience(experience, algorithm.advantages(experience)).",
         )
-    return batch.advantages_BT
+    return masked(batch.advantages_BT.detach(), batch.completion_mask_BT)
+
+
+def log_ratio_of(outputs: Outputs, batch: Batch) -> Tensor:
+    """`[B, T]` log(policy / old policy), 0 outside the mask."""
+    return masked(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), batch.completion_mask_BT)
 
 
 def reference_of(batch: Batch, setting: str) -> Tensor:
@@ -35,7 +47,7 @@ def reference_of(batch: Batch, setting: str) -> Tensor:
             allowed=f"{setting} = 0, or ref_logprobs_BT",
             fix=f"Set {setting} = 0, or pass ref_logprobs_BT.",
         )
-    return batch.ref_logprobs_BT
+    return batch.ref_logprobs_BT.detach()
 
 
 def refuse_half_a_clip(clip_low: float | None, clip_high: float | None) -> None:
@@ -58,12 +70,16 @@ def sampled_kl(experience: Experience) -> Tensor:
     return masked(k1(experience.old_logprobs_BT, experience.ref_logprobs_BT), experience.completion_mask_BT)
 
 
-def refuse_k1_in_loss(kl_estimator: str) -> None:
+KLInLoss = Literal["k1", "k2", "k3", "k1_corrected", "k2_corrected", "k3_corrected"]
+"""Estimators by name. k1 is a name only so that the refusal can give the reason."""
+
+
+def refuse_k1_in_loss(kl_estimator: KLInLoss) -> None:
     """RULE 13: the expected gradient of k1 in the loss is zero."""
     if kl_estimator == "k1":
         raise ConfigError(
             given="kl_estimator = 'k1' in the loss, whose expected gradient is zero",
-            allowed="k2, k3, k1_corrected, k3_corrected",
+            allowed=", ".join(name for name in get_args(KLInLoss) if name != "k1"),
             fix="Use k3_corrected for an unbiased gradient of KL(policy || reference).",
         )
 
@@ -73,29 +89,61 @@ def clipped_policy_term(
 ) -> tuple[Tensor, Metrics]:
     """`[B, T]` PPO's clipped loss with token ratios, and its metrics."""
     advantages_BT = advantages_of(batch)
-    log_ratio_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+    log_ratio_BT = log_ratio_of(outputs, batch)
     ratio_BT = log_ratio_BT.exp()
     loss_BT = clipped_surrogate(ratio_BT, advantages_BT, clip_low, clip_high, dual_clip)
-    metrics = clip_metrics(ratio_BT, advantages_BT, batch.completion_mask_BT, clip_low, clip_high)
+    metrics = clip_metrics(ratio_BT, advantages_BT, batch.completion_mask_BT, clip_low, clip_high, dual_clip)
     return loss_BT, metrics | ratio_metrics(log_ratio_BT, batch.completion_mask_BT)
 
 
+def clip_formulas(share_of: str = "trained tokens", ratio: str = "rho") -> dict[str, str]:
+    """The formulas of `clip_metrics`, for its unit and its ratio."""
+    low, high = f"{ratio} < 1 - clip_low", f"{ratio} > 1 + clip_high"
+    return {
+        "clip_ratio/low_mean": f"share of {share_of} with {low} and A < 0: clipped, no gradient",
+        "clip_ratio/high_mean": f"share of {share_of} with {high} and A > 0: clipped, no gradient",
+        "clip_ratio/region_mean": "clip_ratio/low_mean + clip_ratio/high_mean",
+        "policy/out_of_band": f"share of {share_of} with {low} or {high}, whatever A",
+    }
+
+
+DUAL_CLIP_METRICS = {
+    "policy/dual_clip_fraction": "share of trained tokens with rho > dual_clip and A < 0: clipped, no gradient"
+}
+
+
 @torch.no_grad()
-def clip_metrics(ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float) -> Metrics:
-    """Shares of elements (tokens, or completions for a ratio per completion) whose gradient the clip removed."""
+def clip_metrics(
+    ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Metrics:
+    """Shares of elements: tokens, or whole completions where there is one ratio per completion."""
     low = (ratio < 1 - clip_low) & (advantages < 0)
     high = (ratio > 1 + clip_high) & (advantages > 0)
-    return {
+    metrics: Metrics = {
         "clip_ratio/low_mean": mean_over(low.float(), mask),
         "clip_ratio/high_mean": mean_over(high.float(), mask),
         "clip_ratio/region_mean": mean_over((low | high).float(), mask),
         "policy/out_of_band": mean_over(((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).float(), mask),
     }
+    if dual_clip is not None:
+        dual = (ratio > dual_clip) & (advantages < 0)
+        metrics["policy/dual_clip_fraction"] = mean_over(dual.float(), mask)
+    return metrics
+
+
+RATIO_METRICS = {
+    "policy/ratio_mean": "mean of rho = exp(d), d = logprobs - old_logprobs, over the trained tokens",
+    "policy/ratio_min": "smallest rho of the step",
+    "policy/ratio_max": "largest rho of the step",
+    "policy/approx_kl_k1": "mean of -d: estimates KL(old || policy) per token, can be negative",
+    "policy/approx_kl_k2": "mean of d^2 / 2: estimates the same, never negative, biased",
+    "policy/approx_kl_k3": "mean of exp(d) - 1 - d: estimates the same, never negative, unbiased",
+}
 
 
 @torch.no_grad()
 def ratio_metrics(log_ratio_BT: Tensor, mask_BT: Tensor) -> Metrics:
-    """How far the policy has moved since it sampled; the k1, k2, k3 estimates are of KL(old || policy)."""
+    """How far the policy has moved since it sampled. Rows that train nothing have none of it to tell."""
     if not mask_BT.any():
         return {}
     d_BT = log_ratio_BT.detach()
@@ -114,12 +162,25 @@ def kl_term(outputs: Outputs, batch: Batch, kl_coef: float, kl_estimator: str) -
     """`[B, T]` kl_coef * KL estimate for the loss; 0 without a coefficient, where no reference is read."""
     if kl_coef == 0:
         return 0.0
-    ref_BT = reference_of(batch, "kl_coef")
-    return kl_coef * kl_estimate(kl_estimator, outputs.logprobs_BT, ref_BT, batch.old_logprobs_BT)
+    mask_BT, old_BT = batch.completion_mask_BT, batch.old_logprobs_BT
+    return kl_coef * kl_estimate(
+        kl_estimator,
+        masked(outputs.logprobs_BT, mask_BT),
+        masked(reference_of(batch, "kl_coef"), mask_BT),
+        None if old_BT is None else masked(old_BT, mask_BT),
+    )
+
+
+KL_METRICS = {
+    "kl": "mean over the trained tokens of k3 = exp(-delta) - 1 + delta (at most 10), delta = logprobs - ref_logprobs"
+}
+ENTROPY_METRICS = {
+    "entropy": "mean over the trained tokens of -sum_v p_v log p_v, in nats, at the sampling temperature"
+}
 
 
 def common_metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    """`kl` (k3 to the reference) and `entropy`, per token, whenever the numbers are there."""
+    """KL to the reference and entropy, per token, whenever the numbers are there."""
     metrics: Metrics = {}
     if batch.ref_logprobs_BT is not None:
         metrics["kl"] = mean_over(k3(outputs.logprobs_BT.detach(), batch.ref_logprobs_BT), batch.completion_mask_BT)

@@ -1,4 +1,6 @@
-"""From rewards to advantages: baselines, scales and returns (ALGORITHMS 1.6, 3.1). P prompts, G completions, B rows, T tokens.
+"""From rewards to advantages: baselines, scales and returns (ALGORITHMS 1.6, 3.1).
+
+P prompts, G completions per prompt, B = P * G rows, T tokens.
 
 `scored_PG` is False where no reward could be computed; such an entry takes part in no statistic, and its own value is
 meaningless (the caller masks it).
@@ -41,10 +43,14 @@ def group_std(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 
 
 def has_signal(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """`[P, 1]` bool: do the scored rewards of the prompt differ at all? (RULE 11)"""
-    mean_P1 = group_mean(rewards_PG, scored_PG)
-    spread_P1 = masked((rewards_PG - mean_P1).abs(), scored_PG).amax(dim=-1, keepdim=True)
-    return spread_P1 > EQUAL_REWARDS * mean_P1.abs().clamp(min=1)
+    """`[P, 1]` bool: do the scored rewards of the prompt differ at all? (RULE 11)
+
+    Largest against smallest, not against the mean: the float32 mean of equal numbers is not that number.
+    """
+    largest_P1 = rewards_PG.masked_fill(~scored_PG, -torch.inf).amax(dim=-1, keepdim=True)
+    smallest_P1 = rewards_PG.masked_fill(~scored_PG, torch.inf).amin(dim=-1, keepdim=True)
+    tolerance_P1 = EQUAL_REWARDS * group_mean(rewards_PG, scored_PG).abs().clamp(min=1)
+    return largest_P1 - smallest_P1 > tolerance_P1
 
 
 def center_by_group(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
@@ -63,7 +69,7 @@ def return_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float) -> Tensor:
     if gamma == 1.0:
         return masked(rewards_BT.flip(-1).cumsum(dim=-1).flip(-1), mask_BT)
     returns_BT = torch.zeros_like(rewards_BT)
-    running_B = torch.zeros_like(rewards_BT[:, 0])
+    running_B = rewards_BT.new_zeros(rewards_BT.shape[0])
     for t in range(rewards_BT.shape[1] - 1, -1, -1):
         running_B = torch.where(mask_BT[:, t], rewards_BT[:, t] + gamma * running_B, running_B)
         returns_BT[:, t] = running_B
