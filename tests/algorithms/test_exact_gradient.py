@@ -1,0 +1,291 @@
+"""What each estimator estimates: its average over EVERY tuple of completions of a tiny policy, and the true gradient.
+
+The policy writes letters 0 and 1 until it writes EOS or has no room left: 3 completions of 1 token, 7 of up to 2,
+15 of up to 3. Nothing is sampled: each tuple of completions enters with its exact probability, in float64.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.algorithms import GRPO, REINFORCE, RLOO, DrGRPO, PolicyGradient
+from posttrain.algorithms.reinforce import MovingAverage
+from posttrain.types import Batch, Experience, count_totals
+
+EOS = 2
+KL = 0.3
+
+
+@dataclass(frozen=True)
+class World:
+    """One prompt, a policy (logits = weights @ what it sees), a reference policy, and a reward for every completion."""
+
+    completions: tuple[tuple[int, ...], ...]
+    prompt: float
+    weights: Tensor
+    ref_weights: Tensor
+    rewards_C: Tensor
+
+    @property
+    def mask_CT(self) -> Tensor:
+        longest = max(map(len, self.completions))
+        return torch.tensor([[t < len(c) for t in range(longest)] for c in self.completions])
+
+    def next_token_V(self, weights: Tensor, prefix: tuple[int, ...]) -> Tensor:
+        """Log-probabilities of the next token after the prefix."""
+        last = prefix[-1] if prefix else -1
+        seen = torch.tensor([1.0, self.prompt, last == 0, last == 1, len(prefix)], dtype=torch.float64)
+        return (weights @ seen).log_softmax(dim=-1)
+
+    def logprobs_CT(self, weights: Tensor) -> Tensor:
+        """Of every token of every completion, 0 on padding."""
+        rows = [
+            torch.stack([self.next_token_V(weights, c[:t])[token] for t, token in enumerate(c)])
+            for c in self.completions
+        ]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def completions_up_to(length: int) -> tuple[tuple[int, ...], ...]:
+    """Every sequence of letters that ends at its first EOS, or at `length` without one."""
+    if length == 0:
+        return ((),)
+    return ((EOS,), *((letter, *rest) for letter in (0, 1) for rest in completions_up_to(length - 1)))
+
+
+def waves(*shape: int, pitch: float) -> Tensor:
+    """Numbers in [-1, 1] without a pattern, the same on every machine."""
+    return (pitch * torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)).sin().reshape(shape)
+
+
+def make_world(length: int, *, prompt: float = 1.0, pitch: float = 2.3) -> World:
+    completions = completions_up_to(length)
+    return World(
+        completions=completions,
+        prompt=prompt,
+        weights=(waves(3, 5, pitch=1.7) / 2).requires_grad_(),
+        ref_weights=waves(3, 5, pitch=0.9) / 2,  # near enough that k3 stays below its cap of 10
+        rewards_C=(1 + waves(len(completions), pitch=pitch)) / 2,
+    )
+
+
+LONG, SHORT = make_world(3), make_world(2)
+PAIR = (SHORT, replace(make_world(2, prompt=-1.0, pitch=3.1), weights=SHORT.weights))
+"""Two prompts with different rewards, one policy."""
+
+
+def gradient(objective: Tensor, world: World) -> Tensor:
+    return torch.autograd.grad(objective, world.weights)[0]
+
+
+def exact(worlds: Sequence[World], kl_coef: float = 0.0) -> Tensor:
+    """The gradient of the mean over prompts of E[R - kl_coef * sum_t log(policy / reference)]."""
+    objective = torch.zeros((), dtype=torch.float64)
+    for world in worlds:
+        logprob_C = world.logprobs_CT(world.weights).sum(dim=-1)
+        k1_C = logprob_C - world.logprobs_CT(world.ref_weights).sum(dim=-1)
+        objective = objective + (logprob_C.exp() * (world.rewards_C - kl_coef * k1_C)).sum()
+    return gradient(objective / len(worlds), worlds[0])
+
+
+def ascent(
+    algorithm: PolicyGradient, worlds: Sequence[World], group_size: int, state: MovingAverage | None = None
+) -> Tensor:
+    """Minus the expected gradient of the loss of one on-policy step on `group_size` completions of each prompt."""
+    logprobs = [world.logprobs_CT(world.weights) for world in worlds]
+    ref_logprobs = [world.logprobs_CT(world.ref_weights) for world in worlds]
+    owners = [p for p in range(len(worlds)) for _ in range(group_size)]
+    expected = torch.zeros((), dtype=torch.float64)
+    for chosen in itertools.product(*(range(len(worlds[p].completions)) for p in owners)):
+        drawn = list(zip(owners, chosen, strict=True))
+        logprobs_BT = torch.stack([logprobs[p][c] for p, c in drawn])
+        experience = Experience.from_rewards(
+            torch.stack([worlds[p].rewards_C[c] for p, c in drawn]).reshape(len(worlds), group_size),
+            completion_mask_BT=torch.stack([worlds[p].mask_CT[c] for p, c in drawn]),
+            old_logprobs_BT=logprobs_BT.detach(),
+            ref_logprobs_BT=torch.stack([ref_logprobs[p][c] for p, c in drawn]),
+        )
+        batch = Batch.from_experience(experience, algorithm.advantages(experience, state))
+        loss, _ = algorithm.loss(logprobs_BT, batch, count_totals(batch))
+        expected = expected + logprobs_BT.detach().sum().exp() * loss
+    return -gradient(expected, worlds[0])
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    assert expected.norm() > 1e-3, "a comparison of nothing with nothing"
+    torch.testing.assert_close(actual, expected, atol=1e-9, rtol=0)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+
+
+def test_the_policy_is_enumerated_completely():
+    for world, number in ((SHORT, 7), (LONG, 15)):
+        probabilities_C = world.logprobs_CT(world.weights).sum(dim=-1).exp()
+        assert len(world.completions) == number
+        assert probabilities_C.sum().item() == pytest.approx(1, abs=1e-12)
+
+
+# REINFORCE and RLOO: exact
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_reinforce_without_a_baseline_is_the_exact_gradient(group_size: int, clip: float | None):
+    algorithm = REINFORCE(baseline="none", clip_low=clip, clip_high=clip)
+    assert_same(ascent(algorithm, [LONG], group_size), exact([LONG]))
+
+
+@pytest.mark.parametrize("mean", [-3.0, 0.0, 0.4, 10.0])
+def test_a_moving_average_of_earlier_batches_changes_nothing_in_expectation(mean: float):
+    algorithm = REINFORCE(baseline="moving_average")
+    assert_same(ascent(algorithm, [LONG], 1, MovingAverage(mean=mean, batches=5)), exact([LONG]))
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize(("world", "group_size"), [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
+def test_rloo_is_the_exact_gradient(world: World, group_size: int, clip: float | None):
+    assert_same(ascent(RLOO(clip_low=clip, clip_high=clip), [world], group_size), exact([world]))
+
+
+def test_two_prompts_give_the_mean_of_their_gradients():
+    assert_same(ascent(REINFORCE(baseline="none"), PAIR, 1), exact(PAIR))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "group_size"),
+    [(REINFORCE(baseline="none", kl_coef=KL), 1), (RLOO(kl_coef=KL), 2)],
+    ids=["reinforce", "rloo"],
+)
+def test_kl_in_the_reward_is_the_gradient_of_the_kl_of_whole_completions(algorithm: PolicyGradient, group_size: int):
+    """The objective is E[R - KL * sum_t log(policy / reference)], the effect of a token on later tokens included."""
+    assert_same(ascent(algorithm, [LONG], group_size), exact([LONG], KL))
+
+
+# A known factor
+
+
+@pytest.mark.parametrize(("worlds", "group_size"), [([LONG], 2), ([SHORT], 3), (PAIR, 1)], ids=["2", "3", "2 prompts"])
+def test_the_batch_mean_scales_the_gradient_by_n_minus_1_over_n(worlds: Sequence[World], group_size: int):
+    num = len(worlds) * group_size
+    assert_same(ascent(REINFORCE(baseline="batch_mean"), worlds, group_size), (num - 1) / num * exact(worlds))
+
+
+def test_the_batch_mean_does_not_scale_the_kl():
+    """The baseline is the mean of the rewards alone, so that only their part of the gradient shrinks."""
+    kl_part = exact([LONG], KL) - exact([LONG])
+    assert_same(ascent(REINFORCE(baseline="batch_mean", kl_coef=KL), [LONG], 2), exact([LONG]) / 2 + kl_part)
+
+
+@pytest.mark.parametrize(("world", "group_size"), [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
+def test_dr_grpo_is_the_exact_gradient_times_g_minus_1_over_g_times_length(world: World, group_size: int):
+    factor = (group_size - 1) / (group_size * 8)
+    assert_same(ascent(DrGRPO(max_completion_length=8), [world], group_size), factor * exact([world]))
+
+
+# A known bias
+
+
+@pytest.mark.parametrize(
+    ("world", "group_size", "expected"),
+    [(LONG, 2, 0.8969471215), (SHORT, 3, 0.5875237637)],
+    ids=["pairs", "triples"],
+)
+def test_grpo_does_not_point_along_the_gradient(world: World, group_size: int, expected: float):
+    """The figures are on GRPO's card: update both."""
+    bent = cosine(ascent(GRPO(), [world], group_size), exact([world]))
+    assert bent < 0.9
+    assert bent == pytest.approx(expected, rel=1e-8)
+
+
+def right_or_wrong(world: World, *right: tuple[int, ...]) -> World:
+    return replace(world, rewards_C=torch.tensor([float(c in right) for c in world.completions], dtype=torch.float64))
+
+
+def test_the_mean_per_completion_alone_bends_grpo():
+    """In pairs of right and wrong the standard deviation is a constant; what remains is the division by the length."""
+    world = right_or_wrong(LONG, (0, 0, EOS), (1, EOS))
+    assert cosine(ascent(DrGRPO(max_completion_length=8), [world], 2), exact([world])) == pytest.approx(1, abs=1e-12)
+    assert cosine(ascent(GRPO(), [world], 2), exact([world])) == pytest.approx(0.8639061406, rel=1e-8)
+
+
+@pytest.mark.parametrize("logit", [-3.0, 0.0, 2.0])
+def test_the_standard_deviation_alone_weighs_grpo_by_difficulty(logit: float):
+    """Answers of one token, right with probability p, G = 4: the gradient of p counts w(p) times, and not 1 times.
+
+    w(p) = E[m (1 - m / G) / std(m)] / (G p (1 - p)), where m ~ Binomial(G, p) of the group are right.
+    """
+    weights = torch.zeros(3, 5, dtype=torch.float64)
+    weights[EOS, 0] = logit
+    world = replace(right_or_wrong(make_world(1), (EOS,)), weights=weights.requires_grad_())
+    p = world.logprobs_CT(weights)[0].exp().item()
+    weight = sum(
+        math.comb(4, m) * p**m * (1 - p) ** (4 - m) * m * (1 - m / 4) / (math.sqrt(m * (1 - m / 4) / 3) + 1e-6)
+        for m in (1, 2, 3)
+    ) / (4 * p * (1 - p))
+    assert_same(ascent(GRPO(), [world], 4), weight * exact([world]))
+
+
+# What is estimated when the objective is not E[R]
+
+
+def token_by_token(world: World, objective_of: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Sum over positions t of the gradient of an expectation in which only the choice of token t can change.
+
+    `objective_of(logprobs_CT, t)` is that expectation, given log-probabilities in which all other positions are frozen.
+    """
+    logprobs_CT = world.logprobs_CT(world.weights)
+    here_TT = torch.eye(logprobs_CT.shape[1], dtype=torch.bool)
+    parts = [
+        objective_of(torch.where(here_T, logprobs_CT, logprobs_CT.detach()), t) for t, here_T in enumerate(here_TT)
+    ]
+    return gradient(torch.stack(parts).sum(), world)
+
+
+def test_with_gamma_each_token_is_credited_with_the_reward_discounted_from_it_on():
+    """Token t climbs E[gamma^(T - 1 - t) R]. There is no gamma^t in front, as in all public implementations: so the sum
+    is the gradient of no single objective, in particular not of the discounted reward E[gamma^(T - 1) R]."""
+    gamma = 0.5
+    last_C = LONG.mask_CT.sum(dim=-1) - 1
+
+    def discounted(logprobs_CT: Tensor, t: int) -> Tensor:
+        reward_C = gamma ** (last_C - t) * LONG.rewards_C * (t <= last_C)
+        return (logprobs_CT.sum(dim=-1).exp() * reward_C).sum()
+
+    estimated = ascent(REINFORCE(baseline="none", gamma=gamma), [LONG], 1)
+    assert_same(estimated, token_by_token(LONG, discounted))
+
+    of_one_objective = exact([replace(LONG, rewards_C=gamma**last_C * LONG.rewards_C)])
+    assert_same(token_by_token(LONG, lambda x, t: gamma**t * discounted(x, t)), of_one_objective)
+    assert cosine(estimated, of_one_objective) == pytest.approx(0.9948450347, rel=1e-8)
+
+
+def next_token_kl(world: World, *, forward: bool) -> Tensor:
+    """The gradient of E[sum_t KL_t], KL_t between policy and reference over the next token, prefixes held fixed.
+
+    `forward` is KL(reference || policy), else KL(policy || reference).
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for prefix in {c[:t] for c in world.completions for t in range(len(c))}:
+        policy_V, ref_V = (world.next_token_V(w, prefix) for w in (world.weights, world.ref_weights))
+        reached = sum(world.next_token_V(world.weights, prefix[:t])[token].item() for t, token in enumerate(prefix))
+        kl = (ref_V.exp() * (ref_V - policy_V)).sum() if forward else (policy_V.exp() * (policy_V - ref_V)).sum()
+        total = total + math.exp(reached) * kl
+    return gradient(total, world)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "forward"),
+    [("k2", False), ("k1_corrected", False), ("k2_corrected", False), ("k3_corrected", False), ("k3", True)],
+)
+def test_kl_in_the_loss_is_the_kl_of_each_next_token(estimator: str, forward: bool):
+    """Equal rewards leave the KL alone. Pathwise k3 gives the gradient of the other KL, the forward one."""
+    world = replace(SHORT, rewards_C=torch.ones_like(SHORT.rewards_C))
+    algorithm = DrGRPO(max_completion_length=8, kl_coef=KL, kl_estimator=estimator)  # type: ignore[arg-type]
+    assert_same(ascent(algorithm, [world], 2), -KL / 8 * next_token_kl(world, forward=forward))

@@ -1,0 +1,181 @@
+"""`explain`: every algorithm, under every name that people use, from what its class declares; and its page."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.algorithms import ALGORITHMS, Algorithm, PolicyGradient
+from posttrain.algorithms.explain import Explanation, explain, find, write_docs
+from posttrain.errors import ConfigError
+from posttrain.types import Batch, Experience, Outputs, count_totals
+
+PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
+every_key = pytest.mark.parametrize("key", ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("grpo", "grpo"),
+        ("GRPO", "grpo"),
+        ("Group Relative Policy Optimization", "grpo"),
+        ("dr_grpo", "dr_grpo"),
+        ("drgrpo", "dr_grpo"),
+        ("dr-grpo", "dr_grpo"),
+        ("Dr. GRPO", "dr_grpo"),
+        ("DrGRPO", "dr_grpo"),
+        ("dr_grpo.py", "dr_grpo"),
+        ("src/posttrain/algorithms/dr_grpo.py", "dr_grpo"),
+        ("docs/algorithms/rloo.md", "rloo"),
+        ("REINFORCE Leave-One-Out", "rloo"),
+        ("supervised fine-tuning", "sft"),
+    ],
+)
+def test_an_algorithm_is_known_by_many_names(name: str, key: str):
+    assert find(name) == key
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gppo", r"(?s)no algorithm 'gppo'; allowed: reinforce, rloo, grpo, .*Did you mean 'grpo'"),
+        ("reinforced", r"Did you mean 'reinforce'"),
+        ("quicksort", r"(?s)allowed: reinforce, rloo.*Choose one of these"),
+        ("", r"no algorithm ''"),
+    ],
+)
+def test_an_unknown_name_gets_the_keys_and_a_suggestion(name: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        explain(name)
+
+
+# What is told
+
+
+def test_the_formula_is_that_of_the_file():
+    formula = explain("grpo").formula
+    assert "A_i = (R_i - mean(R)) / (std(R) + 1e-6)" in formula
+    assert "Mean over the tokens of a completion, then over completions." in formula
+    assert "arXiv" not in formula
+
+
+def test_settings_come_from_the_class():
+    by_name = {s.name: s for s in explain("grpo").settings}
+    clip_low = by_name["clip_low"]
+    assert (clip_low.type, clip_low.default) == ("number >= 0", 0.2)
+    assert clip_low.doc == "Lowering a token's ratio below 1 - clip_low gains nothing more."
+    assert "TRL, verl, OpenRLHF" in clip_low.source
+    assert by_name["dual_clip"].type == "number > 1, or none"
+    assert by_name["kl_estimator"].type == "one of k2, k3, k1_corrected, k2_corrected, k3_corrected"
+    types = {s.name: s.type for s in explain("reinforce").settings}
+    assert types["gamma"] == "number >= 0 and <= 1"
+    assert types["baseline"] == "one of none, batch_mean, moving_average"
+
+
+@every_key
+def test_every_setting_is_documented_and_its_default_has_a_source(key: str):
+    for setting in explain(key).settings:
+        assert setting.doc, setting.name
+        assert setting.source, setting.name
+
+
+def test_settings_of_its_own_come_first():
+    assert [s.name for s in explain("rloo").settings] == ["clip_low", "clip_high", "kl_coef", "entropy_coef"]
+
+
+@pytest.mark.parametrize(
+    ("key", "needs"),
+    [
+        ("grpo", {"old": "always", "reference": "with kl_coef", "entropy": "with entropy_coef"}),
+        (
+            "rloo",
+            {
+                "old": "with clip_low and clip_high",
+                "old_for_advantages": "with kl_coef",
+                "reference": "with kl_coef",
+                "entropy": "with entropy_coef",
+            },
+        ),
+        ("sft", {}),
+    ],
+)
+def test_needs_and_the_settings_that_add_them_are_found_by_trying(key: str, needs: dict[str, str]):
+    assert {need.name: need.when for need in explain(key).needs} == needs
+
+
+def test_models_in_memory_follow_from_the_needs():
+    assert any(model.startswith("reference") and "with kl_coef" in model for model in explain("grpo").models)
+    assert explain("sft").models == ("policy, trained",)
+
+
+def test_the_bias_of_grpo_is_stated():
+    assert any("biased" in line and "0.90" in line for line in explain("grpo").differs)
+
+
+# What is logged
+
+
+def everything_on(cls: type[Algorithm]) -> Algorithm:
+    """The algorithm with each of its optional terms switched on."""
+    values = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "kl_coef": 0.1, "entropy_coef": 0.1}
+    names = {s.name for s in explain(cls.key).settings}
+    lengths = {"max_completion_length": 8} if "max_completion_length" in names else {}
+    return cls(**{name: value for name, value in values.items() if name in names}, **lengths)
+
+
+@every_key
+def test_each_logged_metric_has_a_formula_and_each_formula_is_logged(key: str):
+    algorithm = everything_on(ALGORITHMS[key])
+    logprobs_BT = -torch.ones(2, 3, dtype=torch.float64)
+    experience = Experience.from_rewards(
+        torch.tensor([[1.0, 0.0]], dtype=torch.float64),
+        completion_mask_BT=torch.ones(2, 3),
+        old_logprobs_BT=logprobs_BT,
+        ref_logprobs_BT=logprobs_BT if isinstance(algorithm, PolicyGradient) else None,
+    )
+    advantages_BT = algorithm.advantages(experience) if isinstance(algorithm, PolicyGradient) else None
+    batch = algorithm.prepare(Batch.from_experience(experience, advantages_BT))
+    _, metrics = algorithm.loss(
+        Outputs(logprobs_BT=logprobs_BT, entropy_BT=torch.ones_like(logprobs_BT)), batch, count_totals(batch)
+    )
+    assert explain(key).metrics.keys() == metrics.keys()
+
+
+# How it is shown
+
+
+@every_key
+def test_the_text_fits_a_terminal_and_tells_everything(key: str):
+    explanation = explain(key)
+    text = explanation.render()
+    assert max(map(len, text.splitlines())) <= 120
+    for heading in ("Formula", "Use it when", "Avoid it when", "Settings", "Needs", "Models in memory", "Metrics"):
+        assert f"\n{heading}\n" in text
+    for name in [s.name for s in explanation.settings] + list(explanation.metrics) + list(explanation.choices):
+        assert name in text
+
+
+@every_key
+def test_the_json_is_plain_and_complete(key: str):
+    explanation = explain(key)
+    shown = json.loads(json.dumps(explanation.to_json()))
+    assert shown.keys() == Explanation.__dataclass_fields__.keys()
+    assert shown["key"] == key
+    assert [s["name"] for s in shown["settings"]] == [s.name for s in explanation.settings]
+
+
+@every_key
+def test_the_page_has_a_row_for_each_setting_and_metric(key: str):
+    explanation = explain(key)
+    page = explanation.to_markdown()
+    for name in [s.name for s in explanation.settings] + list(explanation.metrics):
+        assert f"| `{name}` |" in page
+    assert "\\|A\\|" in page or "|A|" not in page
+
+
+def test_the_committed_pages_are_the_generated_ones(tmp_path: Path):
+    written = {path.name: path.read_text(encoding="utf-8") for path in write_docs(tmp_path)}
+    committed = {path.name: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
+    assert committed == written, "run: python -m posttrain.algorithms.explain docs/algorithms"

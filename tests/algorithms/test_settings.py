@@ -1,0 +1,130 @@
+"""Settings of every algorithm: validated, frozen, documented, and each one switches something on."""
+
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+import torch
+
+from posttrain.algorithms import ALGORITHMS, GRPO, REINFORCE, RLOO, SFT, Algorithm, DrGRPO, PolicyGradient
+from posttrain.algorithms.base import NEEDS, Need
+from posttrain.errors import ConfigError
+
+every_class = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
+
+
+@every_class
+def test_a_class_is_found_under_its_own_key(cls: type[Algorithm]):
+    assert ALGORITHMS[cls.key] is cls
+
+
+@every_class
+def test_settings_are_frozen_comparable_and_survive_a_trip_between_processes(cls: type[Algorithm]):
+    algorithm = cls()
+    assert algorithm == cls()
+    assert hash(algorithm) == hash(cls())
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+    with pytest.raises(FrozenInstanceError):
+        algorithm.clip_low = 0.3  # type: ignore[attr-defined]
+
+
+def test_a_variant_is_one_line_and_validated_as_well():
+    assert replace(GRPO(), clip_high=0.28) == GRPO(clip_high=0.28)
+    with pytest.raises(ConfigError, match=r"grpo.clip_high = -1"):
+        replace(GRPO(), clip_high=-1)
+
+
+def test_settings_are_keyword_only():
+    with pytest.raises(TypeError, match="positional"):
+        GRPO(0.2)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "message"),
+    [
+        (
+            GRPO,
+            {"clip_hihg": 0.2},
+            r"(?s)grpo has no setting 'clip_hihg'; allowed: .*clip_high.*Did you mean 'clip_high'",
+        ),
+        (SFT, {"zzz": 1}, r"(?s)sft has no setting 'zzz'.*Remove it"),
+        (GRPO, {"clip_low": -0.1}, r"grpo.clip_low = -0.1; allowed: greater than or equal to 0"),
+        (GRPO, {"clip_low": "wide"}, r"grpo.clip_low = 'wide'; allowed: a valid number"),
+        (GRPO, {"clip_low": None}, r"grpo.clip_low = None; allowed: a valid number"),
+        (GRPO, {"kl_coef": True}, r"grpo.kl_coef = True; allowed: a number, not true or false"),
+        (GRPO, {"kl_coef": float("inf")}, r"grpo.kl_coef = inf; allowed: a finite number"),
+        (GRPO, {"entropy_coef": float("nan")}, r"grpo.entropy_coef = nan; allowed: a finite number"),
+        (GRPO, {"kl_estimator": "k4"}, r"grpo.kl_estimator = 'k4'; allowed: 'k1', 'k2', 'k3'"),
+        (GRPO, {"dual_clip": 1.0}, r"grpo.dual_clip = 1.0; allowed: greater than 1"),
+        (DrGRPO, {"max_completion_length": 0}, r"max_completion_length = 0; allowed: greater than or equal to 1"),
+        (
+            DrGRPO,
+            {"kl_estimator": "k1"},
+            r"(?s)'k1' in the loss, whose expected gradient is zero; allowed: k2, k3, k1_c",
+        ),
+        (REINFORCE, {"baseline": "critic"}, r"'critic'; allowed: 'none', 'batch_mean' or 'moving_average'"),
+        (REINFORCE, {"gamma": 1.01}, r"reinforce.gamma = 1.01; allowed: less than or equal to 1"),
+        (REINFORCE, {"gamma": float("nan")}, r"reinforce.gamma = nan"),
+        (RLOO, {"clip_low": 0.2}, r"(?s)clip_low = 0.2, clip_high = None; allowed: both.*Set both"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused(cls: type[Algorithm], given: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        cls(**given)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "needs"),
+    [
+        (REINFORCE(), set()),
+        (REINFORCE(clip_low=0.2, clip_high=0.2), {"old"}),
+        (REINFORCE(kl_coef=0.1), {"old_for_advantages", "reference"}),
+        (REINFORCE(entropy_coef=0.1), {"entropy"}),
+        (RLOO(), set()),
+        (RLOO(clip_low=0.2, clip_high=0.2, kl_coef=0.1), {"old", "old_for_advantages", "reference"}),
+        (GRPO(), {"old"}),
+        (GRPO(kl_coef=0.1), {"old", "reference"}),
+        (GRPO(entropy_coef=-0.1), {"old", "entropy"}),
+        (DrGRPO(), {"old"}),
+        (DrGRPO(kl_coef=0.1), {"old", "reference"}),
+        (SFT(), set()),
+    ],
+)
+def test_what_is_needed_follows_from_the_settings(algorithm: Algorithm, needs: set[Need]):
+    """No coefficient, no reference model: what is not declared is not computed."""
+    assert algorithm.needs == needs
+    assert algorithm.needs <= NEEDS.keys()
+
+
+@every_class
+def test_declarations_are_complete(cls: type[Algorithm]):
+    assert cls.data_kind in ("prompts", "examples")
+    assert cls.min_group_size >= 1
+    assert cls.card.title
+    assert cls.card.paper
+    assert cls.card.use_when
+    assert cls.card.avoid_when
+    if issubclass(cls, PolicyGradient):
+        assert list(cls.card.choices) == [
+            "baseline",
+            "normalisation",
+            "ratio",
+            "trust region",
+            "KL",
+            "aggregation",
+            "correction",
+            "filter",
+            "shaping",
+        ]
+
+
+@every_class
+def test_an_algorithm_without_state_keeps_none(cls: type[Algorithm]):
+    algorithm = cls()
+    if algorithm.initial_state() is None:
+        assert algorithm.next_state(None, None) is None  # type: ignore[arg-type]
+
+
+def test_a_subclass_that_defines_no_loss_says_so():
+    with pytest.raises(NotImplementedError):
+        Algorithm.loss(SFT(), torch.zeros(1, 1), None, None)  # type: ignore[arg-type]

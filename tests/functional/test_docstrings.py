@@ -1,0 +1,21 @@
+"""The examples in docstrings are true."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = [
+    "posttrain.algorithms.explain",
+    "posttrain.errors",
+    "posttrain.functional.baselines",
+    "posttrain.functional.kl",
+    "posttrain.functional.masks",
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted > 0
+    assert result.failed == 0
