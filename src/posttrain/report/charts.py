@@ -1,0 +1,398 @@
+"""The plots of the report: which metrics are drawn together, and the sentence that says how to read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.report.phases import PHASES, phase_rows, phase_sums, who_waits
+from posttrain.report.store import RunRecord, mapping, number
+from posttrain.report.svg import (
+    IntervalRow,
+    Series,
+    compact,
+    interval_bars,
+    line_chart,
+    percent,
+    seconds,
+    smooth,
+    stacked_chart,
+)
+from posttrain.report.verdict import Span, check_spans, headline_span, measure_of, span
+
+Form = Callable[[float], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A drawn plot with what surrounds it."""
+
+    title: str
+    svg: str
+    key: str
+    """Ties the plot to its `data`."""
+    hint: str = ""
+    legend: Sequence[tuple[int, str, str]] = ()
+    """(colour, name, last value)."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """x values and formatted y values by series, for reading off points."""
+    names: Sequence[str] = ()
+    """The metrics drawn here; the rest is drawn under "more metrics"."""
+    flat: bool = False
+    """Every line is constant: a number says as much as a plot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """What to draw: metric name -> legend, and how."""
+
+    title: str
+    metrics: Mapping[str, str]
+    hint: str = ""
+    form: Form = compact
+    low: float | None = 0.0
+    high: float | None = None
+    log: bool = False
+    invert: bool = False
+    """Draw 1 - value: the share with signal from the share without."""
+
+
+_PLOTS = (
+    Plot(
+        title="Groups with signal",
+        metrics={"frac_reward_zero_std": "share of groups"},
+        hint="Groups whose answers got different rewards. The others move no weight.",
+        form=percent,
+        high=1.0,
+        invert=True,
+    ),
+    Plot(
+        title="Completion length",
+        metrics={"completions/mean_length": "all", "completions/mean_terminated_length": "ended by themselves"},
+        hint="Tokens. The band runs from the shortest to the longest answer.",
+    ),
+    Plot(
+        title="Truncated and unscored",
+        metrics={"completions/clipped_ratio": "truncated", "unscored_fraction": "unscored"},
+        hint="Truncated answers ran into the length limit; unscored ones got no reward and were left out.",
+        form=percent,
+        high=0.1,
+    ),
+    Plot(
+        title="Entropy",
+        metrics={"entropy": "nats per token"},
+        hint="Falls as the model becomes sure; a collapse ends exploration.",
+    ),
+    Plot(
+        title="KL to the reference",
+        metrics={"kl": "k3, nats per token"},
+        hint="How far the policy has moved from the model it started from.",
+    ),
+    Plot(
+        title="Size of the update",
+        metrics={"policy/approx_kl_k1": "k1", "policy/approx_kl_k2": "k2", "policy/approx_kl_k3": "k3"},
+        hint="Estimates of the KL from the policy that sampled to the policy being trained, nats per token.",
+        low=None,
+    ),
+    Plot(
+        title="Gradient norm", metrics={"grad_norm": "before clipping"}, hint="Length of the gradient of all weights."
+    ),
+    Plot(
+        title="Clipped tokens",
+        metrics={
+            "clip_ratio/low_mean": "low, advantage < 0",
+            "clip_ratio/high_mean": "high, advantage > 0",
+            "clip_ratio/region_mean": "together",
+        },
+        hint="Share of tokens whose ratio left the clipping range: 0 in the first update on fresh samples.",
+        form=percent,
+        high=0.01,
+    ),
+    Plot(
+        title="Sampler against trainer",
+        metrics={"sampling/logprob_difference/mean": "mean", "sampling/logprob_difference/max": "largest"},
+        hint="Difference of their log-probabilities of the same tokens, in nats.",
+        log=True,
+    ),
+    Plot(
+        title="Loss",
+        metrics={"loss": "loss"},
+        hint="Near 0 by construction for group-relative advantages; not a measure of progress.",
+        low=None,
+    ),
+    Plot(title="Learning rate", metrics={"learning_rate": "learning rate"}),
+    Plot(title="Memory", metrics={"memory/rss_gb": "process", "memory/gpu_gb": "GPU"}, hint="Gigabytes."),
+)
+
+
+def learning_charts(run: RunRecord) -> list[Chart]:
+    """The curated dozen, in reading order; plots without data are left out. Those that never change have `flat` set."""
+    supervised = not run.series("reward")
+    charts = [_reward_chart(run), _heldout_chart(run), _parts_chart(run)]
+    plots = sorted(_PLOTS, key=lambda plot: plot.title != "Loss") if supervised else _PLOTS
+    charts += [_plot_chart(run, plot, supervised) for plot in plots]
+    charts.insert(3 if supervised else 9, _time_chart(run))
+    return [chart for chart in charts if chart is not None]
+
+
+def other_charts(run: RunRecord, drawn: Sequence[Chart]) -> list[Chart]:
+    """One small plot for every recorded metric that the curated plots leave out."""
+    known = {"step", "num_tokens", *(name for chart in drawn for name in chart.names)}
+    charts = (
+        _plot_chart(run, Plot(title=name, metrics={name: name}, low=None)) for name in run.names() if name not in known
+    )
+    return [chart for chart in charts if chart is not None]
+
+
+def heldout_bars(run: RunRecord) -> str:
+    """Greedy, pass@k and majority@k, baseline above trained, with their intervals."""
+    sides = {name: mapping(run.evaluation.get(name)) for name in ("baseline", "trained")}
+    measure = measure_of(*sides.values())
+    rows = [
+        _interval_row(label, {name: read(side) for name, side in sides.items()})
+        for label, read in _measures(sides, measure)
+    ]
+    return _bars([row for row in rows if row], f"Held-out {measure} with intervals, baseline and trained", measure)
+
+
+def check_bars(run: RunRecord) -> str:
+    """The independent check, baseline above trained."""
+    found = check_spans(run.evaluation)
+    rows = [_interval_row(label, {"baseline": before, "trained": after}) for label, before, after in found]
+    shares = all(0 <= side.mean <= 1 for _, *sides in found for side in sides if side)
+    return _bars([row for row in rows if row], "Independent check with intervals", "accuracy" if shares else "score")
+
+
+def heldout_points(run: RunRecord) -> tuple[str, list[tuple[float, Span]]]:
+    """(measure, [(step, span)]): evaluations during the run, from its events, and the two of `evaluation.json`."""
+    found: dict[float, Mapping[str, Any]] = {}
+    for event in run.events:
+        step = number(event.get("step"))
+        if event.get("kind") == "evaluation" and step is not None:
+            found[step] = mapping(event.get("evaluation")) or event
+    if run.metrics or found:
+        ends = {"baseline": 0.0, "trained": float(max([*found, *(row["step"] for row in run.metrics)]))}
+        for name, step in ends.items():
+            if run.evaluation.get(name):
+                found.setdefault(step, mapping(run.evaluation[name]))
+    measure = measure_of(*found.values())
+    spans = [(step, headline_span(found[step], measure)) for step in sorted(found)]
+    return measure, [(step, value) for step, value in spans if value is not None]
+
+
+def _measures(
+    sides: Mapping[str, Mapping[str, Any]], measure: str
+) -> list[tuple[str, Callable[[Mapping[str, Any]], Span | None]]]:
+    """(label, how to read it) of the bars: what both evaluations offer for this measure."""
+    readers: list[tuple[str, Callable[[Mapping[str, Any]], Span | None]]] = [
+        ("loss" if measure == "loss" else "greedy", lambda side: headline_span(side, measure))
+    ]
+    if measure == "loss":
+        return readers
+    if measure == "score":
+        return [*readers, ("sampled", lambda side: span(mapping(side.get("sampled")).get("score")))]
+    for kind in ("pass@k", "majority@k"):
+        keys = {k for side in sides.values() for k in mapping(mapping(side.get("sampled")).get(kind))}
+        for k in sorted((k for k in keys if str(k).isdigit()), key=int):
+            if kind == "pass@k" or int(k) > 2:  # a vote of two is a coin toss: majority@1 and @2 equal pass@1
+
+                def read(side: Mapping[str, Any], kind: str = kind, k: str = k) -> Span | None:
+                    return span(mapping(mapping(side.get("sampled")).get(kind)).get(k))
+
+                readers.append((kind.replace("@k", f"@{k}"), read))
+    return readers
+
+
+def _interval_row(label: str, sides: Mapping[str, Span | None]) -> IntervalRow | None:
+    bars = [(name, s.mean, max(s.low, s.mean - 1e9), min(s.high, s.mean + 1e9)) for name, s in sides.items() if s]
+    return IntervalRow(label=label[:24], bars=bars) if bars else None
+
+
+def _bars(rows: list[IntervalRow], label: str, measure: str) -> str:
+    if not rows:
+        return ""
+    edges = [edge for row in rows for _, mean, low, high in row.bars for edge in (mean, low, high) if abs(edge) < 1e8]
+    if measure == "accuracy":
+        return interval_bars(rows, label=_bars_label(label, rows, percent), form=percent, low=0.0, high=1.0)
+    return interval_bars(
+        rows, label=_bars_label(label, rows, compact), form=compact, low=min(0.0, *edges), high=max(0.0, *edges)
+    )
+
+
+def _bars_label(label: str, rows: Sequence[IntervalRow], form: Form) -> str:
+    values = "; ".join(
+        f"{row.label}: "
+        + ", ".join(f"{name} {form(mean)} ({form(low)} to {form(high)})" for name, mean, low, high in row.bars)
+        for row in rows
+    )
+    return f"{label}. {values}"
+
+
+def _reward_chart(run: RunRecord) -> Chart | None:
+    points = run.series("reward")
+    if not points:
+        return None
+    window = max(1, len(points) // 15)
+    lines = [Series(name="each step", points=points, colour=6 if window > 1 else 1)]
+    if window > 1:
+        lines.append(Series(name=f"mean of {window} steps", points=smooth(points, window), colour=1))
+    return _chart("Reward", lines, compact, "Mean over all answers of a step.", names=["reward"])
+
+
+def _heldout_chart(run: RunRecord) -> Chart | None:
+    measure, spans = heldout_points(run)
+    if len(spans) < 2:
+        return None
+    form = percent if measure == "accuracy" else compact
+    finite = [(x, s) for x, s in spans if math.isfinite(s.low) and math.isfinite(s.high)]
+    line = Series(
+        name="loss" if measure == "loss" else f"greedy {measure}",
+        points=[(x, s.mean) for x, s in spans],
+        band=[(x, s.low, s.high) for x, s in finite],
+        colour=2,
+        dots=True,
+    )
+    high = 1.0 if measure == "accuracy" else None
+    return _chart(
+        "Held-out score", [line], form, "Prompts that training never sees, with intervals.", y_range=(0.0, high)
+    )
+
+
+def _parts_chart(run: RunRecord) -> Chart | None:
+    names = [name for name in run.names("rewards/") if name.endswith("/mean")]
+    deviations = [name for name in run.names("rewards/") if name.endswith("/std")]
+    lines = [
+        Series(name=name.removeprefix("rewards/").removesuffix("/mean"), points=run.series(name), colour=i % 6 + 1)
+        for i, name in enumerate(names)
+    ]
+    lines = [line for line in lines if line.points]
+    if not lines or (len(lines) == 1 and lines[0].points == run.series("reward")):
+        return None
+    return _chart(
+        "Reward by component",
+        lines,
+        compact,
+        "Before weighting; where one was not applicable it is left out.",
+        names=[*names, *deviations],
+    )
+
+
+def _plot_chart(run: RunRecord, plot: Plot, supervised: bool = False) -> Chart | None:
+    lines, names = [], list(plot.metrics)
+    for i, (name, legend) in enumerate(plot.metrics.items()):
+        points = run.series(name)
+        if points:
+            points = [(x, 1 - y) for x, y in points] if plot.invert else points
+            lines.append(Series(name=legend, points=points, colour=i + 1, band=_length_band(run, name)))
+    if not lines:
+        return None
+    if plot.title == "Completion length":
+        names += ["completions/min_length", "completions/max_length"]
+    return _chart(
+        plot.title,
+        lines,
+        plot.form,
+        "What is minimised." if supervised and plot.title == "Loss" else plot.hint,
+        y_range=(plot.low, plot.high),
+        log=plot.log,
+        mark=_mark(run, plot.title),
+        names=names,
+    )
+
+
+def _length_band(run: RunRecord, name: str) -> list[tuple[float, float, float]]:
+    if name != "completions/mean_length":
+        return []
+    longest = dict(run.series("completions/max_length"))
+    return [(x, low, longest[x]) for x, low in run.series("completions/min_length") if x in longest]
+
+
+def _mark(run: RunRecord, title: str) -> tuple[float, str] | None:
+    settings = {
+        "Gradient norm": ("train.max_grad_norm", "clipped above"),
+        "Completion length": ("sampling.max_completion_length", "limit"),
+    }
+    if title not in settings:
+        return None
+    value = number(run.setting(settings[title][0]))
+    return (value, settings[title][1]) if value else None
+
+
+def _time_chart(run: RunRecord) -> Chart | None:
+    rows = phase_rows(run)
+    if not rows:
+        return None
+    names = [*PHASES.values(), "other"]
+    lines = [Series(name=name, points=[(x, v[i]) for x, v in rows], colour=i + 1) for i, name in enumerate(names)]
+    sums = [math.fsum(y for _, y in line.points) for line in lines]
+    total = math.fsum(sums) or 1.0
+    waits = who_waits(phase_sums(run))
+    hint = "Seconds by phase."
+    if waits is not None:
+        hint = (
+            f"The trainer waits {percent(waits[0])} of the time for samples and scores, "
+            f"the sampler {percent(waits[1])} for the update."
+        )
+    return Chart(
+        title="Time per step",
+        svg=stacked_chart(names, rows, label=f"Seconds per step by phase. {hint}", chart_id="time", form=seconds),
+        key="time",
+        hint=hint,
+        legend=[(line.colour, line.name, f"{part / total:.0%}") for line, part in zip(lines, sums, strict=True)],
+        data=_data(lines, seconds),
+        names=[*(f"time/{name}" for name in PHASES), "time/step"],
+    )
+
+
+def _chart(
+    title: str,
+    lines: Sequence[Series],
+    form: Form,
+    hint: str,
+    *,
+    y_range: tuple[float | None, float | None] = (0.0, None),
+    log: bool = False,
+    mark: tuple[float, str] | None = None,
+    names: Sequence[str] = (),
+) -> Chart:
+    key = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+    svg = line_chart(
+        lines, label=_spoken(title, lines, form), chart_id=key, form=form, y_range=y_range, log=log, mark=mark
+    )
+    legend = [(line.colour, line.name, form(line.points[-1][1])) for line in lines]
+    flat = all(len({y for _, y in line.points}) == 1 and len(line.points) > 1 for line in lines)
+    data = _data(lines, form)
+    return Chart(title=title, svg=svg, key=key, hint=hint, legend=legend, data=data, names=names, flat=flat)
+
+
+def _spoken(title: str, lines: Sequence[Series], form: Form) -> str:
+    """The plot for those who do not see it."""
+    parts = [title]
+    for line in lines:
+        low, high = min(line.points, key=lambda p: p[1]), max(line.points, key=lambda p: p[1])
+        first, last = line.points[0], line.points[-1]
+        parts.append(
+            f"{line.name}: {form(first[1])} at step {first[0]:g}, {form(last[1])} at step {last[0]:g}, "
+            f"lowest {form(low[1])} at step {low[0]:g}, highest {form(high[1])} at step {high[0]:g}"
+        )
+    return ". ".join(parts)
+
+
+def _data(lines: Sequence[Series], form: Form, limit: int = 400) -> dict[str, Any]:
+    """Values to read off: x ascending, one formatted text per series and x."""
+    xs = sorted({x for line in lines for x, _ in line.points})
+    if len(xs) > limit:
+        xs = [xs[round(i * (len(xs) - 1) / (limit - 1))] for i in range(limit)]
+    found = []
+    for line in lines:
+        values = dict(line.points)
+        bands = {x: (low, high) for x, low, high in line.band} if line.dots else {}
+        texts = [form(values[x]) if x in values else "" for x in xs]
+        texts = [
+            f"{t} ({form(bands[x][0])} to {form(bands[x][1])})" if x in bands else t
+            for t, x in zip(texts, xs, strict=True)
+        ]
+        found.append({"name": line.name, "text": texts})
+    return {"x": xs, "series": found}

@@ -1,0 +1,302 @@
+"""`report.html`: the whole run on one page that needs no network, no server and no script to be read.
+
+Everything that a model, a dataset or an error wrote passes through `escaped`; the page's policy allows no source but
+its own style and script, named by their hashes, so that even a mistake there could not act.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.report.charts import Chart, check_bars, heldout_bars, learning_charts, other_charts
+from posttrain.report.notes import observations
+from posttrain.report.proofs import proofs
+from posttrain.report.samples import samples_html
+from posttrain.report.store import RunRecord, config_lines, number, read_run
+from posttrain.report.svg import compact, percent, seconds
+from posttrain.report.text import cut, escaped, script_json
+from posttrain.report.verdict import Verdict, fifths, show_value, verdict
+
+_EVENT_KINDS = ("warning", "guard", "error", "resume", "start", "end", "evaluation")
+"""Shown in full; the others, publishes and checkpoints, are counted."""
+_MAX_EVENTS = 200
+
+
+def write_report(folder: Path | str) -> Path:
+    """Read the run in `folder` and write its `report.html`; whatever is missing is left out and named.
+
+    The only exception that can leave this function is an OSError because the page itself cannot be written.
+    """
+    folder = Path(folder)
+    path = folder / "report.html"
+    aside = path.with_name(f".report-{os.getpid()}.html")
+    aside.write_text(render(read_run(folder)), encoding="utf-8")
+    aside.replace(path)
+    return path
+
+
+def render(run: RunRecord) -> str:
+    """The page as text."""
+    charts = learning_charts(run)
+    others = other_charts(run, charts)
+    sections = [
+        ("result", "Result", _result(run)),
+        ("noticed", "Worth knowing", _noticed(run)),
+        ("learning", "Learning", _learning(charts, others)),
+        ("samples", "Samples", _samples(run)),
+        ("proofs", "Proofs", _proofs(run)),
+        ("events", "Events", _events(run)),
+        ("config", "Settings", _config(run)),
+    ]
+    present = [(name, title, body) for name, title, body in sections if body]
+    nav = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in present)
+    body = "\n".join(
+        f'<section id="{name}" aria-label="{title}">{content}</section>' for name, title, content in present
+    )
+    return _document(run, nav, body, {chart.key: chart.data for chart in charts + others if chart.data})
+
+
+def _document(run: RunRecord, nav: str, body: str, data: dict[str, Any]) -> str:
+    style, script = _asset("report.css"), _asset("report.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    name = escaped(run.name)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{name} · posttrain</title>
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#result">Skip to the result</a>
+<div class="bar-top"><div><b dir="auto">{name}</b><nav aria-label="Sections">{nav}</nav>
+<button id="theme" type="button" title="Switch between light and dark" hidden></button></div></div>
+<main>
+{_title(run)}
+{body}
+<footer><p>Written by posttrain from the files of this run folder. {escaped(_unread(run))}</p></footer>
+</main>
+<script type="application/json" id="chart-data">{script_json(data)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _title(run: RunRecord) -> str:
+    facts = [
+        str(run.setting("model.path") or ""),
+        str(run.setting("algorithm.name") or ""),
+        f"seed {run.setting('seed')}" if run.setting("seed") is not None else "",
+        str((run.events[0].get("time") if run.events else "") or "")[:16].replace("T", " "),
+    ]
+    words = {"finished": "finished", "failed": "stopped with an error", "unfinished": "not finished"}
+    return (
+        f'<header class="title"><h1><span dir="auto">{escaped(run.name)}</span>'
+        f'<span class="status {run.status}">{words[run.status]}</span></h1>'
+        f"<p>{escaped(' · '.join(fact for fact in facts if fact))}</p></header>"
+    )
+
+
+def _result(run: RunRecord) -> str:
+    found = verdict(run)
+    bars, checks = heldout_bars(run), check_bars(run)
+    figures = ""
+    if bars:
+        caption = (
+            '<span><i class="key baseline"></i>before training</span><span><i class="key trained"></i>after</span>'
+        )
+        measure = escaped(f"held-out {found.measure}")
+        figures += f"<figure><figcaption><b>{measure}</b>{caption}</figcaption>{bars}</figure>"
+    if checks:
+        figures += f"<figure><figcaption><b>independent check</b></figcaption>{checks}</figure>"
+    sentences = "".join(f"<p>{escaped(sentence)}</p>" for sentence in found.sentences)
+    says = f'<div><h2>{escaped(found.headline)}</h2>{_change(found)}<div class="says">{sentences}</div></div>'
+    figures = f"<div>{figures}</div>" if figures else ""
+    kind = f"verdict {found.tone}" if figures else f"verdict {found.tone} alone"
+    return f'{_trouble(run)}<div class="{kind}">{says}{figures}</div>{_tiles(run)}'
+
+
+def _change(found: Verdict) -> str:
+    if found.baseline is None or found.trained is None:
+        return ""
+    before, after = (show_value(found.measure, side.mean) for side in (found.baseline, found.trained))
+    ranges = [
+        f"{show_value(found.measure, side.low)} to {show_value(found.measure, side.high)}"
+        if math.isfinite(side.low) and math.isfinite(side.high)
+        else "no interval"
+        for side in (found.baseline, found.trained)
+    ]
+    return (
+        f'<div class="change"><span>{before}<small>{ranges[0]}</small></span><i aria-label="to">→</i>'
+        f"<b>{after}<small>{ranges[1]}</small></b></div>"
+    )
+
+
+def _trouble(run: RunRecord) -> str:
+    if run.status != "failed" or run.error is None:
+        return ""
+    step = number(run.error.get("step"))
+    where = f" at step {step:.0f}" if step is not None else ""
+    message, note = cut(str(run.error.get("message", "")), 4000)
+    return (
+        f'<div class="trouble"><b>{escaped(run.error.get("type", "Error"))}{where}</b>'
+        f"<pre>{escaped(message)}{escaped(note)}</pre></div>"
+    )
+
+
+def _tiles(run: RunRecord) -> str:
+    tiles: list[tuple[str, str]] = []
+    if run.metrics:
+        planned = number(run.setting("train.steps"))
+        done = run.metrics[-1]["step"]
+        tiles.append(("steps", f"{done} of {planned:.0f}" if planned and planned != done else str(done)))
+    if tokens := run.series("num_tokens"):
+        tiles.append(("tokens trained on", compact(tokens[-1][1])))
+    if times := run.series("time/step"):
+        tiles.append(("time in steps", seconds(math.fsum(value for _, value in times))))
+    for label, name, form in (
+        ("reward at the end", "reward", compact),
+        ("groups with signal", "frac_reward_zero_std", lambda dead: percent(1 - dead)),
+        ("truncated answers", "completions/clipped_ratio", percent),
+    ):
+        if points := run.series(name):
+            tiles.append((label, form(fifths(points)[1])))
+    cells = "".join(f"<div><dt>{label}</dt><dd>{escaped(value)}</dd></div>" for label, value in tiles)
+    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+
+
+def _noticed(run: RunRecord) -> str:
+    found = observations(run)
+    if not found:
+        return ""
+    items = "".join(
+        f'<li class="{note.level}"><h3>{escaped(note.title)}</h3><p>{escaped(note.text)}</p></li>' for note in found
+    )
+    lead = "Read from the metrics of this run, most serious first."
+    return f'<h2>Worth knowing</h2><p class="lead">{lead}</p><ul class="notes">{items}</ul>'
+
+
+def _learning(charts: Sequence[Chart], others: Sequence[Chart]) -> str:
+    if not charts and not others:
+        return ""
+    lead = "One point per step. Move over a plot, or focus it and use the arrow keys, to read values."
+    more = ""
+    if others:
+        more = f'<details class="more"><summary>{len(others)} more metrics</summary>{_cards(others)}</details>'
+    return f'<h2>Learning</h2><p class="lead">{lead}</p>{_cards(charts)}{more}'
+
+
+def _cards(charts: Sequence[Chart]) -> str:
+    moving = "".join(_card(chart) for chart in charts if not chart.flat)
+    flat = [chart for chart in charts if chart.flat]
+    values = "".join(f"<li>{escaped(chart.title)}: {_flat_values(chart)}</li>" for chart in flat)
+    still = f'<p class="hint">The same at every step:</p><ul class="still">{values}</ul>' if flat else ""
+    return f'<div class="charts">{moving}</div>{still}'
+
+
+def _flat_values(chart: Chart) -> str:
+    if len(chart.legend) == 1:
+        return f"<b>{escaped(chart.legend[0][2])}</b>"
+    return ", ".join(f"{escaped(name)} <b>{escaped(value)}</b>" for _, name, value in chart.legend)
+
+
+def _card(chart: Chart) -> str:
+    legend = "".join(
+        f'<li><i class="key s{colour}"></i>{escaped(name)} <b>{escaped(value)}</b></li>'
+        for colour, name, value in chart.legend
+    )
+    return (
+        f'<figure class="card"><h3>{escaped(chart.title)}</h3><p class="hint">{escaped(chart.hint)}</p>'
+        f'<ul class="legend-line">{legend}</ul><p class="readout" aria-live="polite"></p>{chart.svg}</figure>'
+    )
+
+
+def _samples(run: RunRecord) -> str:
+    shown = samples_html(run)
+    if not shown:
+        return ""
+    lead = (
+        "What the model wrote, by prompt. Colour is the advantage of a token: what this step made more or less likely."
+    )
+    return f'<h2>Samples</h2><p class="lead">{lead}</p>{shown}'
+
+
+def _proofs(run: RunRecord) -> str:
+    words = {"yes": "✓ held", "no": "✗ failed", "unknown": "not shown"}
+    rows = "".join(
+        f'<tr><td>{escaped(proof.claim)}</td><td class="state {proof.state}">{words[proof.state]}</td>'
+        f'<td class="wide">{escaped(cut(proof.evidence, 600)[0])}</td></tr>'
+        for proof in proofs(run)
+    )
+    head = "<tr><th>claim</th><th>in this run</th><th>evidence</th></tr>"
+    lead = "Each was tested while the run went on; one that fails stops it."
+    return f'<h2>Proofs</h2><p class="lead">{lead}</p><div class="scroll"><table>{head}{rows}</table></div>'
+
+
+def _events(run: RunRecord) -> str:
+    if not run.events:
+        return ""
+    shown = [event for event in run.events if event.get("kind") in _EVENT_KINDS]
+    hidden = len(run.events) - len(shown)
+    rows = "".join(_event_row(event) for event in shown[:_MAX_EVENTS])
+    head = "<tr><th>time</th><th class=num>step</th><th>kind</th><th>message</th></tr>"
+    more = (
+        f'<p class="hint">{hidden} publishes and checkpoints are left out here; events.jsonl has them.</p>'
+        if hidden
+        else ""
+    )
+    if len(shown) > _MAX_EVENTS:
+        more += f'<p class="hint">The first {_MAX_EVENTS} of {len(shown)} are shown.</p>'
+    return f'<h2>Events</h2><div class="scroll"><table>{head}{rows}</table></div>{more}'
+
+
+def _event_row(event: dict[str, Any]) -> str:
+    step = number(event.get("step"))
+    message, note = cut(str(event.get("message") or ""), 2000)
+    kind, time = escaped(event.get("kind")), escaped(str(event.get("time") or "")[11:19])
+    return (
+        f'<tr><td class="kind">{time}</td><td class="num">{"" if step is None else f"{step:.0f}"}</td>'
+        f'<td class="kind {kind}">{kind}</td><td class="wide">{escaped(message)} {escaped(note)}</td></tr>'
+    )
+
+
+def _config(run: RunRecord) -> str:
+    lines = list(config_lines(run.config_text))
+    if not lines:
+        return ""
+    rows = "".join(
+        f'<div class="{"default" if origin.startswith("default") else "set" if origin else "plain"}">'
+        f"<code>{escaped(line) or ' '}</code><span>{escaped(origin)}</span></div>"
+        for line, origin in lines
+    )
+    lead = "Resolved, with the origin of every value; the file loads again to exactly this run."
+    return (
+        f'<h2>Settings</h2><p class="lead">{lead}</p><input class="only" type="checkbox" id="only-set">'
+        f'<label for="only-set">hide defaults</label><div class="config mono">{rows}</div>'
+    )
+
+
+def _unread(run: RunRecord) -> str:
+    return f"Not everything could be read: {'; '.join(run.notes)}." if run.notes else ""
+
+
+def _asset(name: str) -> str:
+    return (importlib.resources.files("posttrain.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(source: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()

@@ -1,0 +1,210 @@
+"""Completions as the report shows them: by prompt group, every token coloured by its advantage."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.report.store import RunRecord, is_number, number, read_rollouts
+from posttrain.report.svg import compact
+from posttrain.report.text import cut, escaped
+
+MAX_GROUPS, MAX_ROWS, MAX_TOKENS, MAX_CHARACTERS = 6, 8, 500, 4000
+"""Shown per step, per group, per completion; the parquet files hold everything."""
+_LEVELS = 4
+_ENDS = {"length": "cut off", "stop": "stop string"}
+"""How an answer ended, where that is worth a word."""
+
+Decode = Callable[[Sequence[int]], list[str]]
+"""Token ids -> one piece of text per id; the pieces joined are the decoded text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """All answers to one prompt in one step."""
+
+    prompt: str
+    rows: list[dict[str, Any]]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [float(row["reward"]) for row in self.rows if row.get("scored", True) and is_number(row.get("reward"))]
+
+    @property
+    def has_signal(self) -> bool:
+        return len(set(self.rewards)) > 1
+
+
+def samples_html(run: RunRecord) -> str:
+    """The first, the middle and the last recorded step; empty when there is none that can be read."""
+    decode = token_pieces(run.last_model)
+    steps = chosen_steps(run.rollout_steps)
+    shown = [(step, read_rollouts(run.folder, step, run.notes)) for step in steps]
+    parts = [_step_html(step, rows, decode, opened=step == steps[-1]) for step, rows in shown if rows]
+    if parts and decode is None:
+        parts.insert(
+            0, '<p class="hint">No tokenizer could be opened in the last checkpoint: tokens are shown as ids.</p>'
+        )
+    return "\n".join(parts)
+
+
+def chosen_steps(steps: Sequence[int]) -> list[int]:
+    """First, middle and last.
+
+    >>> chosen_steps([1, 2, 3, 4, 9])
+    [1, 3, 9]
+    """
+    return sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
+
+
+def groups_of(rows: Sequence[dict[str, Any]]) -> list[Group]:
+    """Rows by group, in the order of the file."""
+    by_group: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_group.setdefault(row.get("group", row.get("prompt_index")), []).append(row)
+    return [Group(prompt=str(members[0].get("prompt") or ""), rows=members) for members in by_group.values()]
+
+
+def token_pieces(model_folder: Path | None) -> Decode | None:
+    """A decoder from the tokenizer.json of a model folder; None where there is none that opens."""
+    try:
+        from tokenizers import Tokenizer
+        from tokenizers.decoders import DecodeStream
+
+        tokenizer = Tokenizer.from_file(str(Path(model_folder or "") / "tokenizer.json"))
+    except Exception:  # a missing library, a missing file and a damaged file all mean: show ids
+        return None
+
+    def decode(ids: Sequence[int]) -> list[str]:
+        """A character of several tokens appears with the last of them."""
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(tokenizer, token) or "" for token in ids]
+
+    return decode
+
+
+def _step_html(step: int, rows: Sequence[dict[str, Any]], decode: Decode | None, *, opened: bool) -> str:
+    groups = groups_of(rows)
+    chosen = sorted(range(len(groups)), key=lambda i: (not groups[i].has_signal, i))[:MAX_GROUPS]
+    shown = [groups[i] for i in chosen]
+    scale = max((abs(a) for group in shown for row in group.rows for a in _advantages(row)), default=0.0)
+    signal = sum(group.has_signal for group in groups)
+    left_out = f", {len(shown)} of them shown, those with signal first" if len(shown) < len(groups) else ""
+    facts = f"{len(groups)} prompts{left_out} · signal in {signal} of {len(groups)} groups"
+    return f"""<details class="step"{" open" if opened else ""}>
+<summary><h3>Step {step}</h3><span>{facts}</span></summary>
+{_legend(scale)}
+{"".join(_group_html(group, scale, decode) for group in shown)}
+</details>"""
+
+
+def _legend(scale: float) -> str:
+    if scale == 0:
+        return '<p class="legend">All advantages of this step are 0: nothing here moved a weight.</p>'
+    shades = [f"n{i}" for i in range(_LEVELS, 0, -1)] + ["z"] + [f"p{i}" for i in range(1, _LEVELS + 1)]
+    swatches = "".join(f'<i class="{shade}"></i>' for shade in shades)
+    return (
+        f'<p class="legend">advantage per token <b>−{compact(scale)}</b> <span class="swatches">{swatches}</span> '
+        f"<b>+{compact(scale)}</b> made less likely (dotted line) · made more likely (solid line)</p>"
+    )
+
+
+def _group_html(group: Group, scale: float, decode: Decode | None) -> str:
+    prompt, note = cut(group.prompt, MAX_CHARACTERS)
+    rewards = group.rewards
+    facts = f"mean reward {compact(statistics.fmean(rewards))}" if rewards else "no reward could be computed"
+    if rewards and not group.has_signal:
+        facts += " · all equal, no signal"
+    rows = sorted(group.rows, key=lambda row: -(number(row.get("reward")) or 0.0))
+    more = f'<p class="hint">{len(rows) - MAX_ROWS} more answers in the file.</p>' if len(rows) > MAX_ROWS else ""
+    head = f'<pre class="prompt" dir="auto" tabindex="0">{escaped(prompt)}</pre>{_cut_note(note)}'
+    return f"""<article class="group">
+<header>{head}<p class="facts">{facts}</p></header>
+{"".join(_row_html(row, scale, decode) for row in rows[:MAX_ROWS])}{more}
+</article>"""
+
+
+def _row_html(row: Mapping[str, Any], scale: float, decode: Decode | None) -> str:
+    reward = number(row.get("reward"))
+    scored = row.get("scored", True) and reward is not None
+    badge = f'<b class="reward">{compact(reward or 0.0)}</b>' if scored else '<b class="reward none">unscored</b>'
+    parts = {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
+    facts = [f"advantage {_signed(number(row.get('advantage')))}", f"{len(_ids(row))} tokens"]
+    facts.append(_ENDS.get(str(row.get("finish_reason")), ""))
+    if list(parts.values()) != [row.get("reward")]:
+        facts += [f"{escaped(label)} {_part(value)}" for label, value in parts.items()]
+    body, note = _tokens_html(row, scale, decode)
+    return (
+        f'<div class="row">{badge}<pre class="tokens" dir="auto" tabindex="0">{body}</pre>'
+        f'<p class="facts">{" · ".join(fact for fact in facts if fact)}</p>{_cut_note(note)}</div>'
+    )
+
+
+def _tokens_html(row: Mapping[str, Any], scale: float, decode: Decode | None) -> tuple[str, str]:
+    """Spans of the completion's tokens and the note about what was cut."""
+    ids = _ids(row)
+    if not ids:
+        text, note = cut(str(row.get("completion") or ""), MAX_CHARACTERS)
+        return escaped(text) or '<span class="empty">(empty)</span>', note
+    advantages, logprobs = _advantages(row), _floats(row.get("logprobs"))
+    pieces = _pieces(ids[:MAX_TOKENS], decode)
+    spans, used, shown = [], 0, 0
+    for i, piece in enumerate(pieces):
+        if used + len(piece) > MAX_CHARACTERS:
+            break
+        advantage = advantages[i] if i < len(advantages) else 0.0
+        logprob = f"{logprobs[i]:.3f}" if i < len(logprobs) else ""
+        values = f"{ids[i]}|{advantage:.3f}|{logprob}"
+        spans.append(f'<span class="{shade(advantage, scale)}" data-t="{values}">{escaped(piece)}</span>')
+        used, shown = used + len(piece), shown + 1
+    note = f"cut here: {shown:,} of {len(ids):,} tokens shown" if shown < len(ids) else ""
+    return "".join(spans), note
+
+
+def shade(advantage: float, scale: float) -> str:
+    """CSS class of an advantage: n4 (most negative) ... z (none) ... p4.
+
+    >>> [shade(a, 2.0) for a in (-2.0, -0.1, 0.0, 0.6, 2.0)]
+    ['n4', 'n1', 'z', 'p2', 'p4']
+    """
+    if not scale > 0 or not math.isfinite(advantage) or advantage == 0:
+        return "z"
+    level = min(_LEVELS, max(1, math.ceil(abs(advantage) / scale * _LEVELS - 1e-9)))
+    return f"{'p' if advantage > 0 else 'n'}{level}"
+
+
+def _pieces(ids: Sequence[int], decode: Decode | None) -> list[str]:
+    if decode is not None:
+        try:
+            return decode(ids)
+        except Exception:  # ids that this tokenizer does not know: a model folder of another run
+            pass
+    return [f"{token} " for token in ids]
+
+
+def _ids(row: Mapping[str, Any]) -> list[int]:
+    return [token for token in row.get("completion_ids") or [] if isinstance(token, int)]
+
+
+def _advantages(row: Mapping[str, Any]) -> list[float]:
+    return _floats(row.get("advantages")) or [number(row.get("advantage"), 0.0) or 0.0] * len(_ids(row))
+
+
+def _floats(values: Any) -> list[float]:
+    return [float(value) if is_number(value) else 0.0 for value in values] if isinstance(values, list) else []
+
+
+def _part(value: Any) -> str:
+    return compact(float(value)) if is_number(value) else "n/a"
+
+
+def _signed(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:+.2f}"
+
+
+def _cut_note(note: str) -> str:
+    return f'<p class="hint">{note}; the rollouts file holds all of it.</p>' if note else ""

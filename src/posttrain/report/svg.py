@@ -1,0 +1,325 @@
+"""Small charts as SVG text: lines with bands, stacked areas, bars with intervals. No dependency, no style attributes.
+
+Colours come from CSS classes (`s1` ... `s6` for series), so the page decides about light and dark, and a strict content
+security policy holds. Every chart carries a sentence that says what it shows, for those who do not see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from posttrain.report.text import escaped
+
+WIDTH, HEIGHT = 560, 230
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 28
+_MAX_POINTS = 400
+"""More points than pixels only make the file large; longer series are thinned, keeping the extremes."""
+
+Point = tuple[float, float]
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line: points with ascending x, and what it is called."""
+
+    name: str
+    points: Sequence[Point]
+    colour: int = 1
+    band: Sequence[tuple[float, float, float]] = ()
+    """(x, low, high), drawn as a faint area."""
+    dots: bool = False
+    """Draw points with their band as whiskers instead of a line: for a few measurements."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A linear or logarithmic map from values to pixels, with round ticks."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    ticks: list[float] = field(default_factory=list)
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            value, low, high = math.log10(max(value, low)), math.log10(low), math.log10(high)
+        return round(self.start + (value - low) / (high - low) * (self.end - self.start), 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalRow:
+    """One measured quantity: a bar from 0 (or the axis' low end) with whiskers, for each of up to two states."""
+
+    label: str
+    bars: Sequence[tuple[str, float, float, float]]
+    """(class, mean, low, high) from top to bottom; the class is `baseline` or `trained`."""
+
+
+def linear_axis(low: float, high: float, start: float, end: float, ticks: int = 4) -> Axis:
+    """An axis whose ends are round numbers around [low, high].
+
+    >>> linear_axis(0.03, 0.94, 0, 100).ticks
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    if not low < high:
+        pad = abs(low) * 0.1 or 1.0
+        low, high = (min(low, 0.0), high + pad) if low >= 0 else (low - pad, high + pad)
+    step = _round_step((high - low) / ticks)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    marks = [i * step for i in range(first, last + 1)]
+    return Axis(low=marks[0], high=marks[-1], start=start, end=end, ticks=[round(mark, 12) for mark in marks])
+
+
+def log_axis(low: float, high: float, start: float, end: float) -> Axis:
+    """An axis of whole powers of ten around positive [low, high]."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    last = max(last, first + 1)
+    every = math.ceil((last - first) / 5)
+    ticks = [10.0**power for power in range(first, last + 1, every)]
+    return Axis(low=10.0**first, high=10.0**last, start=start, end=end, log=True, ticks=ticks)
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    label: str,
+    chart_id: str = "",
+    form: Format | None = None,
+    y_range: tuple[float | None, float | None] = (None, None),
+    log: bool = False,
+    mark: tuple[float, str] | None = None,
+) -> str:
+    """Lines over steps. `y_range` fixes an end of the y axis, `mark` is a named horizontal line."""
+    drawn = [s for s in series if s.points]
+    if not drawn:
+        return ""
+    form = form or compact
+    values = [y for s in drawn for _, y in s.points]
+    values += [edge for s in drawn for _, low, high in s.band for edge in (low, high)]
+    x_axis, y_axis = _axes(drawn, values, y_range, log)
+    body = [_grid(x_axis, y_axis, form)]
+    if mark is not None and y_axis.low <= mark[0] <= y_axis.high:
+        y = y_axis(mark[0])
+        body.append(f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
+        body.append(f'<text class="tick" x="{WIDTH - _RIGHT}" y="{y - 4}" text-anchor="end">{escaped(mark[1])}</text>')
+    for s in drawn:
+        body.append(_whiskers(s, x_axis, y_axis) if s.dots else _line(s, x_axis, y_axis))
+    return _svg("\n".join(body), label, chart_id)
+
+
+def stacked_chart(
+    names: Sequence[str],
+    rows: Sequence[tuple[float, Sequence[float]]],
+    *,
+    label: str,
+    chart_id: str = "",
+    form: Format | None = None,
+) -> str:
+    """Areas on top of each other: `rows` are (x, one value per name)."""
+    if not rows or not names:
+        return ""
+    rows = _spread(rows, _MAX_POINTS)
+    tops = [(x, [math.fsum(values[: i + 1]) for i in range(len(names))]) for x, values in rows]
+    x_axis = linear_axis_exact(rows[0][0], rows[-1][0])
+    y_axis = linear_axis(0.0, max(sums[-1] for _, sums in tops), HEIGHT - _BOTTOM, _TOP)
+    body = [_grid(x_axis, y_axis, form or compact)]
+    for i in range(len(names)):
+        upper = _doubled([(x, sums[i]) for x, sums in tops])
+        lower = _doubled([(x, sums[i - 1] if i else 0.0) for x, sums in tops])
+        outline = _path(upper + lower[::-1], x_axis, y_axis)
+        body.append(f'<polygon class="stack s{i + 1}" points="{outline}"/>')
+    return _svg("\n".join(body), label, chart_id)
+
+
+def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low: float, high: float) -> str:
+    """Horizontal bars with whiskers, values written beside them: readable without colour."""
+    bar, gap, left, right = 16, 16, 150, 64
+    axis = linear_axis(low, high, left, WIDTH - right, ticks=4)
+    y, body = 8.0, []
+    bottom = 8 + sum(len(row.bars) * (bar + 3) + gap for row in rows)
+    for tick in axis.ticks:
+        x = axis(tick)
+        body.append(f'<line class="grid" x1="{x}" x2="{x}" y1="4" y2="{bottom - 6}"/>')
+        body.append(f'<text class="tick" x="{x}" y="{bottom + 8}" text-anchor="middle">{escaped(form(tick))}</text>')
+    zero = axis(min(max(0.0, axis.low), axis.high))
+    for row in rows:
+        middle = y + len(row.bars) * (bar + 3) / 2
+        body.append(
+            f'<text class="name" x="{left - 12}" y="{middle + 3}" text-anchor="end">{escaped(row.label)}</text>'
+        )
+        for state, mean, down, up in row.bars:
+            x, x1, x2 = axis(mean), axis(max(down, axis.low)), axis(min(up, axis.high))
+            at = y + bar / 2
+            body.append(
+                f'<rect class="bar {state}" x="{min(zero, x)}" y="{y}" rx="2" '
+                f'width="{max(abs(x - zero), 1)}" height="{bar}"/>'
+            )
+            body.append(f'<path class="whisker" d="M{x1} {at}H{x2}M{x1} {at - 4}v8M{x2} {at - 4}v8"/>')
+            body.append(f'<text class="value" x="{max(x, x2) + 7}" y="{at + 4}">{escaped(form(mean))}</text>')
+            y += bar + 3
+        y += gap
+    return _svg("\n".join(body), label, "", height=bottom + 16)
+
+
+def linear_axis_exact(low: float, high: float) -> Axis:
+    """The x axis: ends at the data, ticks at round whole steps."""
+    if not low < high:
+        return Axis(low=low - 0.5, high=low + 0.5, start=_LEFT, end=WIDTH - _RIGHT, ticks=[low])
+    step = max(1.0, _round_step((high - low) / 6, whole=True))
+    first = math.ceil(low / step)
+    ticks = [i * step for i in range(first, math.floor(high / step) + 1)]
+    return Axis(low=low, high=high, start=_LEFT, end=WIDTH - _RIGHT, ticks=ticks)
+
+
+def compact(value: float) -> str:
+    """A number in at most about six characters.
+
+    >>> [compact(v) for v in (0, 0.25, 1234.5, 12_500_000, 3.2e-7, -0.0001)]
+    ['0', '0.25', '1,234', '12.5M', '3.2e-7', '-1e-4']
+    """
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 0.001:
+        digits, power = f"{value:.1e}".split("e")
+        return f"{digits.removesuffix('.0')}e{int(power)}"
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            divisor = 1e3 if unit == "k" else limit
+            return f"{value / divisor:.1f}".removesuffix(".0") + unit
+    if size >= 1000:
+        return f"{value:,.0f}"
+    text = f"{value:.3f}" if size < 10 else f"{value:.1f}"
+    return text.rstrip("0").rstrip(".") or "0"
+
+
+def percent(value: float) -> str:
+    """A share in percent, with a decimal only where it says something.
+
+    >>> [percent(v) for v in (0, 0.954, 0.5, 0.025, 0.0012, 0.9961)]
+    ['0%', '95%', '50%', '2.5%', '0.1%', '99.6%']
+    """
+    shown = 100 * value
+    fine = abs(shown) < 9.95 or 99 < abs(shown) < 100
+    return f"{shown:.1f}".removesuffix(".0") + "%" if fine else f"{shown:.0f}%"
+
+
+def seconds(value: float) -> str:
+    """A duration for people.
+
+    >>> [seconds(v) for v in (0.034, 4.2, 95, 7320)]
+    ['34 ms', '4.2 s', '1 min 35 s', '2 h 02 min']
+    """
+    if value < 0.95:
+        return f"{1000 * value:.0f} ms" if value else "0"
+    if value < 59.5:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def smooth(points: Sequence[Point], window: int) -> list[Point]:
+    """Mean over the last `window` points: what was known at that step, without looking ahead."""
+    return [
+        (x, math.fsum(y for _, y in points[max(0, i - window + 1) : i + 1]) / min(i + 1, window))
+        for i, (x, _) in enumerate(points)
+    ]
+
+
+def thin(points: Sequence[Point], limit: int = _MAX_POINTS) -> list[Point]:
+    """At most about `limit` points: of each stretch its lowest and highest, in their order."""
+    if len(points) <= limit:
+        return list(points)
+    size = math.ceil(len(points) / (limit // 2))
+    kept: list[Point] = [points[0]]
+    for start in range(0, len(points), size):
+        stretch = range(start, min(start + size, len(points)))
+        ends = sorted({min(stretch, key=lambda i: points[i][1]), max(stretch, key=lambda i: points[i][1])})
+        kept += [points[i] for i in ends]
+    return list(dict.fromkeys([*kept, points[-1]]))
+
+
+def _axes(
+    drawn: Sequence[Series], values: list[float], y_range: tuple[float | None, float | None], log: bool
+) -> tuple[Axis, Axis]:
+    xs = [x for s in drawn for x, _ in s.points]
+    x_axis = linear_axis_exact(min(xs), max(xs))
+    positive = [value for value in values if value > 0]
+    if log and positive:
+        return x_axis, log_axis(min(positive), max(positive), HEIGHT - _BOTTOM, _TOP)
+    low = min(values) if y_range[0] is None else min(y_range[0], *values)
+    high = max(values) if y_range[1] is None else max(y_range[1], *values)
+    return x_axis, linear_axis(low, high, HEIGHT - _BOTTOM, _TOP)
+
+
+def _round_step(rough: float, *, whole: bool = False) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    sizes = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    return next(size * power for size in sizes if size * power >= rough * (1 - 1e-9))
+
+
+def _grid(x_axis: Axis, y_axis: Axis, form: Format) -> str:
+    parts = []
+    for tick in y_axis.ticks:
+        y = y_axis(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{escaped(form(tick))}</text>')
+    for tick in x_axis.ticks:
+        parts.append(f'<text class="tick" x="{x_axis(tick)}" y="{HEIGHT - 8}" text-anchor="middle">{tick:g}</text>')
+    return "\n".join(parts)
+
+
+def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
+    parts, colour = [], f"s{series.colour}"
+    if series.band:
+        band = _spread(series.band, _MAX_POINTS)
+        edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
+        parts.append(f'<polygon class="band {colour}" points="{_path(edge, x_axis, y_axis)}"/>')
+    points = thin(series.points)
+    if len(points) == 1:
+        parts.append(f'<circle class="dot {colour}" cx="{x_axis(points[0][0])}" cy="{y_axis(points[0][1])}" r="3"/>')
+    else:
+        parts.append(f'<polyline class="line {colour}" points="{_path(points, x_axis, y_axis)}"/>')
+    return "\n".join(parts)
+
+
+def _whiskers(series: Series, x_axis: Axis, y_axis: Axis) -> str:
+    parts, colour = [], f"s{series.colour}"
+    if len(series.points) > 1:
+        parts.append(f'<polyline class="line faint {colour}" points="{_path(series.points, x_axis, y_axis)}"/>')
+    for x, low, high in series.band:
+        at, bottom, top = x_axis(x), y_axis(low), y_axis(high)
+        shape = f"M{at} {bottom}V{top}M{at - 4} {bottom}h8M{at - 4} {top}h8"
+        parts.append(f'<path class="whisker {colour}" d="{shape}"/>')
+    parts += [f'<circle class="dot {colour}" cx="{x_axis(x)}" cy="{y_axis(y)}" r="3.5"/>' for x, y in series.points]
+    return "\n".join(parts)
+
+
+def _path(points: Sequence[Point], x_axis: Axis, y_axis: Axis) -> str:
+    return " ".join(f"{x_axis(x):g},{y_axis(y):g}" for x, y in points)
+
+
+def _doubled(points: list[Point]) -> list[Point]:
+    """A single step still needs an area: half a step to each side."""
+    return points if len(points) > 1 else [(points[0][0] - 0.5, points[0][1]), (points[0][0] + 0.5, points[0][1])]
+
+
+def _spread(rows: Sequence, limit: int) -> list:
+    """At most `limit` rows, evenly spaced, the first and the last among them."""
+    if len(rows) <= limit:
+        return list(rows)
+    return [rows[round(i * (len(rows) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def _svg(body: str, label: str, chart_id: str, height: float = HEIGHT) -> str:
+    focus = f' tabindex="0" data-chart="{escaped(chart_id)}"' if chart_id else ""
+    size = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
+    return f'<svg class="chart" {size} role="img" aria-label="{escaped(label)}"{focus}>\n{body}\n</svg>'

@@ -1,0 +1,295 @@
+"""What a person sees while a run goes on: one quiet block on a terminal, one complete line per step anywhere else.
+
+A pure consumer: it reads what it is told and can stop nothing. The first exception in here ends the display with one
+warning, and the run goes on. Text of models and errors is made visible first, so no escape sequence reaches a terminal.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from posttrain.report.phases import PHASES, who_waits
+from posttrain.report.store import mapping, number
+from posttrain.report.svg import compact, percent, seconds
+from posttrain.report.text import cut, visible
+from posttrain.report.verdict import headline_span, measure_of, show_span, show_value
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 24
+_RECENT = 20
+"""Steps whose median time gives the estimate of the time left."""
+_LOUD = ("warning", "guard")
+
+
+def _never_stops_a_run(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def guarded(self: TerminalView, *args: Any, **kwargs: Any) -> None:
+        if self.broken:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as reason:  # whatever it is: a display has no say in whether a run goes on
+            self.broken = True
+            self._stop_live()
+            message = f"the terminal output stopped ({type(reason).__name__}: {reason}); the run goes on"
+            warnings.warn(message, stacklevel=2)
+
+    return guarded
+
+
+class TerminalView:
+    """Live output of a run.
+
+    On a terminal: a block that is redrawn in place, with what happened once (warnings, evaluations) above it. Without
+    one: plain lines without control characters. With `quiet`: warnings only. The estimate of the time left is the only
+    thing here that depends on the clock.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False, show_samples: bool = False) -> None:
+        self.stream = stream or sys.stdout
+        self.quiet, self.show_samples = quiet, show_samples
+        self.broken = False
+        self._live: Live | None = None
+        self._metrics: dict[str, Any] = {}
+        self._rewards: list[float] = []
+        self._seconds: list[float] = []
+        self._total = 0
+        self._heldout: dict[str, Mapping[str, Any]] = {}
+        self._step_ended = time.monotonic()
+
+    @_never_stops_a_run
+    def started(self, summary: str | Mapping[str, Any]) -> None:
+        """What is about to run: a text, or names and values."""
+        lines = [summary] if isinstance(summary, str) else [f"{name:<10} {value}" for name, value in summary.items()]
+        self._say("\n".join(lines))
+        if not self.quiet and self._is_terminal():
+            console = Console(file=self.stream)
+            live = Live(get_renderable=self._block, console=console, refresh_per_second=4)
+            live.start()
+            self._live = live
+
+    @_never_stops_a_run
+    def step(self, metrics: Mapping[str, Any], total: int) -> None:
+        """One finished step: its record of metrics.jsonl, and how many steps there will be."""
+        self._metrics, self._total = dict(metrics), total
+        if (reward := number(metrics.get("reward"))) is not None:
+            self._rewards.append(reward)
+        now = time.monotonic()
+        self._seconds.append(number(metrics.get("time/step"), now - self._step_ended))
+        self._step_ended = now
+        if self._live is None:
+            self._say(self._step_line())
+
+    @_never_stops_a_run
+    def evaluation(self, name: str, evaluation: Mapping[str, Any]) -> None:
+        """A held-out result (`Evaluation.to_json`), called "baseline", "step 30" or "trained"."""
+        self._heldout[name] = evaluation
+        self._say(f"held-out {name}: {_evaluation_line(evaluation)}")
+
+    @_never_stops_a_run
+    def event(self, kind: str, message: str) -> None:
+        """A warning, a guard, or news. An error travels as an exception and is told by whoever catches it."""
+        if kind == "error":
+            self._stop_live()
+        else:
+            self._say(f"{kind}: {message}", style="yellow" if kind in _LOUD else "", loud=kind in _LOUD)
+
+    @_never_stops_a_run
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Completions of a step (rows as in its rollouts file), when `show_samples` asks for them."""
+        if not self.show_samples:
+            return
+        if self._live is not None:
+            self._live.console.print(_samples_table(step, rows))
+        else:
+            self._say("\n".join([f"samples of step {step}", *map(_sample_line, rows)]))
+
+    @_never_stops_a_run
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """The run ended well: baseline against trained, in one line."""
+        self._stop_live()
+        before, after = (mapping(mapping(summary.get("evaluation")).get(side)) for side in ("baseline", "trained"))
+        measure = measure_of(before, after)
+        baseline, trained = headline_span(before, measure), headline_span(after, measure)
+        if baseline and trained:
+            apart = "intervals disjoint" if baseline.disjoint(trained) else "intervals overlap"
+            self._say(f"held-out {measure} {show_span(measure, baseline)} → {show_span(measure, trained)}, {apart}")
+
+    def close(self) -> None:
+        """Give the terminal back; may be called at any time, and twice."""
+        self._stop_live()
+
+    # --- what is shown ---------------------------------------------------------------------------------------------
+
+    def _step_line(self) -> str:
+        """Everything that the block shows, on one line."""
+        parts = [f"step {self._metrics.get('step', '?')}/{self._total}"]
+        parts += [f"{name} {value}" for name, value in self._facts()]
+        phases = " ".join(f"{name} {value}" for name, value in self._phases())
+        parts.append(seconds(self._seconds[-1]) + (f" ({phases})" if phases else ""))
+        return "  ".join(parts) + self._left()
+
+    def _facts(self) -> list[tuple[str, str]]:
+        metrics = self._metrics
+        if number(metrics.get("reward")) is None:
+            shown = [("loss", "loss", compact), ("grad", "grad_norm", compact), ("tokens", "num_tokens", compact)]
+        else:
+            shown = [
+                ("reward", "reward", lambda value: f"{value:.3f}"),
+                ("signal", "frac_reward_zero_std", lambda dead: percent(1 - dead)),
+                ("truncated", "completions/clipped_ratio", percent),
+                ("unscored", "unscored_fraction", percent),
+                ("length", "completions/mean_length", lambda value: f"{value:.1f}"),
+                ("entropy", "entropy", compact),
+                ("kl", "kl", compact),
+                ("grad", "grad_norm", compact),
+            ]
+        values = [(label, number(metrics.get(name)), form) for label, name, form in shown]
+        known = [(label, form(value)) for label, value, form in values if value is not None]
+        return [(label, value) for label, value in known if (label, value) != ("unscored", "0%")]
+
+    def _phases(self) -> list[tuple[str, str]]:
+        times = self._times()
+        total = number(self._metrics.get("time/step")) or sum(times.values())
+        return [(PHASES[name], f"{value / total:.0%}") for name, value in times.items() if total > 0]
+
+    def _times(self) -> dict[str, float]:
+        found = {name: number(self._metrics.get(f"time/{name}")) for name in PHASES}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _left(self) -> str:
+        remaining = self._total - int(number(self._metrics.get("step"), 0))
+        if remaining <= 0:
+            return ""
+        return f"  {seconds(remaining * statistics.median(self._seconds[-_RECENT:]))} left"
+
+    def _block(self) -> RenderableType:
+        """The block, drawn anew several times a second."""
+        if not self._metrics:
+            return Text(f"working, {seconds(time.monotonic() - self._step_ended)}", style="dim")
+        done = int(number(self._metrics.get("step"), 0))
+        head = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(self._total, 1), completed=done, width=32)
+        head.add_row(Text(f"step {done}/{self._total}", style="bold"), bar, Text(self._left().strip(), style="dim"))
+        body = Table.grid(padding=(0, 2))
+        facts = self._facts()
+        if self._rewards:
+            spark = Text(sparkline(self._rewards), style="blue")
+            body.add_row(Text("reward", style="dim"), Text.assemble((facts.pop(0)[1], "bold"), "  ", spark))
+        for name, evaluation in list(self._heldout.items())[-1:]:
+            body.add_row(Text("held-out", style="dim"), Text(f"{_short(evaluation)}  {name}{self._change(evaluation)}"))
+        row = Text()
+        for label, value in facts:
+            row.append(f"{label} ", style="dim").append(f"{value}   ")
+        body.add_row(Text("step", style="dim"), row)
+        phases = "   ".join(f"{name} {value}" for name, value in self._phases())
+        body.add_row(Text("time", style="dim"), Text(f"{seconds(self._seconds[-1])} a step: {phases}"))
+        if waits := who_waits(self._times()):
+            line = f"trainer {waits[0]:.0%}, sampler {waits[1]:.0%} of the step"
+            body.add_row(Text("waiting", style="dim"), Text(line))
+        return Group(head, body)
+
+    def _change(self, evaluation: Mapping[str, Any]) -> str:
+        """`, 22% before training`"""
+        first = self._heldout.get("baseline")
+        if first is None or first is evaluation:
+            return ""
+        measure = measure_of(first, evaluation)
+        before = headline_span(first, measure)
+        return f", {show_value(measure, before.mean)} before training" if before else ""
+
+    # --- where it is shown -----------------------------------------------------------------------------------------
+
+    def _say(self, text: str, *, style: str = "", loud: bool = False) -> None:
+        """A line that stays."""
+        if self.quiet and not loud:
+            return
+        if self._live is not None:
+            self._live.console.print(Text(visible(text), style=style))
+        else:
+            self.stream.write(visible(text) + "\n")
+            self.stream.flush()
+
+    def _is_terminal(self) -> bool:
+        return self.stream.isatty() and not Console(file=self.stream).is_dumb_terminal
+
+    def _stop_live(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            try:
+                live.stop()
+            except Exception:  # a terminal that went away
+                self.broken = True
+
+
+def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+    """The course of a number in one row of characters, from its lowest to its highest.
+
+    >>> sparkline([0, 1, 2, 3], 4)
+    '▁▃▆█'
+    """
+    size = max(1, -(-len(values) // width))
+    means = [statistics.fmean(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    return "".join(_SPARKS[round((value - low) / (high - low or 1) * (len(_SPARKS) - 1))] for value in means)
+
+
+def _short(evaluation: Mapping[str, Any]) -> str:
+    measure = measure_of(evaluation)
+    found = headline_span(evaluation, measure)
+    return f"{measure} {show_span(measure, found)}" if found else "no score"
+
+
+def _evaluation_line(evaluation: Mapping[str, Any]) -> str:
+    parts = [_short(evaluation)]
+    at_k = mapping(mapping(evaluation.get("sampled")).get("pass@k"))
+    for k in list(at_k)[-1:]:
+        mean = number(mapping(at_k[k]).get("mean"))
+        if mean is not None and measure_of(evaluation) == "accuracy":
+            parts.append(f"pass@{k} {percent(mean)}")
+    for label, found in mapping(evaluation.get("check")).items():
+        mean = number(mapping(found).get("mean"))
+        if mean is not None:
+            parts.append(f"check {label} {compact(mean)}")
+    parts.append(f"{evaluation.get('prompts', '?')} prompts")
+    unscored = number(evaluation.get("unscored"), 0)
+    return ", ".join(parts) + (f", {unscored:.0f} answers unscored" if unscored else "")
+
+
+def _samples_table(step: int, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=f"samples of step {step}", title_justify="left", show_lines=True)
+    table.add_column("prompt", overflow="fold", ratio=2)
+    table.add_column("completion", overflow="fold", ratio=3)
+    table.add_column("reward", justify="right")
+    table.add_column("advantage", justify="right")
+    for row in rows:
+        texts = [_shortened(row.get("prompt"), 400), _shortened(row.get("completion"), 800)]
+        table.add_row(*map(Text, texts), _reward(row), f"{number(row.get('advantage'), 0.0):+.2f}")
+    return table
+
+
+def _sample_line(row: Mapping[str, Any]) -> str:
+    prompt, completion = _shortened(row.get("prompt"), 200), _shortened(row.get("completion"), 400)
+    return f"  reward {_reward(row)}  {prompt!r} -> {completion!r}"
+
+
+def _shortened(text: Any, limit: int) -> str:
+    start, note = cut(visible(str(text or "")), limit)
+    return f"{start} … ({note})" if note else start
+
+
+def _reward(row: Mapping[str, Any]) -> str:
+    reward = number(row.get("reward"))
+    return "unscored" if reward is None or not row.get("scored", True) else compact(reward)

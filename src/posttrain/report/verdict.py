@@ -1,0 +1,215 @@
+"""The headline of a report: whether the run improved what it was meant to improve, in words and numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from posttrain.report.store import RunRecord, mapping, number
+from posttrain.report.svg import compact, percent
+
+Tone = Literal["good", "bad", "plain"]
+
+
+class Span(NamedTuple):
+    """An interval as it stands in `evaluation.json`; limits that were not finite are infinite again."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def disjoint(self, other: Span) -> bool:
+        return self.low > other.high or other.low > self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether the run improved what it was meant to improve."""
+
+    headline: str
+    tone: Tone
+    measure: str = ""
+    """Which number the verdict is about: accuracy or score; empty when neither was measured."""
+    baseline: Span | None = None
+    trained: Span | None = None
+    sentences: list[str] = field(default_factory=list)
+
+
+def span(value: Any) -> Span | None:
+    """`{"mean", "low", "high", "n"}` -> Span; None when there is no mean."""
+    found = mapping(value)
+    mean = number(found.get("mean"))
+    if mean is None:
+        return None
+    low, high = number(found.get("low"), -math.inf), number(found.get("high"), math.inf)
+    return Span(mean, low, high, int(number(found.get("n"), 0)))
+
+
+def verdict(run: RunRecord) -> Verdict:
+    """The headline of the report: baseline against trained on held-out prompts, with intervals."""
+    before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
+    measure = measure_of(before, after)
+    baseline, trained = headline_span(before, measure), headline_span(after, measure)
+    if baseline is None or trained is None:
+        return _unmeasured(run, measure, baseline, trained)
+    difference = span(mapping(run.evaluation.get("difference")).get(measure))
+    sentences = [_comparison(measure, baseline, trained, difference, _confidence(after))]
+    sentences += _check_sentences(run.evaluation)
+    sentences += _forgetting_sentence(run.evaluation)
+    change = _direction(baseline, trained, difference) * (-1 if measure == "loss" else 1)
+    amount = "" if baseline.disjoint(trained) else " a little"
+    headlines: dict[int, tuple[str, Tone]] = {
+        1: (f"The model improved{amount}.", "good"),
+        0: ("No improvement is shown.", "plain"),
+        -1: (f"The model got{amount} worse.", "bad"),
+    }
+    headline, tone = headlines[change]
+    return Verdict(
+        headline=headline, tone=tone, measure=measure, baseline=baseline, trained=trained, sentences=sentences
+    )
+
+
+def measure_of(*evaluations: Mapping[str, Any]) -> str:
+    """Which number tells most: `loss` for supervised runs, `accuracy` for rewards of that scale, else `score`.
+
+    Of that scale are totals from 0 to 1 of which some reached 1, or none was above 0.
+    """
+    if any("loss" in found and "greedy" not in found for found in evaluations):
+        return "loss"
+    edges = [number(edge) for found in evaluations for edge in (found.get("score_range") or [])]
+    seen = [edge for edge in edges if edge is not None]
+    if not seen:
+        return "accuracy"
+    return "accuracy" if min(seen) >= 0 and (abs(max(seen) - 1) < 1e-6 or max(seen) == 0) else "score"
+
+
+def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:
+    """The interval of one evaluation that the verdict is about."""
+    return span(evaluation.get("loss") if measure == "loss" else mapping(evaluation.get("greedy")).get(measure))
+
+
+def show_value(measure: str, value: float) -> str:
+    """Accuracies in percent, scores as plain numbers."""
+    return percent(value) if measure == "accuracy" else compact(value)
+
+
+def show_span(measure: str, found: Span) -> str:
+    """`95% (91% to 98%)`"""
+    if not math.isfinite(found.low) or not math.isfinite(found.high):
+        return f"{show_value(measure, found.mean)} (no interval: {found.n} prompt{'' if found.n == 1 else 's'})"
+    return f"{show_value(measure, found.mean)} ({show_value(measure, found.low)} to {show_value(measure, found.high)})"
+
+
+def check_spans(evaluation: Mapping[str, Any]) -> list[tuple[str, Span | None, Span | None]]:
+    """(label, baseline, trained) of the independent check, wherever the file holds it."""
+    top = mapping(evaluation.get("check"))
+    sides = [mapping(mapping(evaluation.get(side)).get("check")) for side in ("baseline", "trained")]
+    labels = dict.fromkeys([*top, *sides[0], *sides[1]])
+    found = []
+    for label in labels:
+        both = mapping(top.get(label))
+        spans = [
+            span(side.get(label)) or span(both.get(name))
+            for side, name in zip(sides, ("baseline", "trained"), strict=True)
+        ]
+        if any(spans):
+            found.append((str(label), *spans))
+    return found
+
+
+def fifths(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Mean of the first and of the last fifth."""
+    size = max(1, len(points) // 5)
+    values = [value for _, value in points]
+    return statistics.fmean(values[:size]), statistics.fmean(values[-size:])
+
+
+def _direction(baseline: Span, trained: Span, difference: Span | None) -> int:
+    """1 for a rise, -1 for a fall, 0 when neither the two intervals nor the paired one tells them apart."""
+    if baseline.disjoint(trained):
+        return 1 if trained.mean > baseline.mean else -1
+    if difference is not None and (difference.low > 0 or difference.high < 0):
+        return 1 if difference.low > 0 else -1
+    return 0
+
+
+def _confidence(evaluation: Mapping[str, Any]) -> str:
+    return percent(number(evaluation.get("confidence")) or 0.95)
+
+
+def _comparison(measure: str, baseline: Span, trained: Span, difference: Span | None, confidence: str) -> str:
+    what = "loss (nats per token, lower is better)" if measure == "loss" else f"{measure} of greedy answers"
+    text = f"Held-out {what}, {trained.n} prompts before and after. "
+    if baseline.disjoint(trained):
+        text += (
+            f"The {confidence} intervals do not overlap: chance in the choice of prompts does not explain the change."
+        )
+    else:
+        text += f"The {confidence} intervals overlap: on their own they do not show a change."
+    if difference is not None and math.isfinite(difference.low):
+        points = [f"{100 * edge:+.0f}" if measure == "accuracy" else f"{edge:+.3g}" for edge in difference[:3]]
+        unit = " points" if measure == "accuracy" else ""
+        text += f" Prompt by prompt the change is {points[0]}{unit}, interval {points[1]} to {points[2]}"
+        text += "." if difference.low > 0 or difference.high < 0 else ", which contains 0."
+    return text
+
+
+def _check_sentences(evaluation: Mapping[str, Any]) -> list[str]:
+    sentences = []
+    for label, before, after in check_spans(evaluation):
+        if before is None or after is None:
+            continue
+        text = (
+            f"The independent check “{label}”, which training never saw, went from {_plain(before)} to {_plain(after)}"
+        )
+        if before.disjoint(after):
+            text += " and agrees." if after.mean > before.mean else ": it fell. Look at the samples for a gamed reward."
+        else:
+            text += "; its intervals overlap."
+        sentences.append(text)
+    return sentences
+
+
+def _plain(found: Span) -> str:
+    return show_span("accuracy" if 0 <= found.mean <= 1 else "score", found)
+
+
+def _forgetting_sentence(evaluation: Mapping[str, Any]) -> list[str]:
+    losses = mapping(evaluation.get("forgetting"))
+    before, after = number(losses.get("baseline_loss")), number(losses.get("trained_loss"))
+    if before is None or after is None:
+        return []
+    change = f"{100 * (after / before - 1):+.1f}%" if before else "from 0"
+    kept = (
+        "the model still predicts it about as well as before."
+        if after <= before * 1.02
+        else "the model has become worse at it."
+    )
+    return [f"Loss on the reference text went from {before:.3f} to {after:.3f} nats per token ({change}): {kept}"]
+
+
+def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Span | None) -> Verdict:
+    rewards = run.series("reward")
+    sentences = []
+    if run.status == "failed":
+        headline, tone = "The run stopped with an error.", "bad"
+    elif run.status == "unfinished":
+        headline, tone = "The run has not finished.", "plain"
+    else:
+        headline, tone = "No held-out evaluation.", "plain"
+        sentences.append("Without held-out prompts before and after, this page cannot say whether the model improved.")
+    if baseline is not None:
+        sentences.append(f"Before training, held-out {measure} was {show_span(measure, baseline)}.")
+    if rewards:
+        first, last = fifths(rewards)
+        sentences.append(
+            f"Training reward was {compact(first)} in the first fifth of {len(rewards)} recorded steps and "
+            f"{compact(last)} in the last; training reward alone does not prove that the model improved."
+        )
+    return Verdict(
+        headline=headline, tone=tone, measure=measure, baseline=baseline, trained=trained, sentences=sentences
+    )

@@ -1,0 +1,251 @@
+"""report.html: one file, nothing from outside, nothing that a model wrote can act, and the right things are said."""
+
+import base64
+import hashlib
+import json
+import random
+import re
+from html.parser import HTMLParser
+
+import pytest
+from tests.report.synthetic_run import evaluation, rollout_row, write_lines, write_rollouts
+
+from posttrain.report.page import render, write_report
+from posttrain.report.samples import chosen_steps, shade, token_pieces
+from posttrain.report.store import read_run
+
+PAYLOADS = [
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "<!-- <script> --",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</pre></span></article><h1>owned</h1>",
+    "</style><style>*{display:none}</style>",
+    "javascript:alert(1)",
+    "<a href='javascript:alert(1)'>x</a>",
+    "<iframe srcdoc='<script>alert(1)</script>'>",
+    "<base href=//evil.example>",
+    "<meta http-equiv=refresh content='0;url=//evil.example'>",
+    "<form action=//evil.example><button>go",
+    "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "]]><![CDATA[<script>alert(1)</script>",
+    "\u202egnp.exe\u202c \u2066isolate\u2069",
+    "\x1b[31mred\x1b]0;title\x07",
+    "\x00\x08\x7f\u2028\u2029\ufeff",
+    "\U000e0041\U000e0042",
+    "{{7*7}} ${7*7} `backtick` \\u003cscript\\u003e",
+]
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of a page, as a browser would find them."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.ids: set[str] = set()
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.ids |= {value for name, value in attrs if name == "id" and value}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def payload_run(folder, payload: str):
+    """The payload in every place where text of others can stand."""
+    row = rollout_row(f"prompt {payload}", f"completion {payload}", 1.0, 0.5, random.Random(0))
+    plain = {**rollout_row(f"p {payload}", f"c {payload}", 0.0, -0.5, random.Random(0), row=1), "completion_ids": []}
+    write_rollouts(folder, 60, [row, {**plain, "finish_reason": payload, "reward/<b>": 1.0}])
+    write_lines(folder / "events.jsonl", [{"time": payload, "step": 1, "kind": "warning", "message": payload}])
+    write_lines(
+        folder / "metrics.jsonl",
+        [{"step": s, "reward": s / 2, f"rewards/{payload}/mean": s, payload: 1} for s in (1, 2)],
+    )
+    found = {**evaluation(0.5), "check": {payload: {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 9}}}
+    (folder / "evaluation.json").write_text(json.dumps({"baseline": found, "trained": found}))
+    (folder / "error.json").write_text(json.dumps({"type": payload, "message": payload, "step": payload}))
+    config = json.dumps({"model": {"path": payload}, "algorithm": {"name": payload}, "seed": payload})
+    (folder / "config.yaml").write_text(config + f"\nx: {json.dumps(payload)}  # file: {payload}\n")
+    return folder
+
+
+def test_the_page_is_one_file_that_needs_nothing_from_outside(run_folder):
+    page = Page(write_report(run_folder).read_text())
+    sources = [attributes.get(name) for _, attributes in page.elements for name in ("src", "href", "srcset", "data")]
+    assert [source for source in sources if source and not source.startswith("#")] == []
+    assert not {tag for tag, _ in page.elements} & {"link", "img", "iframe", "object", "embed", "base", "form"}
+    assert write_report(run_folder).stat().st_size < 400_000
+
+
+def test_the_policy_allows_exactly_the_page_s_own_style_and_script(run_folder):
+    source = write_report(run_folder).read_text()
+    policy = next(a["content"] for tag, a in Page(source).elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        body = re.search(rf"<{tag}>(.*?)</{tag}>", source, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert not [a for _, a in Page(source).elements if "style" in a], "style attributes would be blocked"
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_nothing_that_others_wrote_becomes_markup(run_folder, payload):
+    harmless = Page(render(read_run(payload_run(run_folder, "harmless"))))
+    hostile_source = render(read_run(payload_run(run_folder, payload)))
+    hostile = Page(hostile_source)
+    tags = [tag for tag, _ in hostile.elements if tag != "span"]  # one per token: another text has another number
+    assert tags == [tag for tag, _ in harmless.elements if tag != "span"]
+    assert not [name for _, attributes in hostile.elements for name in attributes if name.startswith("on")]
+    assert hostile.ids == harmless.ids, "the whole page is still there"
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\u2028\u2029\ufeff]", hostile_source)
+
+
+def test_hostile_text_is_still_readable(run_folder):
+    page = Page(render(read_run(payload_run(run_folder, "</script><b>&amp;"))))
+    assert "completion </script><b>&amp;" in page.text
+    bidi = Page(render(read_run(payload_run(run_folder, "\u202eabc"))))
+    assert "⟨U+202E⟩abc" in bidi.text
+
+
+def test_a_completion_of_a_megabyte_is_cut_with_a_note(run_folder):
+    text = "x" * 1_000_000
+    row = {**rollout_row("p" * 10_000, "short", 1.0, 0.5, random.Random(0)), "completion": text}
+    long_ids = {**row, "row": 1, "completion_ids": [65] * 1_000_000, "advantages": [0.1] * 1_000_000, "logprobs": []}
+    write_rollouts(run_folder, 60, [{**row, "completion_ids": []}, long_ids])
+    path = write_report(run_folder)
+    page = path.read_text()
+    assert "cut here: 4,000 of 1,000,000 characters shown" in page
+    assert "cut here: 500 of 1,000,000 tokens shown" in page
+    assert "cut here: 4,000 of 10,000 characters shown" in page
+    assert path.stat().st_size < 500_000
+
+
+def test_the_verdict_states_both_scores_their_intervals_and_that_they_do_not_overlap(run_folder):
+    text = Page(write_report(run_folder).read_text()).text
+    assert "The model improved." in text
+    assert "22%16% to 30%→95%90% to 98%" in text
+    assert "The 95% intervals do not overlap" in text
+    assert "Prompt by prompt the change is +73 points, interval +64 to +80." in text
+    assert "“exact_match”, which training never saw, went from 20% (14% to 28%) to 94% (88% to 97%) and agrees." in text
+    assert "Loss on the reference text went from 3.214 to 3.251 nats per token (+1.2%)" in text
+
+
+def test_every_section_and_plot_of_a_whole_run_is_there(run_folder):
+    page = Page(write_report(run_folder).read_text())
+    assert {"result", "noticed", "learning", "samples", "proofs", "events", "config", "chart-data"} <= page.ids
+    titles = [
+        "Reward", "Held-out score", "Groups with signal", "Completion length", "Truncated and unscored", "Entropy",
+        "Size of the update", "Time per step", "Gradient norm", "Sampler against trainer", "Loss", "Memory",
+    ]  # fmt: skip
+    labels = [attributes["aria-label"] for tag, attributes in page.elements if tag == "svg"]
+    drawn = [label.split(".")[0] for label in labels]
+    assert [title for title in titles if title not in drawn and title != "Time per step"] == []
+    assert any("Seconds per step by phase. The trainer waits 66% of the time" in label for label in labels)
+    assert "The same at every step:Clipped tokens" in page.text, "what never changes is a number, not a plot"
+
+
+def test_plots_can_be_read_with_the_keyboard_and_without_seeing_them(run_folder):
+    page = Page(write_report(run_folder).read_text())
+    plots = [attributes for tag, attributes in page.elements if tag == "svg" and "data-chart" in attributes]
+    assert plots
+    assert all(plot["tabindex"] == "0" and plot["role"] == "img" for plot in plots)
+    reward = next(plot["aria-label"] for plot in plots if plot["data-chart"] == "reward")
+    assert re.fullmatch(r"Reward\. each step: 0\.\d+ at step 1, 0\.\d+ at step 60, lowest .*, highest .*", reward)
+    source = write_report(run_folder).read_text()
+    data = json.loads(re.search(r'id="chart-data">(.*?)</script>', source, re.DOTALL)[1])
+    assert {plot["data-chart"] for plot in plots} <= data.keys()
+    assert all(len(series["text"]) == len(chart["x"]) for chart in data.values() for series in chart["series"])
+
+
+def test_tokens_carry_their_advantage_and_the_text_is_whole(run_folder):
+    page = write_report(run_folder).read_text()
+    spans = re.findall(r'<span class="([pn]\d|z)" data-t="(\d+)\|(-?\d+\.\d+)\|(-?\d+\.\d+)">([^<]*)</span>', page)
+    assert {shade for shade, *_ in spans} >= {"p4", "n4"} or len({shade for shade, *_ in spans}) > 2
+    assert all((float(a) > 0) == (s[0] == "p") and (float(a) < 0) == (s[0] == "n") for s, _, a, _, _ in spans)
+    assert re.search(r"\d+ \+ \d+ = \d+ ✓", Page(page).text), "a character of three tokens is shown once, whole"
+
+
+def test_a_character_of_several_tokens_appears_with_the_last_of_them(run_folder):
+    decode = token_pieces(read_run(run_folder).last_model)
+    ids = [*b"a", *"✓".encode()]
+    from tests.report.synthetic_run import tokenizer
+
+    assert decode(tokenizer().encode("a✓").ids) == ["a", "", "", "✓"]
+    assert len(ids) == 4
+
+
+def test_groups_with_signal_come_first_and_the_rest_is_counted(run_folder):
+    rng = random.Random(0)
+    rows = [rollout_row(f"group {g}", "x", float(g == 9 and i), 0.0, rng, group=g) for g in range(10) for i in range(2)]
+    write_rollouts(run_folder, 60, rows)
+    text = Page(write_report(run_folder).read_text()).text
+    assert "10 prompts, 6 of them shown, those with signal first · signal in 1 of 10 groups" in text
+    step = text[text.index("10 prompts, 6 of them") :]
+    assert step.index("group 9") < step.index("group 0")
+    assert "all equal, no signal" in step
+
+
+def test_an_unscored_answer_is_called_that_and_not_zero(run_folder):
+    row = rollout_row("p", "x", 1.0, 0.0, random.Random(0))
+    write_rollouts(run_folder, 60, [row, {**row, "row": 1, "reward": None, "scored": False, "reward/numeric": None}])
+    page = write_report(run_folder).read_text()
+    assert '<b class="reward none">unscored</b>' in page
+    assert "mean reward 1" in page
+
+
+def test_settings_show_their_origin_and_defaults_can_be_hidden(run_folder):
+    page = write_report(run_folder).read_text()
+    assert '<div class="set"><code>  clip_high: 0.28</code><span>command line</span></div>' in page
+    assert '<div class="default"><code>  clip_low: 0.2</code><span>default</span></div>' in page
+
+
+def test_a_run_that_failed_says_so_first(run_folder):
+    (run_folder / "error.json").write_text(
+        json.dumps({"type": "PublishError", "message": "the sampler runs policy version 3", "step": 4, "exit_code": 4})
+    )
+    write_lines(run_folder / "events.jsonl", [{"kind": "error", "step": 4, "message": "PublishError"}])
+    (run_folder / "evaluation.json").write_text(json.dumps({"baseline": evaluation(0.22)}))
+    text = Page(write_report(run_folder).read_text()).text
+    assert "stopped with an error" in text
+    assert text.index("PublishError at step 4") < text.index("The run stopped with an error.")
+    assert "Before training, held-out accuracy was 22% (16% to 30%)." in text
+    assert re.search("The sampler ran the weights that were trained.{1,3}failed", text)
+
+
+def test_a_supervised_run_is_judged_by_its_held_out_loss(run_folder):
+    write_lines(run_folder / "metrics.jsonl", [{"step": s, "loss": 3 / s, "grad_norm": 1.0 / s} for s in range(1, 30)])
+    sides = {
+        "baseline": {"prompts": 9, "loss": {"mean": 3.0, "low": 2.9, "high": 3.1, "n": 9}},
+        "trained": {"prompts": 9, "loss": {"mean": 1.0, "low": 0.9, "high": 1.1, "n": 9}},
+    }
+    (run_folder / "evaluation.json").write_text(json.dumps(sides))
+    write_lines(run_folder / "events.jsonl", [{"kind": "end"}])
+    text = Page(write_report(run_folder).read_text()).text
+    assert "The model improved." in text
+    assert "Held-out loss (nats per token, lower is better), 9 prompts before and after." in text
+
+
+def test_a_run_of_one_step_has_a_page(run_folder):
+    path = run_folder / "metrics.jsonl"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    assert "The model improved." in write_report(run_folder).read_text()
+
+
+def test_the_page_is_replaced_as_a_whole(run_folder):
+    write_report(run_folder)
+    write_report(run_folder)
+    assert [path.name for path in run_folder.glob("*report*")] == ["report.html"]
+
+
+def test_chosen_steps_and_shades():
+    assert chosen_steps([]) == []
+    assert chosen_steps([5]) == [5]
+    assert [shade(a, 0.0) for a in (0.0, 1.0)] == ["z", "z"]
+    assert shade(float("nan"), 1.0) == "z"

@@ -1,0 +1,150 @@
+"""Terminal output: complete and plain without a terminal, one block with one, and never a reason for a run to stop."""
+
+import io
+import random
+import re
+import warnings
+
+import pytest
+from tests.report.synthetic_run import evaluation, metrics_row, rollout_rows
+
+from posttrain.report.terminal import TerminalView, sparkline
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def tell(view: TerminalView, steps: int = 3) -> None:
+    """A small run, from start to end."""
+    rng = random.Random(0)
+    view.started({"run": "runs/demo", "model": "tiny:addition"})
+    view.evaluation("baseline", evaluation(0.22, check=0.2))
+    for step in range(1, steps + 1):
+        view.step(metrics_row(step, steps, rng), steps)
+        view.samples(step, rollout_rows(step, steps, rng, prompts=1, group_size=2))
+    view.event("warning", "9% of the answers were cut")
+    view.evaluation("trained", evaluation(0.95, check=0.94))
+    view.finished({"evaluation": {"baseline": evaluation(0.22), "trained": evaluation(0.95)}})
+    view.close()
+
+
+def test_without_a_terminal_every_step_is_one_complete_plain_line():
+    stream = io.StringIO()
+    tell(TerminalView(stream))
+    text = stream.getvalue()
+    assert not re.search("[\x00-\x08\x0b-\x1f]", text)
+    lines = [line for line in text.splitlines() if line.startswith("step ")]
+    assert len(lines) == 3
+    assert re.fullmatch(
+        r"step 1/3  reward 0\.\d{3}  signal \S+%  truncated \S+%  length \S+  entropy \S+  grad \S+  "
+        r"\d+ ms \(sampling \d+% scoring \d+% training \d+% publishing \d+%\)  1\.\d s left",
+        lines[0],
+    )
+    assert "left" not in lines[-1]
+    assert "held-out baseline: accuracy 22% (16% to 30%), pass@4 48%, check exact_match 0.203, 128 prompts" in text
+    assert "warning: 9% of the answers were cut" in text
+    assert text.splitlines()[-1] == "held-out accuracy 22% (16% to 30%) → 95% (90% to 98%), intervals disjoint"
+
+
+def test_quiet_says_nothing_but_warnings():
+    stream = io.StringIO()
+    tell(TerminalView(stream, quiet=True, show_samples=True))
+    assert stream.getvalue() == "warning: 9% of the answers were cut\n"
+
+
+def test_samples_are_shown_on_request_only():
+    shown, hidden = io.StringIO(), io.StringIO()
+    tell(TerminalView(shown, show_samples=True))
+    tell(TerminalView(hidden))
+    assert "samples of step 1\n  reward 0  '<|user|>\\nWhat is" in shown.getvalue()
+    assert "samples" not in hidden.getvalue()
+
+
+def test_on_a_terminal_there_is_a_block_and_what_happened_stays_above_it(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = Tty()
+    tell(TerminalView(stream, show_samples=True))
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    for part in (
+        "step 3/3",
+        "reward",
+        "22% before training",
+        "waiting",
+        "trainer 6",
+        "warning: 9%",
+        "samples of step 1",
+    ):
+        assert part in text
+    assert stream.getvalue().rstrip().endswith("intervals disjoint")
+    assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h"), "the cursor is given back"
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Tty()
+    tell(TerminalView(stream))
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_escape_sequences_of_a_model_do_not_reach_the_terminal(tty, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Tty() if tty else io.StringIO()
+    view = TerminalView(stream, show_samples=True)
+    view.started("run")
+    row = {"prompt": "\x1b]0;owned\x07", "completion": "[bold]x[/bold] \x1b[2J\u202e", "reward": 1.0, "advantage": 0.0}
+    view.step({"step": 1, "reward": 1.0}, 1)
+    view.samples(1, [row])
+    view.event("warning", "\x1b[31mred")
+    view.close()
+    text = stream.getvalue()
+    assert "\x1b]0;" not in text
+    assert "\x1b[2J" not in text
+    assert "\x1b[31mred" not in text
+    assert "⟨U+001B⟩[2J⟨U+202E⟩" in text
+    assert "[bold]x[/bold]" in text, "markup of rich is text here"
+
+
+def test_a_broken_stream_warns_once_and_never_raises():
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError("gone")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tell(TerminalView(Broken()))
+    assert [str(warning.message) for warning in caught] == [
+        "the terminal output stopped (BrokenPipeError: gone); the run goes on"
+    ]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{}, {"step": None}, {"step": "x", "reward": "y", "time/step": None}, {"step": 1, "reward": float("nan")}],
+)
+def test_strange_metrics_are_shown_as_far_as_they_go(metrics):
+    stream = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TerminalView(stream).step(metrics, 5)
+    assert stream.getvalue().startswith("step ")
+
+
+def test_a_supervised_step_shows_its_loss():
+    stream = io.StringIO()
+    TerminalView(stream).step({"step": 1, "loss": 2.5, "grad_norm": 1.0, "num_tokens": 12_345, "time/step": 2.0}, 2)
+    assert stream.getvalue() == "step 1/2  loss 2.5  grad 1  tokens 12.3k  2.0 s  2.0 s left\n"
+
+
+def test_an_error_is_left_to_whoever_catches_it():
+    stream = io.StringIO()
+    TerminalView(stream).event("error", "boom")
+    assert stream.getvalue() == ""
+
+
+def test_the_spark_line_shows_the_course():
+    assert sparkline([1.0] * 5) == "▁▁▁▁▁"
+    assert len(sparkline([float(i) for i in range(1000)])) == 24

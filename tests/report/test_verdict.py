@@ -1,0 +1,140 @@
+"""The sentences: what is claimed follows from the intervals, and nothing more is claimed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.report.synthetic_run import evaluation
+
+from posttrain.report.notes import observations
+from posttrain.report.phases import who_waits
+from posttrain.report.proofs import proofs
+from posttrain.report.store import RunRecord
+from posttrain.report.verdict import measure_of, span, verdict
+
+
+def run_of(**metrics: list[float]) -> RunRecord:
+    """A finished run with these series; `_` stands for `/` in names."""
+    steps = max((len(values) for values in metrics.values()), default=0)
+    rows = [{"step": i + 1, **{k.replace("__", "/"): v[i] for k, v in metrics.items()}} for i in range(steps)]
+    return RunRecord(folder=Path("run"), status="finished", metrics=rows)
+
+
+def evaluated(before: float, after: float, **more) -> RunRecord:
+    content = {"baseline": evaluation(before), "trained": evaluation(after), **more}
+    return replace(run_of(), evaluation=content)
+
+
+def titles(run: RunRecord) -> list[str]:
+    return [note.title for note in observations(run)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "difference", "headline"),
+    [
+        (0.2, 0.9, None, "The model improved."),
+        (0.9, 0.2, None, "The model got worse."),
+        (0.5, 0.52, None, "No improvement is shown."),
+        (0.5, 0.55, (0.05, 0.01, 0.09), "The model improved a little."),
+        (0.55, 0.5, (-0.05, -0.09, -0.01), "The model got a little worse."),
+        (0.5, 0.55, (0.05, -0.01, 0.11), "No improvement is shown."),
+    ],
+)
+def test_the_headline_follows_the_intervals(before, after, difference, headline):
+    more = {}
+    if difference:
+        more["difference"] = {"accuracy": dict(zip(("mean", "low", "high"), difference, strict=True))}
+    assert verdict(evaluated(before, after, **more)).headline == headline
+
+
+def test_a_lower_loss_is_better():
+    sides = [{"loss": {"mean": m, "low": m - 0.1, "high": m + 0.1, "n": 9}} for m in (3.0, 2.0)]
+    run = replace(run_of(), evaluation={"baseline": sides[0], "trained": sides[1]})
+    assert verdict(run).headline == "The model improved."
+    assert verdict(replace(run, evaluation={"baseline": sides[1], "trained": sides[0]})).tone == "bad"
+
+
+def test_a_check_that_fell_while_the_reward_rose_is_pointed_out():
+    check = {"judge": {"baseline": evaluation(0.9)["greedy"]["score"], "trained": evaluation(0.2)["greedy"]["score"]}}
+    run = evaluated(0.2, 0.9, check=check)
+    assert "it fell. Look at the samples for a gamed reward." in " ".join(verdict(run).sentences)
+    assert [proof.state for proof in proofs(run) if "independent" in proof.claim] == ["no"]
+
+
+def test_without_a_trained_score_nothing_is_claimed():
+    run = replace(run_of(reward=[0.1, 0.5, 0.9]), evaluation={"baseline": evaluation(0.2)})
+    found = verdict(run)
+    assert found.headline == "No held-out evaluation."
+    assert "does not prove that the model improved" in found.sentences[-1]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "measure"),
+    [
+        ([[0, 1], [0, 1]], "accuracy"),
+        ([[0, 0], [0, 0]], "accuracy"),
+        ([[0, 0.3], [0, 0.6]], "score"),
+        ([[-1, 1], [0, 1]], "score"),
+        ([[0, 1], [0, 7]], "score"),
+        ([[None, None]], "accuracy"),
+    ],
+)
+def test_accuracy_is_the_headline_only_for_rewards_of_that_scale(ranges, measure):
+    assert measure_of(*({"score_range": edges} for edges in ranges)) == measure
+
+
+def test_limits_that_were_not_finite_are_infinite_again():
+    assert span({"mean": 0.5, "low": None, "high": None, "n": 1}) == (0.5, float("-inf"), float("inf"), 1)
+    assert span({"mean": None, "low": 0.0, "high": 1.0, "n": 0}) is None
+
+
+def test_a_reward_of_zero_everywhere_is_explained():
+    run = run_of(reward=[0.0] * 30, frac_reward_zero_std=[1.0] * 30, loss=[0.0] * 30, grad_norm=[0.0] * 30)
+    assert titles(run)[0] == "Every answer in all 30 steps got reward 0"
+    assert "The loss is exactly 0" in titles(run)
+    assert any("the prompts are too hard for this model" in note.text for note in observations(run))
+
+
+def test_a_flat_reward_is_told_from_a_rising_and_a_falling_one():
+    noise = [0.02, -0.02, 0.01, -0.01, 0.0] * 6
+    assert titles(run_of(reward=[0.5 + n for n in noise])) == ["The reward is flat"]
+    assert titles(run_of(reward=[0.2 + 0.02 * i + n for i, n in enumerate(noise)])) == ["The reward rose"]
+    assert titles(run_of(reward=[0.9 - 0.02 * i + n for i, n in enumerate(noise)])) == ["The reward fell"]
+    assert titles(run_of(reward=[0.5] * 30)) == ["The reward never changed"]
+
+
+def test_a_loss_about_zero_is_no_alarm_when_there_is_a_gradient():
+    run = run_of(reward=[0.1 * i for i in range(20)], loss=[1e-3] * 20, grad_norm=[0.5] * 20)
+    note = next(note for note in observations(run) if "loss" in note.title.lower())
+    assert (note.level, note.title) == ("ok", "The loss is about 0")
+    assert "advantages of a group sum to 0" in note.text
+
+
+def test_a_supervised_loss_near_zero_is_not_explained_away():
+    assert titles(run_of(loss=[1e-3] * 20, grad_norm=[0.5] * 20)) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "title"),
+    [
+        ({"completions__clipped_ratio": [0.0] * 8 + [0.6] * 8}, "Answers were cut off"),
+        ({"unscored_fraction": [0.0] * 9 + [0.3]}, "Some answers could not be scored"),
+        ({"entropy": [1.0] * 10 + [0.05] * 10}, "The entropy collapsed"),
+        ({"entropy": [0.4] * 10 + [2.0] * 10}, "The entropy grew"),
+        ({"sampling__logprob_difference__mean": [0.3] * 5}, "Sampler and trainer disagree"),
+        ({"sampling__logprob_difference__mean": [1e-7] * 5}, "Sampler and trainer agree"),
+        ({"clip_ratio__region_mean": [0.5] * 5}, "Much was clipped"),
+        ({"grad_norm": [1.0] * 19 + [50.0]}, "The gradient had a spike"),
+        ({"completions__mean_length": [10.0] * 10 + [40.0] * 10}, "Answers became longer"),
+        ({"completions__mean_length": [40.0] * 10 + [10.0] * 10}, "Answers became shorter"),
+        ({"frac_reward_zero_std": [0.2] * 10 + [0.9] * 10}, "The signal is running out"),
+    ],
+)
+def test_what_is_worth_noticing_is_noticed(metrics, title):
+    assert titles(run_of(**metrics)) == [title]
+
+
+def test_who_waits_is_said_in_shares_of_the_step():
+    assert who_waits({"sample": 6.0, "score": 1.0, "train": 2.5, "publish": 0.5}) == pytest.approx((0.7, 0.3))
+    assert who_waits({"train": 2.5}) is None
+    assert who_waits({}) is None
