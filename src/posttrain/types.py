@@ -27,7 +27,10 @@ class Prompt:
     text: str
     """The rendered text, chat template included."""
     messages: tuple[dict[str, Any], ...] | None = None
-    """The chat messages, when the row came as chat."""
+    """The chat messages from which the text was rendered; None when no chat template was used."""
+    plain: str | None = None
+    """The prompt as the row gave it, when that was text: reward functions then receive strings, as in TRL, even if the
+    text was wrapped as a user turn."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the row; reward functions receive them by name."""
 

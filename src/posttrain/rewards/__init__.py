@@ -1,1 +1,26 @@
+"""Rewards: built-in verifiers, functions of the user's, and the machinery that runs them without being hurt by them.
 
+    with build_rewards([Reward(name="math"), Reward(function="my_rewards.py:brevity", weight=0.1)]) as rewards:
+        scores = rewards.score(prompts, groups)
+
+The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0.
+"""
+
+from posttrain.rewards.components import Reward
+from posttrain.rewards.reward_set import RewardSet, build_rewards, check_gold
+from posttrain.rewards.scores import Failure, Scores, enforce_limit
+from posttrain.rewards.verifiers import exact_match, math, numeric, regex
+
+__all__ = [
+    "Failure",
+    "Reward",
+    "RewardSet",
+    "Scores",
+    "build_rewards",
+    "check_gold",
+    "enforce_limit",
+    "exact_match",
+    "math",
+    "numeric",
+    "regex",
+]

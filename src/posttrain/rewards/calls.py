@@ -1,0 +1,193 @@
+"""Calling a reward function: what its signature asks for, and what came of each call.
+
+Worker processes and in-process threads run the same code from here; only what carries the outcomes back differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal
+
+from posttrain.errors import ConfigError, PosttrainError
+
+Kind = Literal["value", "invalid", "exception", "timeout", "crash"]
+MAX_MESSAGE, MAX_TRACEBACK = 500, 8000
+"""Characters that an outcome keeps of a message and of a traceback."""
+
+ASYNC_GRACE = 1.0
+"""Seconds beyond its deadline that an async function gets to notice that it was cancelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What a reward function takes, read from its parameter names."""
+
+    batch: bool
+    """TRL's form `f(prompts, completions, **columns) -> list`; otherwise `f(prompt, completion, **row) -> float`."""
+    is_async: bool
+    required: tuple[str, ...]
+    """Parameters without a default."""
+    optional: tuple[str, ...]
+    takes_any: bool
+    """It has `**kwargs`, so it receives every column."""
+
+    @staticmethod
+    def of(function: Callable[..., Any], name: str) -> Signature:
+        """Read a signature; ConfigError when it has neither of the two forms."""
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                given=f"the signature of {name} cannot be read: {error}", allowed="a Python function"
+            ) from None
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        names = {p.name for p in named}
+        batch, sample = bool(names & {"prompts", "completions"}), bool(names & {"prompt", "completion"})
+        if batch == sample or any(p.kind is p.POSITIONAL_ONLY for p in parameters):
+            raise ConfigError(
+                given=f"{name}{inspect.signature(function)} has none of the two forms of a reward function",
+                allowed="f(prompts, completions, **columns) -> list, or f(prompt, completion, **row) -> float",
+                fix="Name the parameters so; of the two, the one for completions is enough.",
+            )
+        call = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
+        return Signature(
+            batch=batch,
+            is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call),
+            required=tuple(p.name for p in named if p.default is p.empty),
+            optional=tuple(p.name for p in named if p.default is not p.empty),
+            takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        )
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Signature:
+        return Signature(**{**fields, "required": tuple(fields["required"]), "optional": tuple(fields["optional"])})
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.required + self.optional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of one call. `value` is a number, None or a list of them; the other kinds carry a message."""
+
+    kind: Kind
+    value: Any = None
+    message: str = ""
+    traceback: str = ""
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """No value came of it, through no fault of the contract: the completion is unscored."""
+        return self.kind in ("exception", "timeout", "crash")
+
+
+Emit = Callable[[int, Outcome], None]
+Call = tuple[int, Mapping[str, Any]]
+"""Number of the call, and its keyword arguments."""
+
+
+def run_calls(
+    function: Callable[..., Any],
+    calls: Iterable[Call],
+    settings: Mapping[str, Any],
+    *,
+    is_async: bool,
+    timeout: float,
+    emit: Emit,
+    runner: asyncio.Runner,
+) -> None:
+    """Make the calls and hand each outcome to `emit` as soon as it is known.
+
+    A plain function is called for one after the other, so that whoever watches knows which call is under way. Calls of
+    an async function are gathered: they wait together, each for at most `timeout` seconds.
+    """
+    if is_async:
+        runner.run(_gather(function, calls, settings, timeout, emit))
+        return
+    for number, arguments in calls:
+        emit(number, run_call(function, arguments, settings))
+
+
+def run_call(function: Callable[..., Any], arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> Outcome:
+    """Make one call of a plain function; whatever it raises becomes an outcome."""
+    start = time.perf_counter()
+    try:
+        value = function(**arguments, **settings)
+    except BaseException as error:  # SystemExit too: a reward function does not end the run
+        return failed(error, time.perf_counter() - start)
+    return judged(value, time.perf_counter() - start)
+
+
+async def _gather(
+    function: Callable[..., Any], calls: Iterable[Call], settings: Mapping[str, Any], timeout: float, emit: Emit
+) -> None:
+    async def one(number: int, arguments: Mapping[str, Any]) -> None:
+        start = time.perf_counter()
+        clock = asyncio.timeout(timeout)
+        try:
+            async with clock:
+                outcome = judged(await function(**arguments, **settings), time.perf_counter() - start)
+        except BaseException as error:
+            seconds = time.perf_counter() - start
+            outcome = timed_out(timeout, seconds) if clock.expired() else failed(error, seconds)
+        emit(number, outcome)
+
+    await asyncio.gather(*(one(number, arguments) for number, arguments in calls))
+
+
+def judged(value: Any, seconds: float) -> Outcome:
+    """The outcome of a call that returned: a value, or "invalid" when that is no number, None or list of them."""
+    if hasattr(value, "tolist"):  # numpy and torch, scalars as well
+        value = value.tolist()
+    values = value if isinstance(value, list | tuple) else [value]
+    try:
+        numbers = [_number(item) for item in values]
+    except TypeError as error:
+        return Outcome(kind="invalid", message=str(error), seconds=seconds)
+    return Outcome(kind="value", value=numbers if values is value else numbers[0], seconds=seconds)
+
+
+def failed(error: BaseException, seconds: float = 0.0) -> Outcome:
+    """The outcome of a call that raised, with the frames of the user's code only."""
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    trace = "".join(traceback.format_exception(type(error), error, frames))
+    if isinstance(error, PosttrainError):
+        message = error.given
+    else:
+        message = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return Outcome(kind="exception", message=message[:MAX_MESSAGE], traceback=trace[-MAX_TRACEBACK:], seconds=seconds)
+
+
+def timed_out(timeout: float, seconds: float, trace: str = "") -> Outcome:
+    return Outcome(kind="timeout", message=f"no result after {timeout:g} s", traceback=trace, seconds=seconds)
+
+
+def _number(value: Any) -> float | None:
+    """A returned number as a float; infinite when it does not fit one. TypeError for anything that is no number."""
+    if value is None:
+        return None
+    if hasattr(value, "item"):  # a list of numpy or torch scalars
+        value = value.item()
+    if not isinstance(value, Real):
+        raise TypeError(f"{_shortened(value)} of type {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _shortened(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return "a value"
+    return text if len(text) <= 60 else text[:57] + "..."

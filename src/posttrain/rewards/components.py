@@ -1,0 +1,244 @@
+"""One reward component: from what the config names to something that can be called with the rows of a step."""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.calls import Outcome, Signature, run_call
+from posttrain.rewards.load import Target, find_named, resolve, suggestion
+from posttrain.rewards.pool import Job, WorkerPool
+from posttrain.rewards.threads import ThreadRunner
+from posttrain.rewards.verifiers import BUILTINS, Builtin
+
+if TYPE_CHECKING:  # the records import torch, which a reward worker does not need
+    from posttrain.types import Completion, Prompt
+
+GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
+"""Parameters that are filled from the rollout; a column of such a name is not passed on."""
+
+
+class RewardLike(Protocol):
+    """What is read of a configured reward: `posttrain.config.RewardConfig` has it, and so has `Reward`."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def function(self) -> str | Callable[..., Any] | None: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def label(self) -> str | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward:
+    """A reward as Python code writes it. Give exactly one of `name` and `function`."""
+
+    name: str | None = None
+    """A built-in verifier, or an entry point of group `posttrain.rewards`."""
+    function: str | Callable[..., Any] | None = None
+    """`path/to/file.py:name`, `package.module.name`, or any callable."""
+    weight: float = 1.0
+    """Factor in the sum; a component of weight 0 is computed and logged only."""
+    timeout: float = 10.0
+    """Seconds per call: for the whole batch, or for one completion when the function takes one."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of every call."""
+    label: str | None = None
+    """Its name in metrics and messages; by default that of the function."""
+
+
+class Row(NamedTuple):
+    """One completion to be scored."""
+
+    prompt: Prompt
+    completion: Completion
+    number: int
+    """Which completion of its prompt, counted from 0."""
+    group_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """A reward that was found and understood. It runs in a worker process (`target`) or in a thread (`thread`)."""
+
+    label: str
+    weight: float
+    timeout: float
+    settings: Mapping[str, Any]
+    signature: Signature
+    target: Target | None = None
+    thread: ThreadRunner | None = None
+    builtin: Builtin | None = None
+
+    def columns(self, available: Collection[str]) -> list[str]:
+        """The columns that this function receives; ConfigError when it needs one that is not there."""
+        available = sorted(set(available) - GIVEN_NAMES)
+        for name in self.signature.required:
+            if name not in available and name not in GIVEN_NAMES and name not in self.settings:
+                raise self._missing(name, available)
+        wanted = available if self.signature.takes_any else set(available) & set(self.signature.named)
+        return [name for name in available if name in wanted and name not in self.settings]
+
+    def _missing(self, name: str, available: Sequence[str]) -> ConfigError:
+        if name == "answer":
+            fix = "Set data.answer to the column that holds the gold answer."
+        else:
+            fix = f"Rename the parameter, give it a default, or give its value in the reward's settings.{name}."
+        return ConfigError(
+            given=f'reward "{self.label}" asks for the column {name!r}, which the data does not have'
+            + suggestion(name, available),
+            allowed=f"the columns {', '.join(available)}" if available else "none: the rows hold only prompts",
+            fix=fix,
+        )
+
+    def calls(self, rows: Sequence[Row], columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+        """The keyword arguments of each call: one call for all rows, or one per row."""
+        if self.signature.batch:
+            given = self._given(rows, "prompts", "completions")
+            return [given | {name: list(columns[name]) for name in self.columns(columns)}]
+        given = self._given(rows, "prompt", "completion")
+        given |= {name: columns[name] for name in self.columns(columns)}
+        return [{name: values[row] for name, values in given.items()} for row in range(len(rows))]
+
+    def decide(self, call: Mapping[str, Any]) -> Outcome | None:
+        """What a built-in decides here and now; None when the call has to go to a worker."""
+        if self.builtin is None or self.builtin.quick is None:
+            return None
+        outcome = run_call(self.builtin.quick, call, self.settings)
+        return None if outcome.kind == "value" and outcome.value is None else outcome
+
+    def job(self, calls: Sequence[Mapping[str, Any]]) -> Job:
+        """The calls as work for the pool."""
+        assert self.target is not None
+        return Job(
+            target=self.target,
+            calls=calls,
+            settings=self.settings,
+            timeout=self.timeout,
+            is_async=self.signature.is_async,
+        )
+
+    def _given(self, rows: Sequence[Row], prompt: str, completion: str) -> dict[str, list[Any]]:
+        """What the rollout provides, under the names of this form and only as far as it is asked for.
+
+        As TRL passes it: strings where the dataset holds text, lists of messages where it holds chat. A built-in gets
+        strings.
+        """
+        makers: dict[str, Callable[[Row], Any]] = {
+            prompt: _prompt,
+            completion: _completion if self.builtin is None else lambda row: row.completion.text,
+            "completion_ids": lambda row: list(row.completion.ids),
+        }
+        asked = set(self.signature.named)
+        if self.signature.takes_any:
+            asked |= {prompt, completion}
+        return {name: [make(row) for row in rows] for name, make in makers.items() if name in asked}
+
+
+def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Component:
+    """Find the function, read its signature, check the settings against it; ConfigError for whatever does not fit."""
+    if (reward.name is None) == (reward.function is None):
+        raise ConfigError(
+            given=f"a reward with name = {reward.name!r} and function = {reward.function!r}",
+            allowed="exactly one of the two",
+            fix="Write `name: math` for a built-in, or `function: path/to/file.py:name` for your own.",
+        )
+    if not reward.timeout > 0:
+        raise ConfigError(given=f"a reward with timeout = {reward.timeout}", allowed="seconds, more than 0")
+    component = _find(reward, pool, folder)
+    _check_settings(component)
+    if component.builtin is not None and component.settings:
+        _try_settings(component, pool)
+    return component
+
+
+def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Component:
+    common = {"weight": float(reward.weight), "timeout": float(reward.timeout), "settings": dict(reward.settings)}
+    if reward.name in BUILTINS:
+        builtin = BUILTINS[reward.name]
+        return Component(
+            label=reward.label or reward.name,
+            signature=Signature.of(builtin.function, reward.name),
+            target=Target.of(builtin.target),
+            builtin=builtin,
+            **common,
+        )
+    function = reward.function
+    if callable(function) and (target := _importable(function)) is None:
+        name = getattr(function, "__name__", type(function).__name__).strip("<>")
+        signature = Signature.of(function, name)
+        thread = ThreadRunner(function, label=reward.label or name, is_async=signature.is_async)
+        return Component(label=reward.label or name, signature=signature, thread=thread, **common)
+    if not callable(function):
+        target = resolve(function, folder) if function is not None else find_named(reward.name or "")
+    name = reward.label or reward.name or target.name.rpartition(".")[2]
+    return Component(label=name, signature=pool.describe(target), target=target, **common)
+
+
+def _importable(function: Callable[..., Any]) -> Target | None:
+    """Where a worker finds this very object; None for lambdas, closures, instances and what `__main__` defines."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in (None, "__main__") or module not in sys.modules or not all(map(str.isidentifier, name.split("."))):
+        return None
+    try:
+        found = operator.attrgetter(name)(sys.modules[module])
+        importable = importlib.util.find_spec(module) is not None
+    except (AttributeError, ValueError):
+        return None
+    return Target(module=module, name=name) if found is function and importable else None
+
+
+def _check_settings(component: Component) -> None:
+    signature, label = component.signature, component.label
+    allowed = [name for name in signature.named if name not in GIVEN_NAMES]
+    for name in component.settings:
+        if name in GIVEN_NAMES or not (signature.takes_any or name in allowed):
+            raise ConfigError(
+                given=f'reward "{label}" has no setting {name!r}{suggestion(name, allowed)}',
+                allowed=", ".join(allowed) or "no settings",
+            )
+    if component.builtin is not None:
+        missing = [name for name in signature.required if name not in ("completion", "answer", *component.settings)]
+        if missing:
+            raise ConfigError(
+                given=f'reward "{label}" needs settings.{missing[0]}', fix=f"Add it: settings: {{{missing[0]}: ...}}."
+            )
+
+
+def _try_settings(component: Component, pool: WorkerPool) -> None:
+    """A dry call finds settings that a built-in cannot work with, such as a broken regular expression."""
+    call = {name: "1" for name in ("completion", "answer") if name in component.signature.required}
+    outcome = component.decide(call)
+    if outcome is None:
+        outcome = pool.run([component.job([call])])[0][0]
+    if outcome.kind != "value":
+        raise ConfigError(
+            given=f'reward "{component.label}" cannot work with settings {component.settings}: {outcome.message}'
+        )
+
+
+def _is_chat(row: Row) -> bool:
+    """Whether the row of the dataset holds messages; a text that was wrapped as a user turn stays text."""
+    return row.prompt.messages is not None and row.prompt.plain is None
+
+
+def _prompt(row: Row) -> Any:
+    if _is_chat(row):
+        return list(row.prompt.messages or ())
+    return row.prompt.text if row.prompt.plain is None else row.prompt.plain
+
+
+def _completion(row: Row) -> Any:
+    return [{"role": "assistant", "content": row.completion.text}] if _is_chat(row) else row.completion.text

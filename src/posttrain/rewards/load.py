@@ -1,0 +1,150 @@
+"""From the name of a reward function to the function.
+
+`resolve` runs in the main process and looks only at names and files; `load` imports the user's code and runs in a
+worker, so that code which hangs, prints or crashes while it is imported cannot hurt the run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.verifiers import BUILTINS
+
+ENTRY_POINTS = "posttrain.rewards"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a function lives: an importable module or a file, and its name in there (`Class.method` too)."""
+
+    module: str = ""
+    path: str = ""
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.path or self.module}:{self.name}"
+
+    @staticmethod
+    def of(text: str) -> Target:
+        """Of `module:name`."""
+        module, _, name = text.partition(":")
+        return Target(module=module, name=name)
+
+
+def resolve(function: str, folder: Path | None = None) -> Target:
+    """Of `package.module.name`, or `path/to/file.py:name`, relative to the working directory or the config's folder."""
+    path, colon, name = function.rpartition(":")
+    if colon and path.endswith(".py"):
+        return Target(path=str(_find_file(path, folder)), name=name)
+    module, dot, name = function.replace(":", ".").rpartition(".")
+    if function.endswith(".py") or not (dot and module and name.isidentifier()):
+        builtin = f"`name: {function}` chooses a built-in reward." if function in BUILTINS else ""
+        raise ConfigError(
+            given=f"rewards.function = {function!r}",
+            allowed='"path/to/file.py:name" or "package.module.name"',
+            fix=builtin or "Write the file or module, and the name of the function in it.",
+        )
+    return Target(module=module, name=name)
+
+
+def find_named(name: str) -> Target:
+    """The reward that another package publishes under this name; ConfigError with a suggestion when there is none."""
+    from importlib.metadata import entry_points  # 10 ms that no worker needs
+
+    published = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in published:
+        return Target(module=published[name].module, name=published[name].attr)
+    known = sorted({*BUILTINS, *published})
+    raise ConfigError(
+        given=f"rewards.name = {name!r}, and there is no such reward{suggestion(name, known)}",
+        allowed=", ".join(known) + f", or the name of an entry point of group {ENTRY_POINTS}",
+        fix="Your own function is given with `function: path/to/file.py:name`.",
+    )
+
+
+def load(target: Target) -> Callable[..., Any]:
+    """Import the module and take the function out of it."""
+    module = _import(target)
+    found: Any = module
+    for part in target.name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        there = _functions(module)
+        what = "is not a function" if found is not None else "does not exist"
+        raise ConfigError(
+            given=f"{target.name!r} {what} in {target.path or target.module}{suggestion(target.name, there)}",
+            allowed=f"one of its functions: {', '.join(there)}" if there else "a file that defines a function",
+        )
+    return found
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?`, or nothing when no known name is close."""
+    close = difflib.get_close_matches(given, list(known), n=1)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def _find_file(path: str, folder: Path | None) -> Path:
+    places = [Path.cwd(), *([folder] if folder else [])]
+    for place in places:
+        if (place / path).is_file():
+            return (place / path).resolve()
+    nearby = sorted({file.name for place in places for file in (place / path).parent.glob("*.py")})
+    raise ConfigError(
+        given=f"the reward file {path} does not exist{suggestion(Path(path).name, nearby)}",
+        allowed=f"a file relative to {' or '.join(str(place) for place in dict.fromkeys(places))}",
+        fix=f"Python files there: {', '.join(nearby)}." if nearby else "There is no Python file in that folder.",
+    )
+
+
+def _import(target: Target) -> ModuleType:
+    try:
+        return _import_file(Path(target.path)) if target.path else importlib.import_module(target.module)
+    except BaseException as error:  # SystemExit too: a script without a main guard
+        frames = error.__traceback__
+        while frames and frames.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib")):
+            frames = frames.tb_next
+        trace = "".join(traceback.format_exception(type(error), error, frames)).strip()
+        raise ConfigError(
+            given=f"importing {target.path or target.module} failed: {type(error).__name__}: {error}", fix=trace[-2000:]
+        ) from None
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Run a file as a module of its own; files beside it can be imported, as when it is run as a script."""
+    name = f"posttrain_reward_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """Public functions that are defined in the module itself."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]

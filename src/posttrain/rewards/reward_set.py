@@ -1,0 +1,269 @@
+"""The rewards of a run: built once, asked for every completion of every step, closed at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.errors import ConfigError, DataError, RewardError
+from posttrain.rewards.calls import Outcome
+from posttrain.rewards.components import Component, Reward, RewardLike, Row, make_component
+from posttrain.rewards.pool import WorkerPool
+from posttrain.rewards.scores import Failure, Scores, weighted_sum
+
+if TYPE_CHECKING:
+    from posttrain.types import Completion, Prompt
+
+
+def build_rewards(
+    rewards: Sequence[RewardLike | str | Callable[..., Any]],
+    *,
+    folder: str | Path | None = None,
+    workers: int | None = None,
+) -> RewardSet:
+    """Find and check every reward of a config.
+
+    An element may also be a name, a path or a callable, with the defaults of `Reward`. `folder` is where the config
+    lies: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or the
+    number of cores if that is less) score side by side.
+    """
+    pool = WorkerPool(workers)
+    try:
+        components = [make_component(_reward(item), pool, Path(folder) if folder else None) for item in rewards]
+        return RewardSet(components, pool)
+    except BaseException:
+        pool.close()
+        raise
+
+
+def check_gold(rows: Iterable[Mapping[str, Any]], *, reward: str = "math", column: str = "answer") -> None:
+    """DataError, with the numbers of the rows, when a built-in verifier cannot use the gold answer of a row."""
+    with build_rewards([reward]) as rewards:
+        rewards.check_answers((number, row.get(column)) for number, row in enumerate(rows))
+
+
+class RewardSet:
+    """A weighted sum of components. Use as a context manager, or call `close`: it owns worker processes."""
+
+    def __init__(self, components: Sequence[Component], pool: WorkerPool) -> None:
+        labels = [component.label for component in components]
+        double = next((label for label in labels if labels.count(label) > 1), None)
+        if double is not None:
+            raise ConfigError(given=f'two rewards are called "{double}"', fix="Give one of them another `label`.")
+        if not any(component.weight for component in components):
+            raise ConfigError(
+                given="no reward has a weight other than 0" if components else "no reward is configured",
+                fix="Add one under `rewards`, for example `- name: math`.",
+            )
+        self.components = tuple(components)
+        self._pool = pool
+
+    def __enter__(self) -> RewardSet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the worker processes."""
+        self._pool.close()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(component.label for component in self.components)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Before training: ConfigError for a column that is missing, DataError for gold answers that cannot be used."""
+        available = {name for prompt in prompts for name in prompt.columns}
+        for component in self.components:
+            component.columns(available)
+        self.check_answers((prompt.index, prompt.columns.get("answer")) for prompt in prompts)
+
+    def check_answers(self, answers: Iterable[tuple[int, Any]]) -> None:
+        """Score a trivial completion against each gold answer: what the verifier then raises is wrong with the gold.
+
+        `answers` are numbers of rows and their gold answers; equal answers are looked at once.
+        """
+        rows_of: dict[str, list[int]] = {}
+        golds: dict[str, Any] = {}
+        for row, answer in answers:
+            rows_of.setdefault(repr(answer), []).append(row)
+            golds[repr(answer)] = answer
+        sheets = [
+            _Sheet(component, [{"completion": "\\boxed{0}", "answer": answer} for answer in golds.values()])
+            for component in self.components
+            if component.builtin is not None and "answer" in {*component.signature.required} - component.settings.keys()
+        ]
+        self._fill(sheets)
+        for sheet in sheets:
+            found = zip(golds, sheet.outcomes, strict=True)
+            problems = {key: outcome.message for key, outcome in found if outcome.kind != "value"}
+            if problems:
+                raise _gold_error(sheet.component.label, problems, rows_of)
+
+    def score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> Scores:
+        """Score G completions of each of P prompts; `groups[p][g]` answers `prompts[p]`.
+
+        A component that returns None is not applicable and drops out. One that raises, is late or takes its process
+        down leaves the completion unscored. RewardError when a component breaks its contract: a value that is not a
+        finite number, or a list of the wrong length.
+        """
+        rows = [
+            Row(prompt, completion, number, len(group))
+            for prompt, group in zip(prompts, groups, strict=True)
+            for number, completion in enumerate(group)
+        ]
+        columns = _columns(rows)
+        sheets = [_Sheet(component, component.calls(rows, columns)) for component in self.components] if rows else []
+        self._fill(sheets)
+        parts = {sheet.component.label: sheet.values(rows) for sheet in sheets}
+        failures = [failure for sheet in sheets for failure in sheet.failures(rows)]
+        return self._combine(rows, [len(group) for group in groups], parts, failures, sheets)
+
+    def _combine(
+        self,
+        rows: Sequence[Row],
+        sizes: Sequence[int],
+        parts: Mapping[str, Sequence[float | None]],
+        failures: Sequence[tuple[int, Failure]],
+        sheets: Sequence[_Sheet],
+    ) -> Scores:
+        weights = {component.label: component.weight for component in self.components}
+        failed: list[set[str]] = [set() for _ in rows]
+        for row, failure in failures:
+            failed[row].add(failure.label)
+        rewards = [
+            weighted_sum({label: part[row] for label, part in parts.items()}, weights, failed[row])
+            for row in range(len(rows))
+        ]
+        return Scores(
+            rewards_PG=_grouped(rewards, sizes),
+            scored_PG=_grouped([not math.isnan(reward) for reward in rewards], sizes),
+            parts={label: _grouped(parts.get(label, ()), sizes) for label in self.labels},
+            failures=tuple(failure for _, failure in sorted(failures, key=lambda found: found[0])),
+            seconds={sheet.component.label: sum(outcome.seconds for outcome in sheet.outcomes) for sheet in sheets},
+        )
+
+    def _fill(self, sheets: Sequence[_Sheet]) -> None:
+        """Get the missing outcomes of all components, at the same time: processes beside threads."""
+        in_pool = [sheet for sheet in sheets if sheet.open and sheet.component.thread is None]
+        in_threads = [sheet for sheet in sheets if sheet.open and sheet.component.thread is not None]
+        with ThreadPoolExecutor(max_workers=len(in_threads) or 1) as threads:
+            running = [threads.submit(sheet.run_in_thread) for sheet in in_threads]
+            results = self._pool.run([sheet.component.job(sheet.open_calls) for sheet in in_pool]) if in_pool else []
+            for sheet, outcomes in zip(in_pool, results, strict=True):
+                sheet.settle(outcomes)
+            for thread in running:
+                thread.result()
+
+
+class _Sheet:
+    """The calls of one component in one step, and what came of them. Quick decisions are made when it is written."""
+
+    def __init__(self, component: Component, calls: Sequence[Mapping[str, Any]]) -> None:
+        self.component = component
+        self._calls = calls
+        self._outcomes = [component.decide(call) for call in calls]
+
+    @property
+    def open(self) -> list[int]:
+        return [number for number, outcome in enumerate(self._outcomes) if outcome is None]
+
+    @property
+    def open_calls(self) -> list[Mapping[str, Any]]:
+        return [self._calls[number] for number in self.open]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    def settle(self, outcomes: Sequence[Outcome]) -> None:
+        """Enter the outcomes of the open calls, in their order."""
+        for number, outcome in zip(self.open, outcomes, strict=True):
+            self._outcomes[number] = outcome
+
+    def run_in_thread(self) -> None:
+        assert self.component.thread is not None
+        self.settle(self.component.thread.run(self.open_calls, self.component.settings, self.component.timeout))
+
+    def values(self, rows: Sequence[Row]) -> list[float | None]:
+        """One value per row, None where not applicable or failed; RewardError for a value that no reward may have."""
+        if not self.component.signature.batch:
+            return [self._value(outcome, row) for outcome, row in zip(self.outcomes, rows, strict=True)]
+        outcome = self.outcomes[0]
+        if outcome.failed:
+            return [None] * len(rows)
+        if outcome.kind == "invalid" or not isinstance(outcome.value, list) or len(outcome.value) != len(rows):
+            got = f"{len(outcome.value)} values" if isinstance(outcome.value, list) else outcome.message or "one number"
+            raise RewardError(
+                given=f'reward "{self.component.label}" returned {got} for {len(rows)} completions',
+                fix="Return a list with one number, or None where the reward does not apply, per completion.",
+            )
+        return [
+            self._value(Outcome(kind="value", value=value), row) for value, row in zip(outcome.value, rows, strict=True)
+        ]
+
+    def failures(self, rows: Sequence[Row]) -> list[tuple[int, Failure]]:
+        """Number of the row and failure, for each row without an outcome; the first carries the traceback."""
+        outcomes = self.outcomes * len(rows) if self.component.signature.batch else self.outcomes
+        found: list[tuple[int, Failure]] = []
+        for number, (outcome, row) in enumerate(zip(outcomes, rows, strict=True)):
+            if outcome.kind != "value" and outcome.kind != "invalid":
+                failure = Failure(
+                    label=self.component.label,
+                    prompt=row.prompt.index,
+                    completion=row.number,
+                    kind=outcome.kind,
+                    message=outcome.message,
+                    traceback="" if found else outcome.traceback,
+                )
+                found.append((number, failure))
+        return found
+
+    def _value(self, outcome: Outcome, row: Row) -> float | None:
+        value = outcome.value
+        if outcome.failed or (outcome.kind == "value" and value is None):
+            return None
+        if isinstance(value, float) and math.isfinite(value):
+            return value
+        got = outcome.message or (f"a list of {len(value)}" if isinstance(value, list) else value)
+        text = " ".join(row.completion.text.split())
+        raise RewardError(
+            given=f'reward "{self.component.label}" returned {got} for prompt {row.prompt.index}, '
+            f'completion {row.number + 1} of {row.group_size} ("{text if len(text) <= 60 else "... " + text[-56:]}")',
+            fix="Rewards must be finite numbers, or None where the reward does not apply. "
+            "Return 0.0 for answers that cannot be parsed.",
+        )
+
+
+def _reward(item: RewardLike | str | Callable[..., Any]) -> RewardLike:
+    if isinstance(item, str):
+        return Reward(function=item) if "." in item else Reward(name=item)
+    return Reward(function=item) if callable(item) else item
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """The columns of the rows; None where a row lacks one that others have, as in a table."""
+    names = dict.fromkeys(name for row in rows for name in row.prompt.columns)
+    return {name: [row.prompt.columns.get(name) for row in rows] for name in names}
+
+
+def _grouped(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    """A flat list of rows as one list per prompt."""
+    return [list(values[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+
+
+def _gold_error(label: str, problems: Mapping[str, str], rows_of: Mapping[str, Sequence[int]]) -> DataError:
+    rows = sorted(row for key in problems for row in rows_of[key])
+    first = next(key for key in problems if rows[0] in rows_of[key])
+    named = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
+    return DataError(
+        given=f'reward "{label}" cannot use the gold answer of row {rows[0]}: {problems[first]}',
+        allowed=f"an answer that the reward can read; {len(rows)} of {sum(map(len, rows_of.values()))} rows have none "
+        f"(counted from 0: {named})",
+        fix="Correct or drop these rows.",
+    )

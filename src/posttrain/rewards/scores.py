@@ -1,0 +1,95 @@
+"""What scoring a step's completions came to, and the limit on how many may stay without a reward.
+
+Shapes: P prompts, G completions of each; lists of lists, because groups may differ in size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from posttrain.errors import RewardError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A component that could not score a completion."""
+
+    label: str
+    prompt: int
+    """`Prompt.index`: the row of the dataset."""
+    completion: int
+    """Which completion of the prompt, counted from 0."""
+    kind: Literal["exception", "timeout", "crash"]
+    message: str
+    traceback: str = ""
+    """With the first failure of each component: the traceback, or where it hung, or what it printed before it died."""
+
+    def __str__(self) -> str:
+        where = f"prompt {self.prompt}, completion {self.completion + 1}"
+        return f'reward "{self.label}", {where}: {self.kind}: {self.message}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The rewards of one step."""
+
+    rewards_PG: list[list[float]]
+    """Weighted sum of the components; nan where the completion is unscored."""
+    scored_PG: list[list[bool]]
+    parts: dict[str, list[list[float | None]]]
+    """The components by label, unweighted; None where one was not applicable or failed."""
+    failures: tuple[Failure, ...]
+    seconds: dict[str, float]
+    """Seconds spent in each component, summed over workers."""
+
+    @property
+    def unscored_fraction(self) -> float:
+        """Share of the completions without a reward; 0 when there are no completions."""
+        scored = [value for row in self.scored_PG for value in row]
+        return scored.count(False) / len(scored) if scored else 0.0
+
+
+def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float], failed: set[str]) -> float:
+    """The reward of one completion; nan when it has none.
+
+    A component that is None is not applicable and drops out. One that failed takes the reward with it, unless its
+    weight is 0: such a component is only watched, so it can neither give a reward nor take one.
+
+    >>> weighted_sum({"correct": 1.0, "brief": None}, {"correct": 1.0, "brief": 0.5}, failed=set())
+    1.0
+    >>> weighted_sum({"correct": None, "brief": 1.0}, {"correct": 1.0, "brief": 0.5}, failed={"correct"})
+    nan
+    """
+    weighted = {label: weight for label, weight in weights.items() if weight != 0}
+    terms = [weight * part for label, weight in weighted.items() if (part := parts[label]) is not None]
+    if not terms or failed & weighted.keys():
+        return math.nan
+    return math.fsum(terms)
+
+
+def enforce_limit(scores: Scores, max_unscored: float) -> None:
+    """RewardError when more than this share of a step's completions is unscored, with the first failure's traceback."""
+    share = scores.unscored_fraction
+    if share <= max_unscored:
+        return
+    scored = [value for row in scores.scored_PG for value in row]
+    counts = Counter((failure.label, failure.kind) for failure in scores.failures)
+    causes = [f'{number} × "{label}" {kind}' for (label, kind), number in counts.most_common()]
+    raise RewardError(
+        given=f"{scored.count(False)} of {len(scored)} completions ({share:.0%}) have no reward, "
+        f"and the limit is {max_unscored:.0%}: {', '.join(causes) or 'every component returned None for them'}",
+        fix=_advice(scores.failures),
+    )
+
+
+def _advice(failures: Sequence[Failure]) -> str:
+    if not failures:
+        return "Let a component return a number where none applies, or raise guards.max_unscored."
+    first = failures[0]
+    trace = "".join(f"\n    {line}" for line in first.traceback.splitlines())
+    cure = "raise its timeout" if first.kind == "timeout" else "correct the function"
+    return f"First failure: {first}{trace}\n  Check `{first.label}`: {cure}, or raise guards.max_unscored."

@@ -1,0 +1,41 @@
+"""Messages between the pool and a worker: 8 bytes of length, then JSON. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from posttrain.errors import DataError
+
+_HEADER = 8
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One message as bytes; DataError for a value that JSON cannot hold.
+
+    Tuples become lists, numpy values lists and numbers, dates ISO strings. NaN and lone surrogates survive.
+    """
+    body = json.dumps(message, default=_portable).encode()
+    return len(body).to_bytes(_HEADER, "big") + body
+
+
+def decode(buffer: bytearray) -> Iterator[Any]:
+    """Take the complete messages out of a buffer of received bytes and leave the rest in it."""
+    while len(buffer) >= _HEADER and len(buffer) >= (end := _HEADER + int.from_bytes(buffer[:_HEADER], "big")):
+        yield json.loads(bytes(buffer[_HEADER:end]))
+        del buffer[:end]
+
+
+def _portable(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise DataError(
+        given=f"a column holds a value of type {type(value).__name__}, which cannot be passed to a reward process",
+        allowed="text, numbers, lists, dictionaries, dates and numpy arrays",
+        fix="Convert the column, or let the function name the columns that it needs instead of taking **kwargs.",
+    )

@@ -1,0 +1,109 @@
+"""The process in which reward functions run: `python -m posttrain.rewards.worker FD`.
+
+It receives requests over the socket FD and answers each with `{"ready": signature}` or `{"failed": error}`, one
+`{"call": number, "outcome": ...}` per call, and `{"done": true}`. It keeps no clock: its parent kills it when it is
+late. File descriptors 1 and 2 are a pipe to the parent, so what user code prints never meets the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from posttrain.errors import PosttrainError
+from posttrain.rewards import wire
+from posttrain.rewards.calls import Outcome, Signature, run_calls
+from posttrain.rewards.load import Target, load
+
+
+def main() -> None:
+    _die_with_parent(os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the parent asks where we are before it kills us
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    loaded: dict[Target, tuple[Callable[..., Any], Signature]] = {}
+    with asyncio.Runner() as runner:  # one event loop for the worker's life: clients that are kept open stay usable
+        for request in _requests(channel):
+            _serve(request, loaded, runner, lambda message: channel.sendall(wire.encode(message)))
+
+
+def _requests(channel: socket.socket) -> Iterator[Any]:
+    buffer = bytearray()
+    while received := channel.recv(1 << 20):
+        buffer += received
+        yield from wire.decode(buffer)
+
+
+def _serve(
+    request: dict[str, Any],
+    loaded: dict[Target, tuple[Callable[..., Any], Signature]],
+    runner: asyncio.Runner,
+    reply: Callable[[dict[str, Any]], None],
+) -> None:
+    target = Target(**request["target"])
+    try:
+        if target not in loaded:
+            function = load(target)
+            loaded[target] = function, Signature.of(function, target.name)
+    except PosttrainError as error:
+        reply({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}})
+        reply({"done": True})
+        return
+    function, signature = loaded[target]
+    reply({"ready": asdict(signature)})
+
+    def emit(number: int, outcome: Outcome) -> None:
+        reply({"call": number, "outcome": asdict(outcome)})
+
+    run_calls(
+        function,
+        request["calls"],
+        request["settings"],
+        is_async=signature.is_async,
+        timeout=request["timeout"],
+        emit=emit,
+        runner=runner,
+    )
+    reply({"done": True})
+
+
+def _die_with_parent(lifeline: int) -> None:
+    """Kill this process group when the parent's end of the pipe closes, however the parent ended.
+
+    On Linux the kernel does it: SIGKILL is made the signal of asynchronous I/O on the pipe, so that it works while user
+    code sleeps, ignores signals or holds the interpreter lock. (PR_SET_PDEATHSIG follows the *thread* that started us.)
+    """
+    if sys.platform == "linux":
+        import fcntl
+
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+        gone = select.poll()
+        gone.register(lifeline, 0)
+        if gone.poll(0):  # the parent ended before the signal was armed
+            os._exit(1)
+        return
+
+    def wait() -> None:
+        os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""Prompts and completions to be scored."""
+
+from posttrain.types import Completion, Prompt
+
+
+def completion(text: str) -> Completion:
+    ids = tuple(text.encode())
+    return Completion(ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason="eos", text=text)
+
+
+def prompt(index: int, text: str = "a question", *, chat: bool = False, **columns: object) -> Prompt:
+    messages = ({"role": "user", "content": text},) if chat else None
+    return Prompt(index=index, ids=(1, 2), text=text, messages=messages, columns=columns)

@@ -1,0 +1,230 @@
+"""Worker processes against code that hangs, crashes, prints, forks and outlives its parent. Everything here is real."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+from tests.rewards.rollouts import completion, prompt
+
+from posttrain.errors import DataError
+from posttrain.rewards import Reward, build_rewards
+from posttrain.rewards.load import Target
+from posttrain.rewards.pool import Job, WorkerPool
+
+HOSTILE = """
+import os, signal, subprocess, sys, time
+
+def reward(completion):
+    if completion == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while True:
+            time.sleep(60)
+    if completion == "compute":
+        return float(7 ** 300_000_000 % 10)  # one C call, which holds the interpreter lock
+    if completion == "crash":
+        os._exit(5)
+    if completion == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if completion == "child":
+        subprocess.Popen(["sleep", "600"])
+        time.sleep(60)
+    if completion == "raise":
+        raise ValueError("no such luck")
+    if completion == "print":
+        print("x" * 3_000_000)
+        sys.stderr.write("y" * 3_000_000)
+        os.write(1, b'\\0\\0\\0\\0\\0\\0\\0\\2{}')
+    if completion == "flood":
+        while True:
+            print("z" * 10_000)
+    if completion == "close":
+        os.close(1), os.close(2)
+    if completion == "input":
+        input()
+    return float(len(completion))
+"""
+
+
+@pytest.fixture
+def hostile(reward_file):
+    return reward_file(HOSTILE)
+
+
+def kinds(scores):
+    return {failure.completion: failure.kind for failure in scores.failures}
+
+
+@pytest.mark.parametrize("fate", ["hang", "compute", "flood"])
+def test_only_the_row_that_hangs_is_unscored(hostile, score, fate):
+    scores = score(["a", fate, "bb", "ccc"], Reward(function=hostile, timeout=0.3))
+    assert scores.parts["reward"] == [[1.0, None, 2.0, 3.0]]
+    assert scores.scored_PG == [[True, False, True, True]]
+    assert [(f.kind, f.message) for f in scores.failures] == [("timeout", "no result after 0.3 s")]
+    assert 'my_rewards.py", line' in scores.failures[0].traceback or fate == "flood"
+
+
+@pytest.mark.parametrize(
+    ("fate", "message"),
+    [("crash", "the reward process exited with code 5"), ("segfault", "was killed by signal 11 (Segmentation fault)")],
+)
+def test_only_the_row_that_takes_the_process_down_is_unscored(hostile, score, fate, message):
+    scores = score(["a", fate, "bb"], Reward(function=hostile))
+    assert scores.parts["reward"] == [[1.0, None, 2.0]]
+    assert kinds(scores) == {1: "crash"}
+    assert message in scores.failures[0].message
+
+
+def test_only_the_row_that_raises_is_unscored(hostile, score):
+    scores = score(["a", "raise", "raise", "bb"], Reward(function=hostile))
+    assert scores.parts["reward"] == [[1.0, None, None, 2.0]]
+    first, second = scores.failures
+    assert (first.prompt, first.completion, first.message) == (7, 1, "ValueError: no such luck")
+    assert 'raise ValueError("no such luck")' in first.traceback
+    assert second.traceback == ""
+
+
+@pytest.mark.parametrize(("fate", "value"), [("print", 5.0), ("close", 5.0)])
+def test_output_of_any_size_does_not_meet_the_protocol(hostile, score, fate, value):
+    assert score([fate, "a"], Reward(function=hostile)).parts["reward"] == [[value, 1.0]]
+
+
+def test_a_reward_that_reads_from_the_terminal_finds_it_empty(hostile, score):
+    assert "EOFError" in score(["input"], Reward(function=hostile)).failures[0].message
+
+
+def test_a_killed_worker_is_replaced_and_takes_its_children_along(hostile, built, children):
+    rewards = built(Reward(function=hostile, timeout=0.5), workers=1)
+    (before,) = children()
+    scores = rewards.score([prompt(0)], [[completion("child"), completion("a")]])
+    assert scores.parts["reward"] == [[None, 1.0]]
+    (after,) = children()
+    assert after.pid != before.pid
+    assert not psutil.pid_exists(before.pid)
+    asleep = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "600"] not in asleep
+
+
+def test_twenty_timeouts_leak_nothing(hostile, children):
+    pool = WorkerPool(2)
+    path, name = hostile.rsplit(":", 1)
+    files = psutil.Process().num_fds()
+    with pool:
+        job = Job(target=Target(path=path, name=name), calls=[{"completion": "hang"}] * 20, timeout=0.02)
+        assert [outcome.kind for outcome in pool.run([job])[0]] == ["timeout"] * 20
+        assert len(children()) <= 2
+    assert children() == []
+    assert psutil.Process().num_fds() == files
+
+
+def test_closing_ends_all_workers_and_the_pool_can_be_used_again(hostile, children):
+    rewards = build_rewards([Reward(function=hostile)])
+    assert len(children()) == 1
+    rewards.close()
+    assert children() == []
+    path, name = hostile.rsplit(":", 1)
+    with WorkerPool(1) as pool:
+        pool.describe(Target(path=path, name=name))
+        pool.close()
+        assert pool.describe(Target(path=path, name=name)).required == ("completion",)
+    assert children() == []
+
+
+def test_a_forgotten_pool_closes_itself(hostile, children):
+    rewards = build_rewards([Reward(function=hostile)])
+    assert len(children()) == 1
+    del rewards
+    assert children() == []
+
+
+@pytest.mark.parametrize("fate", ["hang", "compute", "idle"])
+def test_no_worker_outlives_its_parent(hostile, tmp_path, fate):
+    """The parent is killed while its worker sleeps, computes with the interpreter lock held, or waits for work."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import threading, time
+            from posttrain.rewards.load import Target
+            from posttrain.rewards.pool import Job, WorkerPool
+            pool = WorkerPool(1)
+            target = Target(path={hostile.rsplit(":", 1)[0]!r}, name="reward")
+            pool.describe(target)
+            job = Job(target=target, calls=[{{"completion": {fate!r}}}], timeout=60)
+            threading.Thread(target=pool.run, args=([job],)).start()
+            print(pool._workers[0].process.pid, flush=True)
+            time.sleep(60)
+        """)
+    )
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.2)
+        assert worker.is_running()
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 2
+    while ended(worker) is False and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended(worker)
+
+
+def ended(process):
+    """Gone, or dead and waiting for the system's first process to collect it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_workers_score_side_by_side(reward_file, built):
+    slow = "import time\ndef {}(completion):\n    time.sleep(0.2)\n    return 1.0"
+    first = reward_file(slow.format("first"), name="first", file="first.py")
+    second = reward_file(slow.format("second"), name="second", file="second.py")
+    rewards = built(Reward(function=first), Reward(function=second), workers=4)
+    rewards.score([prompt(0)], [[completion("x")] * 4])  # starts the workers
+    start = time.perf_counter()
+    rewards.score([prompt(0)], [[completion("x")] * 4])
+    assert time.perf_counter() - start < 1.2  # one after the other: 1.6 s
+
+
+def test_a_worker_imports_a_function_once(reward_file, built):
+    function = reward_file("calls = []\ndef reward(completion):\n    calls.append(1)\n    return len(calls)")
+    rewards = built(Reward(function=function), workers=1)
+    for expected in (1.0, 2.0, 3.0):
+        assert rewards.score([prompt(0)], [[completion("x")]]).rewards_PG == [[expected]]
+
+
+def test_a_worker_needs_neither_torch_nor_sympy(reward_file, score):
+    function = reward_file(
+        "import sys\ndef reward(completion):\n    return float('torch' in sys.modules or 'sympy' in sys.modules)"
+    )
+    assert score(["x"], Reward(function=function)).rewards_PG == [[0.0]]
+
+
+def test_an_interrupt_kills_the_busy_workers_and_no_more(hostile, children):
+    path, name = hostile.rsplit(":", 1)
+    with WorkerPool(1) as pool:
+        target = Target(path=path, name=name)
+        pool.describe(target)
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            pool.run([Job(target=target, calls=[{"completion": "hang"}], timeout=60)])
+        assert children() == []
+        outcomes = pool.run([Job(target=target, calls=[{"completion": "abc"}], timeout=5)])[0]
+        assert outcomes[0].value == 3.0
+
+
+def test_values_that_json_cannot_hold_are_refused_by_their_type(hostile):
+    path, name = hostile.rsplit(":", 1)
+    with WorkerPool(1) as pool, pytest.raises(DataError, match="a column holds a value of type bytes"):
+        pool.run([Job(target=Target(path=path, name=name), calls=[{"completion": b"x"}], timeout=5)])

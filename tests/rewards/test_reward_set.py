@@ -1,0 +1,263 @@
+"""Scoring: what functions receive, how components are summed, and what is unscored, refused or an error."""
+
+import datetime
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.rewards.rollouts import completion, prompt
+
+from posttrain.errors import ConfigError, DataError, RewardError
+from posttrain.rewards import Reward, check_gold, enforce_limit
+
+ECHO = """
+import json
+from pathlib import Path
+
+def batch(prompts, completions, completion_ids, **columns):
+    save(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+    return [1.0] * len(prompts)
+
+def some(completions, level, unknown=5):
+    save(completions=completions, level=level, unknown=unknown)
+    return [1.0] * len(completions)
+
+def sample(prompt, completion, completion_ids, **row):
+    save(prompt=prompt, completion=completion, completion_ids=completion_ids, **row)
+    return True
+
+def save(**seen):
+    Path(__file__).with_name("seen.json").write_text(json.dumps(seen))
+"""
+
+
+@pytest.fixture
+def seen(reward_file, score, tmp_path):
+    """Call one of the functions above and return what it was given."""
+    import json
+
+    def call(name, texts, **options):
+        settings = options.pop("settings", {})
+        score(texts, Reward(function=reward_file(ECHO, name=name), settings=settings), **options)
+        return json.loads((tmp_path / "seen.json").read_text())
+
+    return call
+
+
+def test_a_batch_function_gets_lists_with_the_prompt_repeated(seen):
+    assert seen("batch", ["ab", "c"], answer="4", level=[1, 2]) == {
+        "prompts": ["a question", "a question"],
+        "completions": ["ab", "c"],
+        "completion_ids": [[97, 98], [99]],
+        "answer": ["4", "4"],
+        "level": [[1, 2], [1, 2]],
+    }
+
+
+def test_chat_prompts_and_their_completions_are_messages_as_in_trl(seen):
+    arguments = seen("batch", ["ab"], chat=True)
+    assert arguments["prompts"] == [[{"role": "user", "content": "a question"}]]
+    assert arguments["completions"] == [[{"role": "assistant", "content": "ab"}]]
+    arguments = seen("sample", ["ab"], chat=True)
+    assert arguments["completion"] == [{"role": "assistant", "content": "ab"}]
+
+
+def test_text_that_was_wrapped_as_a_user_turn_stays_text(built):
+    wrapped = replace(prompt(0, "<user>a question<assistant>", chat=True), plain="a question")
+    seen = []
+    built(lambda prompt, completion: seen.append((prompt, completion)) or 1.0).score([wrapped], [[completion("ab")]])
+    assert seen == [("a question", "ab")]
+
+
+def test_a_per_sample_function_gets_one_row(seen):
+    assert seen("sample", ["ab"], answer="4") == {
+        "prompt": "a question",
+        "completion": "ab",
+        "completion_ids": [97, 98],
+        "answer": "4",
+    }
+
+
+def test_a_function_without_kwargs_gets_only_what_it_names_and_settings_win(seen):
+    assert seen("some", ["ab"], level=1, answer="4") == {"completions": ["ab"], "level": [1], "unknown": 5}
+    assert seen("some", ["ab"], level=1, settings={"level": 9})["level"] == 9
+
+
+def test_columns_of_any_usual_type_arrive(seen):
+    day = datetime.date(2024, 2, 29)
+    arguments = seen(
+        "sample", ["ab"], day=day, array=np.array([1, 2]), nested={"a": (1, None)}, nan=float("nan"), cut="\ud83d"
+    )
+    assert (arguments["day"], arguments["array"], arguments["nested"]) == ("2024-02-29", [1, 2], {"a": [1, None]})
+    assert math.isnan(arguments["nan"])
+    assert arguments["cut"] == "\ud83d"
+
+
+def test_a_column_that_only_some_rows_have_is_none_for_the_others(reward_file, built):
+    function = reward_file("def reward(completions, level): return [x is None for x in level]")
+    scores = built(Reward(function=function)).score(
+        [prompt(0, level=1), prompt(1)], [[completion("a")], [completion("b")]]
+    )
+    assert scores.rewards_PG == [[0.0], [1.0]]
+
+
+def test_a_column_that_the_data_lacks_is_a_config_error(reward_file, built, score):
+    function = reward_file("def reward(completions, levels): ...")
+    with pytest.raises(
+        ConfigError,
+        match=r"asks for the column 'levels', .*; did you mean \"level\"\?; allowed: the columns answer, level",
+    ):
+        score(["x"], Reward(function=function), level=1, answer="4")
+    with pytest.raises(ConfigError, match=r"asks for the column 'answer'.*\n.*data.answer"):
+        built("math").check([prompt(0, solution="4")])
+
+
+def test_the_reward_is_the_weighted_sum_and_parts_are_unweighted(reward_file, score):
+    long = reward_file("def length(completions): return [len(text) for text in completions]", name="length")
+    scores = score(["4", "the 5"], "numeric", Reward(function=long, weight=0.1), answer="4")
+    assert scores.rewards_PG == [[pytest.approx(1.1), pytest.approx(0.5)]]
+    assert scores.parts == {"numeric": [[1.0, 0.0]], "length": [[1.0, 5.0]]}
+    assert scores.failures == ()
+    assert scores.seconds.keys() == {"numeric", "length"}
+
+
+def test_groups_keep_their_shape(built):
+    scores = built("numeric").score(
+        [prompt(0, answer="1"), prompt(1, answer="2"), prompt(2, answer="3")],
+        [[completion("1"), completion("2")], [], [completion("3")]],
+    )
+    assert scores.rewards_PG == [[1.0, 0.0], [], [1.0]]
+    assert scores.scored_PG == [[True, True], [], [True]]
+
+
+def test_nothing_to_score_is_nothing_scored(built):
+    assert built("numeric").score([], []).rewards_PG == []
+    assert built("numeric").score([], []).unscored_fraction == 0.0
+
+
+def test_none_is_not_applicable_and_drops_out_of_the_sum(score):
+    def only_long(completion):
+        return None if len(completion) < 3 else 1.0
+
+    scores = score(
+        ["4", "the 4"], "numeric", Reward(function=lambda completion: only_long(completion), label="long"), answer="4"
+    )
+    assert scores.rewards_PG == [[1.0, 2.0]]
+    assert scores.parts["long"] == [[None, 1.0]]
+
+
+def test_a_completion_for_which_all_components_are_none_is_unscored(score):
+    scores = score(["a", "b"], lambda completions: [None, 1.0])
+    assert math.isnan(scores.rewards_PG[0][0])
+    assert scores.scored_PG == [[False, True]]
+    assert scores.failures == ()
+    assert scores.unscored_fraction == 0.5
+
+
+def test_one_failed_component_leaves_the_whole_completion_unscored(score):
+    scores = score(["4", "5"], "numeric", lambda completion: 1 / (len(completion) - 1), answer="4")
+    assert scores.scored_PG == [[False, False]]
+    assert scores.parts["numeric"] == [[1.0, 0.0]]
+    assert {failure.kind for failure in scores.failures} == {"exception"}
+
+
+def test_a_component_of_weight_zero_is_watched_but_neither_gives_nor_takes_a_reward(score):
+    failing = Reward(function=lambda completion: 1 / 0, label="failing", weight=0)
+    scores = score(["4"], "numeric", failing, answer="4")
+    assert scores.rewards_PG == [[1.0]]
+    assert [failure.label for failure in scores.failures] == ["failing"]
+    watched = Reward(function=lambda completion: 1.0, label="watched", weight=0)
+    assert score(["4"], Reward(function=lambda completion: None, label="none"), watched).scored_PG == [[False]]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda completion: math.nan, r"returned nan for prompt 7, completion 1 of 2 \(\"... .*the answer is 1/0\"\)"),
+        (lambda completions: [1.0, math.inf], r"returned inf for prompt 7, completion 2 of 2 \(\"short\"\)"),
+        (lambda completion: "1.0", "returned '1.0' of type str for prompt 7, completion 1"),
+        (lambda completion: [1.0], "returned a list of 1 for prompt 7, completion 1"),
+        (lambda completions: [1.0], "returned 1 values for 2 completions"),
+        (lambda completions: 1.0, "returned one number for 2 completions"),
+        (lambda completions: ["1", "2"], "returned '1' of type str for 2 completions"),
+    ],
+)
+def test_a_broken_contract_is_an_error_and_not_a_reward(score, function, message):
+    long = "so that, all things considered and all numbers added, the answer is 1/0"
+    with pytest.raises(RewardError, match=f'reward "reward" {message}'):
+        score([long, "short"], Reward(function=function, label="reward"))
+
+
+def test_nan_from_a_worker_process_is_an_error_too(reward_file, score):
+    with pytest.raises(RewardError, match="returned nan for prompt 7, completion 1 of 1"):
+        score(["x"], Reward(function=reward_file("def reward(completion): return float('nan')")))
+
+
+def test_a_batch_call_that_times_out_leaves_all_its_rows_unscored(reward_file, score):
+    function = reward_file("import time\ndef reward(completions):\n    print('thinking')\n    time.sleep(60)")
+    scores = score(["a", "b"], Reward(function=function, timeout=0.2))
+    assert scores.scored_PG == [[False, False]]
+    assert [(f.completion, f.kind) for f in scores.failures] == [(0, "timeout"), (1, "timeout")]
+    assert "thinking" in scores.failures[0].traceback
+
+
+def test_async_functions_of_both_forms(reward_file, score):
+    code = """
+    import asyncio
+
+    async def batch(completions):
+        return list(await asyncio.gather(*(one(text) for text in completions)))
+
+    async def one(completion):
+        await asyncio.sleep(60 if completion == "hang" else 0.01)
+        if completion == "block":
+            import time
+            time.sleep(60)
+        return len(completion)
+    """
+    assert score(["a", "bb"], Reward(function=reward_file(code, name="batch"))).rewards_PG == [[1.0, 2.0]]
+    one = Reward(function=reward_file(code, name="one"), timeout=0.3)
+    assert score(["a", "hang", "bb"], one).parts["one"] == [[1.0, None, 2.0]]
+    assert score(["a", "block", "bb"], one).parts["one"] == [[1.0, None, 2.0]]
+
+
+def test_a_hostile_answer_is_killed_and_the_others_are_scored(score):
+    tower = r"\boxed{x = 9^{9^{9^{9}}}}"
+    scores = score(
+        [tower, r"\boxed{\frac{\sqrt{2}}{2}}", "0"], Reward(name="math", timeout=2), answer=r"\frac{1}{\sqrt{2}}"
+    )
+    assert scores.parts["math"] == [[None, 1.0, 0.0]]
+    assert scores.failures[0].kind == "timeout"
+
+
+def test_a_catastrophic_pattern_is_killed(score):
+    scores = score(["a" * 60, "ab"], Reward(name="regex", settings={"pattern": "(a+)+b"}, timeout=0.3))
+    assert scores.parts["regex"] == [[None, 1.0]]
+
+
+def test_check_names_the_rows_whose_gold_no_verifier_can_use(built):
+    golds = ["4", "", r"\frac{1}{", r"\frac{1}{2}", ""]
+    rows = [prompt(10 + row, answer=gold) for row, gold in enumerate(golds)]
+    with pytest.raises(DataError, match=r"gold answer of row 11: the gold answer is ''; .*3 of 5 rows .* 11, 12, 14\)"):
+        built("math").check(rows)
+    with pytest.raises(DataError, match=r"\"numeric\" cannot use the gold answer of row 2: .*'x' is not one number"):
+        check_gold([{"answer": "1"}, {"answer": 2}, {"answer": "x"}], reward="numeric")
+    check_gold([{"solution": r"so \boxed{\frac{1}{2}}"}, {"solution": "#### 7"}], column="solution")
+
+
+def test_the_limit_on_unscored_completions_shows_the_first_traceback(score):
+    scores = score(["a", "b", "c", "d"], Reward(function=lambda completion: {"a": 1.0}[completion], label="lookup"))
+    enforce_limit(scores, 0.75)
+    with pytest.raises(RewardError) as raised:
+        enforce_limit(scores, 0.5)
+    message = str(raised.value)
+    assert 'of 4 completions (75%) have no reward, and the limit is 50%: 3 × "lookup" exception' in message
+    assert "First failure: reward \"lookup\", prompt 7, completion 2: exception: KeyError: 'b'" in message
+    assert '{"a": 1.0}[completion]' in message
+    assert "guards.max_unscored" in message
+
+
+def test_the_limit_explains_completions_to_which_nothing_applied(score):
+    with pytest.raises(RewardError, match="every component returned None"):
+        enforce_limit(score(["a"], lambda completion: None), 0.0)

@@ -1,0 +1,60 @@
+"""Callables that exist only in this process: they run in threads, which can be given up but not killed."""
+
+import threading
+import time
+
+import pytest
+
+from posttrain.errors import RewardError
+from posttrain.rewards import Reward
+
+
+def importable(completion):
+    import os
+
+    return float(os.getpid())
+
+
+def test_closures_see_this_process_and_importable_functions_run_in_another(score):
+    import os
+
+    seen = []
+    assert score(["ab"], lambda completion: seen.append(completion) or len(completion)).rewards_PG == [[2.0]]
+    assert seen == ["ab"]
+    assert score(["ab"], importable).rewards_PG != [[float(os.getpid())]]
+
+
+def test_an_object_that_can_be_called_is_a_reward(score):
+    class Scorer:
+        async def __call__(self, completions):
+            return [len(text) for text in completions]
+
+    assert score(["ab"], Scorer()).parts == {"Scorer": [[2.0]]}
+
+
+def test_the_row_that_hangs_is_abandoned_and_the_others_are_scored(score):
+    release = threading.Event()
+
+    def sleepy(completion):
+        if completion == "hang":
+            release.wait(60)
+        return 1.0
+
+    scores = score(
+        ["a", "hang", "b"], Reward(function=lambda completion: sleepy(completion), label="sleepy", timeout=0.1)
+    )
+    release.set()
+    assert scores.parts["sleepy"] == [[1.0, None, 1.0]]
+    assert [(f.completion, f.kind) for f in scores.failures] == [(1, "timeout")]
+
+
+def test_too_many_hanging_threads_stop_the_run_with_the_way_out(score):
+    release = threading.Event()
+    with pytest.raises(RewardError, match=r"\"stuck\" hangs in 4 threads.*\n.*function: path/to/file\.py:name"):
+        score(["a"] * 6, Reward(function=lambda completion: release.wait(60), label="stuck", timeout=0.05))
+    release.set()
+
+
+def test_threads_that_come_back_are_forgiven(score):
+    slow = Reward(function=lambda completion: time.sleep(0.12), label="slow", timeout=0.08)
+    assert len(score(["a"] * 8, slow).failures) == 8
