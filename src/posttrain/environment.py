@@ -1,7 +1,8 @@
-"""Is this environment one that posttrain was tested in? Versions, processor, memory, disk, sandboxed cache folders."""
+"""Is this environment one that posttrain was tested in? Versions, processor, memory, disk and cache folder."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -10,9 +11,8 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -26,13 +26,25 @@ TESTED = {
     "datasets": "5.2.0",
     "pyarrow": "26.0.1",
     "pydantic": "2.14.3",
+    "pyyaml": "6.0.3",
+    "rich": "15.0.0",
+    "typer": "0.29.2",
     "math-verify": "0.9.0",
+    "plotly": "7.1.0",
+    "psutil": "7.2.2",
+    "numpy": "2.4.6",
+    "packaging": "26.3",
 }
-"""The versions of constraints.txt, which the test-suite runs with; a test compares the two."""
+"""What posttrain depends on, in the versions that the test-suite runs with; a test compares them with constraints.txt."""
+
+DEMO_MEMORY, RUN_DISK = 2.0, 1.0
+"""GiB below which a line is a warning: the demo and its libraries take about 1 GiB of memory, its run folder 0.05."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
+    """One thing that was looked at."""
+
     level: Level
     what: str
     found: str
@@ -47,17 +59,21 @@ class EnvironmentReport:
     def usable(self) -> bool:
         return all(finding.level != "FAIL" for finding in self.findings)
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return {"usable": self.usable, "findings": [asdict(finding) for finding in self.findings]}
 
     def render(self) -> str:
-        lines = [f"{f.level:4}  {f.what:14} {f.found}" + (f"\n      {f.fix}" if f.fix else "") for f in self.findings]
-        return "\n".join([*lines, "", "Ready." if self.usable else "Not usable: mend the lines marked FAIL."])
+        """A line per finding, what to do about it below, and the verdict at the end."""
+        lines = [f"{f.level:4}  {f.what:13} {f.found}" + (f"\n      {f.fix}" if f.fix else "") for f in self.findings]
+        warned = sum(finding.level == "WARN" for finding in self.findings)
+        verdict = "Ready." if self.usable else "Not usable: mend the lines marked FAIL."
+        return "\n".join([*lines, "", f"{verdict} {warned} warning{'s' * (warned > 1)}." if warned else verdict])
 
 
 def check_environment() -> EnvironmentReport:
     """Look at the interpreter, the installed versions, the machine and the folders that a run writes to."""
-    return EnvironmentReport(findings=(_python(), *map(_package, TESTED), _accelerator(), _memory(), _disk(Path.cwd())))
+    machine = (_imports(), _accelerator(), _memory(), _disk(Path.cwd()), _cache(_cache_folder()))
+    return EnvironmentReport(findings=(_python(), *map(_package, TESTED), *machine))
 
 
 def _python() -> Finding:
@@ -68,53 +84,100 @@ def _python() -> Finding:
 
 
 def _package(name: str) -> Finding:
-    allowed = next((r.specifier for r in _requirements() if r.name == name), None)
+    """FAIL outside of the range that pyproject.toml declares, WARN inside of it but not as tested."""
+    tested, fix = TESTED[name], f"pip install '{name}=={TESTED[name]}'"
     try:
         found = Version(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(level="FAIL", what=name, found="missing", fix=f"pip install '{name}=={TESTED[name]}'")
-    fix = f"pip install '{name}=={TESTED[name]}'"
+        return Finding(level="FAIL", what=name, found="missing", fix=fix)
+    allowed = next((r.specifier for r in _requirements() if r.name == name and r.marker is None), None)
     if allowed is not None and not allowed.contains(found, prereleases=True):
         return Finding(level="FAIL", what=name, found=f"{found}, needs {allowed}", fix=fix)
-    if found.public != TESTED[name]:
-        return Finding(level="WARN", what=name, found=f"{found}, tested with {TESTED[name]}", fix=fix)
+    if found.public != tested:
+        return Finding(level="WARN", what=name, found=f"{found}, tested with {tested}", fix=fix)
     return Finding(level="OK", what=name, found=str(found))
 
 
 def _requirements() -> list[Requirement]:
+    """What the installed posttrain declares; nothing when it runs from its source without being installed."""
     try:
         return [Requirement(line) for line in importlib.metadata.requires("posttrain") or []]
     except importlib.metadata.PackageNotFoundError:
         return []
 
 
+def _imports() -> Finding:
+    """Versions that are allowed each, and yet do not go together, show when they are imported."""
+    for name in ("torch", "transformers", "peft", "datasets"):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever it is, and libraries raise much: the package cannot be used
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            fix = f"pip install --force-reinstall '{name}=={TESTED[name]}'"
+            return Finding(level="FAIL", what="imports", found=f"{name} cannot be imported: {reason}", fix=fix)
+    return Finding(level="OK", what="imports", found="torch, transformers, peft and datasets load together")
+
+
 def _accelerator() -> Finding:
     try:
         import torch
-    except ImportError as error:
-        return Finding(level="FAIL", what="accelerator", found=f"torch cannot be imported: {error}")
+    except (ImportError, OSError):  # `imports` has said why
+        return Finding(level="FAIL", what="accelerator", found="unknown without torch")
     if torch.cuda.is_available():
         card = torch.cuda.get_device_properties(0)
-        return Finding(level="OK", what="accelerator", found=f"{card.name}, {card.total_memory / 2**30:.0f} GiB")
-    return Finding(level="OK", what="accelerator", found=f"none: CPU with {os.cpu_count()} cores, float32")
+        precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        found = f"{card.name}, {card.total_memory / 2**30:.0f} GiB, {precision}"
+        return Finding(level="OK", what="accelerator", found=found)
+    return Finding(level="OK", what="accelerator", found=f"none: CPU with {_cores()} cores, float32")
+
+
+def _cores() -> int:
+    """Those that this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory() -> Finding:
+    try:
+        import psutil
+    except ImportError:
+        return Finding(level="FAIL", what="memory", found="unknown without psutil")
     available = psutil.virtual_memory().available / 2**30
-    if available >= 2:
+    if available >= DEMO_MEMORY:
         return Finding(level="OK", what="memory", found=f"{available:.1f} GiB available")
-    return Finding(level="WARN", what="memory", found=f"{available:.1f} GiB available", fix="The demo needs about 1 GiB.")
+    fix = "Close other programs; the demo needs about 1 GiB."
+    return Finding(level="WARN", what="memory", found=f"{available:.1f} GiB available", fix=fix)
 
 
 def _disk(folder: Path) -> Finding:
+    """The working directory, where runs/ is made."""
+    if reason := _unwritable(folder):
+        fix = "Set output to a folder elsewhere, for example --output ~/runs/first."
+        return Finding(level="WARN", what="disk", found=f"{folder} is not writable ({reason})", fix=fix)
     free = shutil.disk_usage(folder).free / 2**30
+    if free < RUN_DISK:
+        fix = "Free some space, or set output to a folder on another disk."
+        return Finding(level="WARN", what="disk", found=f"{free:.1f} GiB free in {folder}", fix=fix)
+    return Finding(level="OK", what="disk", found=f"{free:.1f} GiB free in {folder}")
+
+
+def _cache(folder: Path) -> Finding:
+    """Where models and datasets of the Hugging Face Hub are downloaded to."""
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if reason := _unwritable(nearest):
+        fix = "Set HF_HOME to a folder that you may write to, before anything is downloaded."
+        return Finding(level="WARN", what="cache", found=f"{folder} is not writable ({reason})", fix=fix)
+    return Finding(level="OK", what="cache", found=str(folder))
+
+
+def _cache_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("HF_HOME") or base / "huggingface").expanduser()
+
+
+def _unwritable(folder: Path) -> str:
+    """Why no file can be written there; empty if one can."""
     try:
-        with tempfile.NamedTemporaryFile(dir=folder):
-            pass
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
     except OSError as error:
-        return Finding(
-            level="WARN", what="disk", found=f"{folder} is not writable: {error}", fix="Set output to another folder."
-        )
-    if free < 1:
-        return Finding(level="WARN", what="disk", found=f"{free:.1f} GiB free", fix="Free space, or set output.")
-    return Finding(level="OK", what="disk", found=f"{free:.1f} GiB free")
+        return error.strerror or str(error)

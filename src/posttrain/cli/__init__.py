@@ -1,27 +1,34 @@
 """The command line: one file per verb, each a thin layer over a function of the Python API.
 
-Exit codes: 0 it worked, 2 configuration or data, 3 does not fit, 4 stopped by a guard, 1 anything else.
+Exit codes: 0 it worked, 2 configuration or data, 3 does not fit, 4 stopped by a guard, 1 anything else. With `--json`
+stdout carries exactly one JSON object, whatever happens; everything that is meant for people goes to stderr.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
-import click
 import typer
 
 from posttrain.cli import chat, check, data, demo, evaluate, explain, resume, train
+from posttrain.cli.output import silence_libraries
 from posttrain.errors import PosttrainError
+
+UsageError: Any = typer.BadParameter.__base__
+"""The error of click for a command line that cannot be parsed; newer releases of typer contain their own click."""
 
 app = typer.Typer(
     name="posttrain",
     help="Post-train language models by reinforcement learning and preference optimisation, with a proof at every "
-    "stage.\n\nStart with: posttrain demo",
+    "stage.\n\n\b\nExamples:\n  posttrain demo\n  posttrain train recipes/demo.yaml train.steps=20\n"
+    "  posttrain VERB --help",
     no_args_is_help=True,
-    add_completion=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -29,43 +36,54 @@ for verb in (demo, check, train, resume, evaluate, chat, explain, data):
     verb.register(app)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with the code that says what happened."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run(arguments))
+def main() -> None:
+    """Run the command of this process and exit with the code that says what happened."""
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code. Whatever goes wrong is reported, never raised."""
+    silence_libraries()
     as_json = "--json" in arguments
     try:
-        result = app(args=list(arguments), standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as stop:
+        return _invoke(arguments)
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        return 2
+    except UsageError as error:
+        return _report("UsageError", _usage(error), 2, as_json) if error.format_message() else 2
     except PosttrainError as error:
-        _report(type(error).__name__, str(error), error.exit_code, as_json)
-        return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        _report("Interrupted", "Stopped by Ctrl-C.", 1, as_json)
+        return _report(type(error).__name__, str(error), error.exit_code, as_json, notes=_notes(error))
+    except (KeyboardInterrupt, typer.Abort) as error:
+        return _report("Interrupted", str(error) or "stopped before it was finished", 1, as_json, notes=_notes(error))
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        _report(
-            type(error).__name__,
-            f"{error}\n  This is a fault in posttrain or in code that it called; the traceback is above.",
-            1,
-            as_json,
-            trace=traceback.format_exc(),
-        )
-        return 1
+        print(traceback.format_exc(), file=sys.stderr)
+        advice = "This is a fault in posttrain or in code that it called; the traceback is above."
+        return _report(type(error).__name__, f"{error}\n  {advice}", 1, as_json, notes=_notes(error))
 
 
-def _report(kind: str, message: str, exit_code: int, as_json: bool, trace: str = "") -> None:
+def _invoke(arguments: Sequence[str]) -> int:
+    """Without the `main` of click, which turns a Ctrl-C into an exit code before anyone can say where the run is."""
+    command = typer.main.get_command(app)
+    with command.make_context("posttrain", list(arguments)) as context:
+        return command.invoke(context) or 0
+
+
+def _usage(error: Any) -> str:
+    path = error.ctx.command_path if error.ctx is not None else "posttrain"
+    return f"{error.format_message()}\n  `{path} --help` shows what there is, with examples."
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Where the run is and how to go on; added by `posttrain.train.api` on the way out."""
+    return list(getattr(error, "__notes__", []))
+
+
+def _report(kind: str, message: str, exit_code: int, as_json: bool, notes: Sequence[str] = ()) -> int:
     """Errors go to stderr; with --json also as an object on stdout, so that a program can read what happened."""
-    if trace:
-        print(trace, file=sys.stderr)
-    print(f"{kind}: {message}", file=sys.stderr)
+    print("\n".join([f"{kind}: {message}", *notes]), file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}))
+        print(json.dumps({"error": {"type": kind, "message": message, "notes": list(notes), "exit_code": exit_code}}))
+    return exit_code

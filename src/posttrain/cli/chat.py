@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
+from posttrain.cli.output import AsJson, answer
+
 
 def register(app: typer.Typer) -> None:
-    app.command("chat")(chat)
+    app.command("chat", no_args_is_help=True)(chat)
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="Model folder or name, or a run folder (its last checkpoint).")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="Model folder or name, or a run folder (its last checkpoint).")
+    ],
     message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this one thing and stop.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    max_completion_length: Annotated[int, typer.Option(help="Tokens.")] = 256,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer.")] = False,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    max_completion_length: Annotated[int, typer.Option(min=1, help="Tokens.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the answers, where the temperature is not 0.")] = 0,
+    json: AsJson = False,
 ) -> int:
-    """Talk to a model; lines come from the terminal or from standard input.
+    """Talk to a model; lines come from the terminal or from standard input. A model without chat template goes on writing.
 
     \b
-    posttrain chat runs/demo
-    posttrain chat runs/demo -m "47+35="
-    echo "47+35=" | posttrain chat runs/demo --json
+    Examples:
+      posttrain chat runs/demo
+      posttrain chat runs/demo -m "47+35="
+      echo "47+35=" | posttrain chat runs/demo --json
     """
     from posttrain.evaluate.chat import ChatSession
 
-    session = ChatSession(model, system=system, temperature=temperature, max_completion_length=max_completion_length)
-
-    def answer(text: str) -> None:
+    session = ChatSession(
+        model, system=system, temperature=temperature, max_completion_length=max_completion_length, seed=seed
+    )
+    turns = []
+    for text in _lines() if message is None else [message]:
         reply = session.ask(text)
-        typer.echo(jsonlib.dumps({"message": text, "reply": reply}) if json else reply)
+        turns.append({"message": text, "reply": reply})
+        if not json:
+            typer.echo(reply)
+    if json:
+        answer({"model": session.model_path, "turns": turns}, "", as_json=True)
+    return 0
 
-    if message is not None:
-        answer(message)
-        return 0
-    interactive = sys.stdin.isatty()
+
+def _lines() -> Iterator[str]:
+    """What is typed or piped in, line by line, until it ends."""
     while True:
         try:
-            line = input("you> " if interactive else "")
+            line = input("you> ") if sys.stdin.isatty() else input()
         except EOFError:
-            return 0
+            return
         if line.strip():
-            answer(line)
+            yield line

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-from typing import Annotated
-
 import typer
+
+from posttrain.cli.output import AsJson, answer
 
 
 def register(app: typer.Typer) -> None:
     app.command("check")(check)
 
 
-def check(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> int:
+def check(json: AsJson = False) -> int:
     """Compare this environment with the tested versions: OK, WARN or FAIL, and the line that fixes it.
 
     \b
-    posttrain check
-    posttrain check --json
+    Examples:
+      posttrain check
+      posttrain check --json
     """
     from posttrain.environment import check_environment
 
     report = check_environment()
-    typer.echo(jsonlib.dumps(report.to_json(), indent=2) if json else report.render())
+    answer(report.to_json(), report.render(), as_json=json)
     return 0 if report.usable else 1

@@ -1,11 +1,12 @@
-"""`posttrain data check PATH`"""
+"""`posttrain data check SOURCE`"""
 
 from __future__ import annotations
 
-import json as jsonlib
 from typing import Annotated
 
 import typer
+
+from posttrain.cli.output import AsJson, answer
 
 data_app = typer.Typer(help="Look at a dataset before anything is trained on it.", no_args_is_help=True)
 
@@ -14,25 +15,29 @@ def register(app: typer.Typer) -> None:
     app.add_typer(data_app, name="data")
 
 
-@data_app.command("check")
+@data_app.command("check", no_args_is_help=True)
 def check(
-    source: Annotated[str, typer.Argument(help="File, glob, Hugging Face dataset name or task:<name>.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File, glob, Hugging Face dataset name or task:<name>.")
+    ],
     model: Annotated[str | None, typer.Option(help="Model or tokenizer folder: lengths in tokens, rendered.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: AsJson = False,
 ) -> int:
     """Detected format and columns, lengths, duplicates, what would be dropped and why, three rendered samples.
 
     \b
-    posttrain data check gsm8k_train.jsonl
-    posttrain data check svamp.jsonl --prompt "{Body} {Question}" --model Qwen/Qwen3-0.6B
+    Examples:
+      posttrain data check gsm8k_train.jsonl
+      posttrain data check svamp.jsonl --prompt "{Body} {Question}"
+      posttrain data check sft.jsonl --model Qwen/Qwen3-0.6B --json
     """
-    from posttrain.data import inspect_data
+    from posttrain.data.inspect import inspect_data
 
     report = inspect_data(source, tokenizer=_tokenizer(model), prompt=prompt)
-    typer.echo(jsonlib.dumps(report.to_json(), indent=2) if json else report.render())
+    answer(report.to_json(), report.render(), as_json=json)
     return 0 if report.usable else 2
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import finish
+from posttrain.cli.output import AsJson, Quiet, finish, view_for
 
 
 def register(app: typer.Typer) -> None:
@@ -16,21 +16,20 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of data, model and sampling.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
-    quiet: Annotated[bool, typer.Option(help="Print nothing but errors and the last lines.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Run folder.", show_default="the next free runs/...")] = None,
+    quiet: Quiet = False,
+    json: AsJson = False,
 ) -> int:
     """The whole story on a CPU, in about two minutes: a weak model, a verifiable reward, GRPO, and the proof.
 
     \b
-    posttrain demo
-    posttrain demo --seed 1 --output runs/second
+    Examples:
+      posttrain demo
+      posttrain demo --seed 1 --output runs/second
     """
-    from posttrain.cli.output import view_for
     from posttrain.tasks.demo import demo_config, verdict
     from posttrain.train.api import train
 
     run = train(demo_config(seed=seed, output=output), view=view_for(quiet=quiet, as_json=json))
-    if not json:
-        typer.echo(verdict(run.evaluation))
+    typer.echo(verdict(run.evaluation), err=json)
     return finish(run, as_json=json)

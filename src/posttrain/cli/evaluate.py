@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from posttrain.cli.output import AsJson, answer
+
 
 def register(app: typer.Typer) -> None:
-    app.command("eval")(evaluate)
+    app.command("eval", no_args_is_help=True)(evaluate)
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Model folder or name, or a run folder (its last checkpoint).")],
-    data: Annotated[str | None, typer.Option(help="Held-out data; a run folder brings its own.")] = None,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="Model folder or name, or a run folder (its last checkpoint).")
+    ],
+    data: Annotated[str | None, typer.Option(help="Held-out data: file, glob, dataset name or task:NAME.")] = None,
     reward: Annotated[list[str] | None, typer.Option(help="Built-in reward or path.py:function; repeatable.")] = None,
+    check: Annotated[list[str] | None, typer.Option(help="Independent check, named like a reward; repeatable.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", "-k", help="Sampled answers per prompt; 0: greedy only.")] = 4,
-    temperature: Annotated[float, typer.Option(help="Temperature of the sampled answers.")] = 1.0,
-    max_prompts: Annotated[int | None, typer.Option(help="Use at most this many prompts.")] = None,
-    max_completion_length: Annotated[int | None, typer.Option(help="Tokens; a run folder brings its own.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampled answers.")] = 0,
+    answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-k", min=0, help="Sampled answers per prompt; 0: greedy only.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampled answers.")] = None,
+    max_prompts: Annotated[int | None, typer.Option(min=1, help="Use at most this many prompts.")] = None,
+    max_completion_length: Annotated[int | None, typer.Option(min=1, help="Tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampled answers.")] = None,
     answers: Annotated[Path | None, typer.Option(help="Write every answer to this JSONL file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: AsJson = False,
 ) -> int:
     """Score a model on held-out prompts: greedy, pass@k and majority vote, each with an interval.
 
+    A run folder brings its data, rewards and settings; what is not given for a model has the default of the config.
+
     \b
-    posttrain eval runs/demo
-    posttrain eval Qwen/Qwen3-0.6B --data gsm8k_test.jsonl --reward math -k 8
+    Examples:
+      posttrain eval runs/demo
+      posttrain eval runs/demo -k 16 --answers answers.jsonl
+      posttrain eval Qwen/Qwen3-0.6B --data gsm8k_test.jsonl --reward math -k 8
     """
     from posttrain.evaluate.api import evaluate as evaluate_model
 
@@ -41,13 +52,15 @@ def evaluate(
         data,
         reward,
         k=samples,
+        check=check,
         temperature=temperature,
         max_prompts=max_prompts,
         max_completion_length=max_completion_length,
         prompt=prompt,
+        answer=answer_column,
         seed=seed,
     )
     if answers is not None:
         evaluation.write_answers(answers)
-    typer.echo(jsonlib.dumps(evaluation.to_json(), indent=2) if json else evaluation.render())
+    answer(evaluation.to_json(), evaluation.render(), as_json=json)
     return 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from typing import Annotated
 
 import typer
+
+from posttrain.cli.output import AsJson, answer
 
 
 def register(app: typer.Typer) -> None:
@@ -13,23 +14,27 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    algorithm: Annotated[str | None, typer.Argument(help="For example grpo; without it, all are listed.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    algorithm: Annotated[
+        str | None, typer.Argument(metavar="[ALGO]", help="For example grpo; without it, all are listed.")
+    ] = None,
+    json: AsJson = False,
 ) -> int:
     """Say what an algorithm does: formula, what it needs, settings with the source of each default, paper.
 
     \b
-    posttrain explain
-    posttrain explain grpo
-    posttrain explain "Dr. GRPO" --json
+    Examples:
+      posttrain explain
+      posttrain explain grpo
+      posttrain explain "Dr. GRPO" --json
     """
     from posttrain.algorithms import ALGORITHMS
     from posttrain.algorithms.explain import explain as explain_algorithm
 
     if algorithm is None:
         summaries = {key: cls.card.summary for key, cls in ALGORITHMS.items()}
-        typer.echo(jsonlib.dumps(summaries) if json else "\n".join(f"{k:12} {s}" for k, s in summaries.items()))
+        width = max(map(len, summaries))
+        answer(summaries, "\n".join(f"{key:<{width}}  {text}" for key, text in summaries.items()), as_json=json)
         return 0
     explanation = explain_algorithm(algorithm)
-    typer.echo(jsonlib.dumps(explanation.to_json(), indent=2) if json else explanation.render())
+    answer(explanation.to_json(), explanation.render(), as_json=json)
     return 0

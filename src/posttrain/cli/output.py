@@ -1,10 +1,11 @@
-"""What the verbs share: the live view of a run and its last words."""
+"""What the verbs share: one JSON object or text, the live view of a run, its last words, and silence from libraries."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,9 +13,38 @@ if TYPE_CHECKING:
     from posttrain.report.terminal import TerminalView
     from posttrain.train.run import Run
 
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but warnings, errors and the last lines.")]
+ShowSamples = Annotated[bool, typer.Option("--show-samples", help="Show completions of every tenth step.")]
+
+_QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "DATASETS_VERBOSITY": "error",
+    "HF_HUB_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Variables that the libraries read when they are imported: no progress bars between our lines, no logs but errors."""
+
+
+def silence_libraries() -> None:
+    """Keep transformers, datasets and the hub client from writing between our lines. A variable that is set stays.
+
+    Must run before they are imported; the command line does so first of all. Python callers keep their own settings.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+def answer(result: Any, text: str, *, as_json: bool) -> None:
+    """What the verb was asked for: the object for programs, or the text for people."""
+    typer.echo(json.dumps(result, indent=2) if as_json else text)
+
 
 def view_for(*, quiet: bool, as_json: bool, show_samples: bool = False) -> TerminalView:
-    """Live output on stderr where stdout carries JSON, nothing when quiet."""
+    """Live output; on stderr where stdout carries JSON."""
     from posttrain.report.terminal import TerminalView
 
     return TerminalView(stream=sys.stderr if as_json else sys.stdout, quiet=quiet, show_samples=show_samples)
@@ -23,11 +53,7 @@ def view_for(*, quiet: bool, as_json: bool, show_samples: bool = False) -> Termi
 def finish(run: Run, *, as_json: bool) -> int:
     """Print where everything is; the run ended well, or an error would have travelled past here."""
     summary = run.summary()
-    if as_json:
-        typer.echo(json.dumps(summary))
-        return 0
-    typer.echo(f"run      {summary['folder']}")
-    typer.echo(f"model    {summary['model_path']}")
-    if summary.get("report"):
-        typer.echo(f"report   {summary['report']}")
+    places = (("run", "folder"), ("model", "model_path"), ("report", "report"))
+    lines = [f"{name:<10} {summary[key]}" for name, key in places if summary.get(key)]
+    answer(summary, "\n".join(lines), as_json=as_json)
     return 0

@@ -7,27 +7,29 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import finish
+from posttrain.cli.output import AsJson, Quiet, ShowSamples, finish, view_for
 
 
 def register(app: typer.Typer) -> None:
-    app.command("resume")(resume)
+    app.command("resume", no_args_is_help=True)(resume)
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run folder, for example runs/demo.")],
-    steps: Annotated[int | None, typer.Option(help="Train up to this step instead of the configured one.")] = None,
-    show_samples: Annotated[bool, typer.Option(help="Print a table of sample completions at each evaluation.")] = False,
-    quiet: Annotated[bool, typer.Option(help="Print nothing but errors and the last line.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/demo.")],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train up to this step instead of the configured one.")
+    ] = None,
+    show_samples: ShowSamples = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
 ) -> int:
     """Continue a run that was stopped or killed, from its newest checkpoint that verifies.
 
     \b
-    posttrain resume runs/demo
-    posttrain resume runs/demo --steps 400
+    Examples:
+      posttrain resume runs/demo
+      posttrain resume runs/demo --steps 400
     """
-    from posttrain.cli.output import view_for
     from posttrain.train.api import resume as resume_run
 
     result = resume_run(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))

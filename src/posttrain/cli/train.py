@@ -1,62 +1,111 @@
-"""`posttrain train CONFIG [a.b=c ...]`"""
+"""`posttrain train CONFIG [SECTION.KEY=VALUE ...]`"""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import finish
+from posttrain.cli.output import AsJson, Quiet, ShowSamples, answer, finish, view_for
+from posttrain.errors import ConfigError
+
+OPTIONS = ("--output", "--dry-run", "--show-samples", "--quiet", "--json", "--help")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("train", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+    app.command("train", context_settings={"ignore_unknown_options": True}, no_args_is_help=True)(train)
 
 
 def train(
-    context: typer.Context,
-    config: Annotated[Path, typer.Argument(help="YAML or TOML file.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML or TOML file.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Run folder; it must not hold a run yet.")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Check and print the resolved config with its origins, then stop.")] = (
-        False
-    ),
-    show_samples: Annotated[bool, typer.Option(help="Print a table of sample completions at each evaluation.")] = False,
-    quiet: Annotated[bool, typer.Option(help="Print nothing but errors and the last line.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the settings, print all of them with their origins, and stop.")
+    ] = False,
+    show_samples: ShowSamples = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
 ) -> int:
-    """Train a model as a config says; settings can be changed on the command line.
+    """Train a model as a config says; every setting can be changed on the command line.
 
     \b
-    posttrain train recipes/demo.yaml
-    posttrain train my.yaml train.steps=50 algorithm.clip_high=0.28
-    posttrain train my.yaml --train.steps 50 --output runs/first
-    posttrain train my.yaml --dry-run
+    Examples:
+      posttrain train recipes/demo.yaml
+      posttrain train my.yaml train.steps=50 algorithm.clip_high=0.28
+      posttrain train my.yaml --train.learning-rate 1e-6 --output runs/first
+      posttrain train my.yaml 'rewards=[{name: math}]' --dry-run
     """
-    from posttrain.cli.output import view_for
-    from posttrain.config import load_config, to_yaml
+    from posttrain.config import check, load_config, to_yaml
+    from posttrain.config_text import write_value
+
+    path, overrides = split_arguments([config, *(settings or [])])
+    if output is not None:
+        overrides.append(f"output={write_value(str(output))}")
+    resolved = load_config(path, overrides)
+    if dry_run:
+        check(resolved.config)
+        everything = {"config": resolved.config.model_dump(mode="json"), "origins": dict(resolved.origins)}
+        answer(everything, to_yaml(resolved).rstrip(), as_json=json)
+        return 0
     from posttrain.train.api import train_resolved
 
-    overrides = as_overrides(context.args)
-    if output is not None:
-        overrides.append(f"output={output}")
-    resolved = load_config(config, overrides)
-    if dry_run:
-        typer.echo(to_yaml(resolved))
-        return 0
     run = train_resolved(resolved, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(run, as_json=json)
 
 
-def as_overrides(arguments: list[str]) -> list[str]:
-    """`a.b=c`, `--a.b=c` and `--a.b c` all mean the same."""
-    overrides, rest = [], list(arguments)
+def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The config file, and the overrides as `a.b=c`; `--a.b=c` and `--a.b c` mean the same, in any order.
+
+    >>> split_arguments(["my.yaml", "--train.steps", "5", "seed=1"])
+    ('my.yaml', ['train.steps=5', 'seed=1'])
+    """
+    configs: list[str] = []
+    overrides: list[str] = []
+    rest = list(arguments)
     while rest:
         argument = rest.pop(0)
-        if "=" in argument:
+        if argument.startswith("-") and "=" not in argument:
+            overrides.append(f"{_setting(argument)}={_value(argument, rest)}")
+        elif "=" in argument and not Path(argument).is_file():
             overrides.append(argument.removeprefix("--"))
-        elif argument.startswith("--") and rest:
-            overrides.append(f"{argument.removeprefix('--')}={rest.pop(0)}")
         else:
-            raise typer.BadParameter(f"{argument!r} is not a setting; write it as section.name=value")
-    return overrides
+            configs.append(argument)
+    if len(configs) != 1:
+        raise ConfigError(
+            given=f"{len(configs)} configuration files: {', '.join(configs)}" if configs else "no configuration file",
+            allowed="one YAML or TOML file, and settings as section.key=value",
+            fix="posttrain train my.yaml train.steps=50",
+        )
+    return configs[0], overrides
+
+
+def _setting(argument: str) -> str:
+    """The key of `--key`: one with a dot, or one of the top level; anything else is a misspelt option."""
+    from posttrain.config import RunConfig
+
+    name = argument.lstrip("-")
+    if argument.startswith("--") and ("." in name or name.replace("-", "_") in {*RunConfig.model_fields, "preset"}):
+        return name
+    close = difflib.get_close_matches(argument, [*OPTIONS, *(f"--{field}" for field in RunConfig.model_fields)], n=1)
+    raise ConfigError(
+        given=f"{argument} is neither an option nor a setting",
+        allowed=f"{', '.join(OPTIONS)}, and settings as --section.key VALUE",
+        fix=f"Did you mean {close[0]}?" if close else "`posttrain train --help` shows what there is, with examples.",
+    )
+
+
+def _value(argument: str, rest: list[str]) -> str:
+    if not rest or rest[0].startswith("--"):
+        raise ConfigError(
+            given=f"{argument} has no value",
+            allowed=f"{argument} VALUE or {argument.removeprefix('--')}=VALUE",
+            fix=f"Write {argument} true for a switch.",
+        )
+    return rest.pop(0)

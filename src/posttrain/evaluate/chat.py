@@ -1,0 +1,99 @@
+"""Talking to a model: the same rendering, the same sampler and the same stopping as in training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.config import DataConfig, ModelConfig, SamplingConfig, load_config
+from posttrain.data.prompts import Renderer
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.load import load_model
+from posttrain.rollout.local import LocalSampler
+from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.checkpoint import Checkpoints
+from posttrain.types import Prompt
+
+
+class ChatSession:
+    """A conversation with a model.
+
+    With a chat template each question is asked after all the turns before it. Without one, the model goes on writing
+    where the text ends, and every text stands for itself.
+    """
+
+    def __init__(
+        self,
+        model_or_run: str | Path,
+        *,
+        system: str | None = None,
+        temperature: float = 0.0,
+        max_completion_length: int = 256,
+        seed: int = 0,
+    ) -> None:
+        """`model_or_run` is a model folder or name, or a run folder: its newest checkpoint that verifies, with the
+        system prompt and the chat template that it was trained with. `system` goes before those.
+
+        Raises ConfigError for a run without a checkpoint, and what `load_model` and `Checkpoints.newest` raise.
+        """
+        model, data = _model_and_data(Path(model_or_run))
+        self.model_path = model.path
+        self.seed = seed
+        self.turns: list[dict[str, str]] = []
+        """The conversation so far, as chat messages."""
+        loaded = load_model(model)
+        self._context_length = loaded.context_length
+        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+        self._sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+        tokenizer, kwargs = loaded.tokenizer, model.chat_template_kwargs
+        renderer = (
+            Renderer(tokenizer=tokenizer, chat=bool(tokenizer.chat_template), template_kwargs=kwargs)
+            if data is None
+            else Renderer.of(data, tokenizer, kwargs)
+        )
+        self._renderer = renderer if system is None else replace(renderer, system_prompt=system)
+        self._sampling = SamplingConfig(temperature=temperature, max_completion_length=max_completion_length)
+
+    def ask(self, text: str) -> str:
+        """The model's answer, special tokens left out. Raises DataError when there is no room left for one."""
+        question = {"role": "user", "content": text}
+        asked: Any = [*self.turns, question] if self._renderer.chat else text
+        rendered = self._renderer.text(asked)
+        ids = self._renderer.ids(rendered, is_chat=self._renderer.chat)
+        prompt = Prompt(index=len(self.turns) // 2, ids=ids, text=rendered)
+        [[completion]] = self._sampler.generate([prompt], self._with_room(len(ids)), group_size=1, seed=self.seed)
+        self.turns += [question, {"role": "assistant", "content": completion.text}]
+        return completion.text
+
+    def _with_room(self, used: int) -> SamplingConfig:
+        """The sampling settings, with answers no longer than what the context leaves."""
+        if self._context_length is None:
+            return self._sampling
+        room = self._context_length - used
+        if room < 1:
+            raise DataError(
+                given=f"the conversation has {used} tokens",
+                allowed=f"fewer than the model's context of {self._context_length}",
+                fix="Start a new conversation.",
+            )
+        length = min(self._sampling.max_completion_length, room)
+        return self._sampling.model_copy(update={"max_completion_length": length})
+
+
+def _model_and_data(place: Path) -> tuple[ModelConfig, DataConfig | None]:
+    """The model to open and, for a run, how its prompts were rendered."""
+    if not (place / "config.yaml").is_file():
+        return resolve_model_path(ModelConfig(path=str(place)), seed=0), None
+    checkpoint = Checkpoints(place / "checkpoints", keep=1).newest()
+    if checkpoint is None:
+        raise ConfigError(
+            given=f"the run {place} has no checkpoint yet",
+            allowed="a run with at least one checkpoint, or a model folder",
+            fix=f"Wait for its first checkpoint, or go on with `posttrain resume {place}`.",
+        )
+    config = load_config(place / "config.yaml").config
+    trained = {"path": str(checkpoint.model), "gguf_file": None, "revision": None}
+    return config.model.model_copy(update=trained), config.data
