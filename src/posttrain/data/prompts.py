@@ -138,7 +138,8 @@ def _render(
     columns = {name: value for name, value in row.values.items() if name != column.name}
     if answer is not None:
         columns["answer"] = row.values.get(answer)
-    return Prompt(index=index, ids=ids, text=text, messages=messages, columns=columns)
+    plain = prompt if isinstance(prompt, str) else None
+    return Prompt(index=index, ids=ids, text=text, plain=plain, messages=messages, columns=columns)
 
 
 @dataclass(frozen=True, kw_only=True)

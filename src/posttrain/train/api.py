@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
+from posttrain.errors import PosttrainError
 from posttrain.report.page import write_report
 from posttrain.report.terminal import TerminalView
 from posttrain.train.loop import train_step
@@ -77,7 +78,7 @@ def carry_out(run: Run) -> Run:
             if last or due(config.checkpoint.every, run.step) or interrupted():
                 run.save()
             if interrupted():
-                raise KeyboardInterrupt(f"stopped after step {run.step}; `posttrain resume {run.folder}` continues")
+                raise KeyboardInterrupt(f"stopped after step {run.step}, with a checkpoint")
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
     run.measure_model("trained")
@@ -120,17 +121,26 @@ def run_folder(config: RunConfig) -> Path:
 
 @contextmanager
 def recording(store: RunStore, view: TerminalView) -> Iterator[None]:
-    """Whatever ends a run is on file: error.json, an event, the lock released."""
+    """Whatever ends a run is on file (error.json, an event), and the error says where the run is and how to go on."""
     try:
         with store:
             try:
                 yield
             except BaseException as error:
-                store.error(error)
+                with suppress(PosttrainError):  # a full disk must not hide what went wrong first
+                    store.error(error)
                 view.event("error", str(error) or type(error).__name__)
+                error.add_note(how_to_go_on(store))
                 raise
     finally:
         view.close()
+
+
+def how_to_go_on(store: RunStore) -> str:
+    """The last words of a run that failed."""
+    if store.has_begun:
+        return f"The run is in {store.folder}; `posttrain resume {store.folder}` continues it from its newest checkpoint."
+    return f"Nothing was trained; {store.folder} has the details in error.json and can be used again."
 
 
 @contextmanager

@@ -15,17 +15,18 @@ from posttrain.data.examples import render_examples
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
 from posttrain.data.split import Split, read_split
 from posttrain.errors import ConfigError
+from posttrain.evaluate.forgetting import reference_loss
 from posttrain.models.adapters import apply_lora, frozen_copy, reference_scope
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import build_rewards
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.publish import DeliveryProof, tolerance_for
-from posttrain.tasks.tiny import with_tiny_model
+from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.feed import DatasetFeed, Feed, SampledFeed
 from posttrain.train.guards import Guards
 from posttrain.train.loop import microbatches
-from posttrain.train.measure import HeldOutAnswers, HeldOutLoss, Measure
+from posttrain.train.measure import HeldOutAnswers, HeldOutLoss, Measure, WithForgetting
 from posttrain.train.optimizer import Updater
 from posttrain.train.policy import Forward, Publisher, TrainerScores
 from posttrain.train.run import Run, Weigh
@@ -50,6 +51,8 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
     )
     guards = Guards.of(config, store.evidence)
     feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler)
+    if config.evaluation.forgetting is not None:
+        measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     for note in (*loaded.notes, *notes):
         store.event("warning", note)
         view.event("warning", note)
@@ -77,12 +80,24 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
 
 def load_policy(config: RunConfig) -> LoadedModel:
     """The model to train: master weights in float32, adapters when configured."""
-    loaded = load_model(with_tiny_model(config.model, config.seed))
+    loaded = load_model(resolve_model_path(config.model, config.seed))
     if config.lora is not None:
         loaded = replace(loaded, model=apply_lora(loaded.model, config.lora, seed=config.seed))
     if config.train.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return loaded
+
+
+def forgetting_loss(config: RunConfig, loaded: LoadedModel) -> float:
+    """Loss of the present weights on the reference text, in nats per token."""
+    assert config.evaluation.forgetting is not None
+    return reference_loss(
+        loaded.model,
+        loaded.tokenizer,
+        config.evaluation.forgetting,
+        compute_dtype=loaded.compute_dtype,
+        chunk_tokens=config.train.logprob_chunk_tokens,
+    ).loss
 
 
 def policy_forward(config: RunConfig, loaded: LoadedModel, algorithm: Algorithm) -> Forward:

@@ -60,11 +60,17 @@ class RunStore:
 
     @classmethod
     def create(cls, folder: Path, config: str) -> RunStore:
-        """Start a run in a folder that holds none, with the text of its config."""
+        """Start a run in a folder that holds none, with the text of its config.
+
+        A run that failed before it began (its data could not be read, say) leaves a folder that can be used again.
+        """
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = RunLock(folder)
-            if any((folder / mark).exists() for mark in _MARKS):
+            if (folder / "error.json").exists() and not _has_begun(folder):
+                for name in ("error.json", "events.jsonl", "config.yaml"):
+                    (folder / name).unlink(missing_ok=True)
+            elif any((folder / mark).exists() for mark in _MARKS):
                 lock.release()
                 raise ConfigError(
                     given=f"output = {folder}, which holds a run already",
@@ -104,6 +110,11 @@ class RunStore:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    @property
+    def has_begun(self) -> bool:
+        """Was anything measured, trained or saved?"""
+        return _has_begun(self.folder)
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl: `{"step": step, **values}`."""
@@ -347,6 +358,11 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
+
+
+def _has_begun(folder: Path) -> bool:
+    marks = ("metrics.jsonl", "evaluation.json", "evaluations", "checkpoints/*", "rollouts/*")
+    return any(found for mark in marks for found in folder.glob(mark))
 
 
 def _is_dead(owner: str) -> bool:
