@@ -26,7 +26,9 @@ def chat(
     seed: Annotated[int, typer.Option(help="Seed of the answers, where the temperature is not 0.")] = 0,
     json: AsJson = False,
 ) -> int:
-    """Talk to a model; lines come from the terminal or from standard input. A model without chat template goes on writing.
+    """Talk to a model; lines come from the terminal or from standard input.
+
+    A model without a chat template goes on writing where the text ends.
 
     \b
     Examples:
