@@ -171,11 +171,13 @@ class Evaluation:
         return tuple(_record(json.loads(line)) for line in lines if line)
 
     def rows(self) -> list[tuple[str, Interval]]:
-        """Name and interval of everything measured, in reading order."""
-        found = [("greedy accuracy", self.greedy_accuracy), ("greedy score", self.greedy_score)]
+        """Name and interval of what was measured, in reading order; a score that is the accuracy is said once."""
+        found = [("greedy accuracy", self.greedy_accuracy)]
+        if self.greedy_score != self.greedy_accuracy:
+            found.append(("greedy score", self.greedy_score))
         found += [(f"pass@{k}", interval) for k, interval in self.pass_at_k.items()]
         found += [(f"majority@{k}", interval) for k, interval in self.majority_at_k.items() if k > 2]
-        if self.sampled_score is not None:
+        if self.sampled_score is not None and self.sampled_score != self.pass_at_1:
             found.append(("sampled score", self.sampled_score))
         found += [(f"reward: {label}", interval) for label, interval in self.rewards.items() if len(self.rewards) > 1]
         return found + [(f"check: {label}", interval) for label, interval in self.check.items()]

@@ -1,0 +1,225 @@
+"""`evaluate`: any model on any held-out data with any rewards, or a run folder on its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, load_config
+from posttrain.data.prompts import Renderer, render_prompts
+from posttrain.data.read import Row, read_rows
+from posttrain.data.split import read_split
+from posttrain.errors import ConfigError, DataError, ModelError
+from posttrain.evaluate.evaluation import Evaluation
+from posttrain.evaluate.heldout import evaluate_sampler
+from posttrain.models.load import LoadedModel, load_model
+from posttrain.rewards import Reward, RewardSet, build_rewards
+from posttrain.rollout.local import LocalSampler
+from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.measure import EVALUATION_SEED
+from posttrain.types import Prompt
+
+RewardArgument = Any
+"""A built-in's name, "path.py:function", a callable, a `Reward` or a mapping of its fields; or a list of them."""
+Data = str | Path | Sequence[str] | Sequence[Mapping[str, Any]]
+"""A source as in `data.train`, several of them, or the rows themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What there is to evaluate, before the arguments of the call."""
+
+    model: ModelConfig
+    data: DataConfig | None = None
+    rows: list[Row] | None = None
+    rewards: Sequence[RewardArgument] = ()
+    check: Sequence[RewardArgument] = ()
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    seed: int = 0
+    max_unscored: float = 0.2
+    folder: Path | None = None
+    """Where the config lies that the rewards are named in."""
+
+
+def evaluate(
+    model: str | Path | ModelConfig | LoadedModel,
+    data: Data | None = None,
+    rewards: RewardArgument | Sequence[RewardArgument] | None = None,
+    *,
+    k: int | None = None,
+    check: RewardArgument | Sequence[RewardArgument] | None = None,
+    temperature: float | None = None,
+    max_prompts: int | None = None,
+    max_completion_length: int | None = None,
+    prompt: str | None = None,
+    answer: str | None = None,
+    system_prompt: str | None = None,
+    confidence: float | None = None,
+    seed: int | None = None,
+    max_unscored: float | None = None,
+    extract: Callable[[str], str | None] | None = None,
+) -> Evaluation:
+    """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
+
+    `model` is a model folder or name, or a run folder: then its newest checkpoint that verifies is evaluated, and
+    whatever is not given here is as in the run, its held-out prompts, rewards and seed included. Otherwise `data` and
+    `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
+
+        evaluate("runs/demo")
+        evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
+        evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], Reward(function=my_reward))
+
+    Raises the `ConfigError`, `DataError` or `ModelError` that says what is missing or wrong.
+    """
+    subject = _subject(model)
+    settings, sampling = subject.evaluation, subject.sampling
+    length = max_completion_length or settings.max_completion_length or sampling.max_completion_length
+    loaded = model if isinstance(model, LoadedModel) else load_model(subject.model)
+    source = _data_config(subject.data, data, prompt, answer, system_prompt)
+    rows = _given_rows(data) if data is not None else subject.rows
+    if source is None or rows is None:
+        raise ConfigError(
+            given=f"no data to evaluate {_name(model)} on",
+            allowed="data with prompts; only a run folder brings its own",
+            fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
+        )
+    prompts = _prompts(rows, source, loaded, subject.model, length)[: max_prompts or settings.prompts]
+    sampler = LocalSampler(
+        loaded.model,
+        loaded.tokenizer,
+        loaded.eos_ids,
+        shared=True,
+        dtype=None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype,
+    )
+    with _reward_set(_list(rewards) or subject.rewards, subject.folder) as reward_set:
+        reward_set.check(prompts)
+        checks = _list(check) or subject.check
+        check_set = _reward_set(checks, subject.folder) if checks else None
+        try:
+            return evaluate_sampler(
+                sampler,
+                prompts,
+                reward_set,
+                sampling=sampling,
+                samples=settings.samples if k is None else k,
+                temperature=settings.temperature if temperature is None else temperature,
+                max_completion_length=length,
+                confidence=confidence or settings.confidence,
+                seed=subject.seed if seed is None else seed,
+                check=check_set,
+                extract=extract,
+                max_unscored=subject.max_unscored if max_unscored is None else max_unscored,
+            )
+        finally:
+            if check_set is not None:
+                check_set.close()
+
+
+def _subject(model: str | Path | ModelConfig | LoadedModel) -> Subject:
+    if isinstance(model, LoadedModel):
+        return Subject(model=ModelConfig(path=str(model.model.name_or_path) or "model"))
+    if isinstance(model, ModelConfig):
+        return Subject(model=resolve_model_path(model, 0))
+    folder = Path(model)
+    if (folder / "config.yaml").is_file():
+        return _run_subject(folder)
+    return Subject(model=resolve_model_path(ModelConfig(path=str(model)), 0))
+
+
+def _run_subject(folder: Path) -> Subject:
+    """The newest checkpoint of a run and everything that the run measured itself with."""
+    config = load_config(folder / "config.yaml").config
+    newest = Checkpoints(folder / "checkpoints", config.checkpoint.keep).newest()
+    if newest is None:
+        raise ModelError(
+            given=f"the run {folder} has no checkpoint yet",
+            allowed="a run that has saved one, or a model folder",
+            fix=f"`posttrain resume {folder}` continues it.",
+        )
+    return Subject(
+        model=config.model.model_copy(update={"path": str(newest.model), "gguf_file": None, "revision": None}),
+        data=config.data,
+        rows=read_split(config.data, config.seed).heldout,
+        rewards=config.rewards,
+        check=config.check,
+        sampling=config.sampling,
+        evaluation=config.evaluation,
+        seed=config.seed + EVALUATION_SEED,
+        max_unscored=config.guards.max_unscored,
+        folder=folder,
+    )
+
+
+def _data_config(
+    own: DataConfig | None, data: Data | None, prompt: str | None, answer: str | None, system_prompt: str | None
+) -> DataConfig | None:
+    """How prompts are rendered. Other data than the run's has other columns; the chat settings stay."""
+    if own is None and data is None:
+        return None
+    if data is None:
+        base = own
+    else:
+        name = str(data) if isinstance(data, str | Path) else "rows"
+        kept = {} if own is None else {"chat": own.chat, "system_prompt": own.system_prompt}
+        base = DataConfig(train=name, **kept)
+    assert base is not None
+    given = {"prompt": prompt, "answer": answer, "system_prompt": system_prompt}
+    return base.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def _given_rows(data: Data) -> list[Row]:
+    if isinstance(data, Sequence) and not isinstance(data, str) and any(isinstance(row, Mapping) for row in data):
+        return [Row(values=dict(row), origin=f"row {place}") for place, row in enumerate(data)]  # type: ignore[arg-type]
+    sources = [str(data)] if isinstance(data, str | Path) else [str(source) for source in data]
+    return [row for source in sources for row in read_rows(source, split=_split(source))]
+
+
+def _split(source: str) -> str:
+    return "eval" if source.startswith("task:") else "test"
+
+
+def _prompts(
+    rows: list[Row], config: DataConfig, loaded: LoadedModel, model: ModelConfig, max_completion_length: int
+) -> tuple[Prompt, ...]:
+    if not rows:
+        raise DataError(
+            given="the run has no held-out prompts",
+            allowed="at least one",
+            fix="Name some: evaluate(run, data), or --data FILE.",
+        )
+    room = (loaded.context_length or sys.maxsize) - max_completion_length
+    if room < 1:
+        raise ConfigError(
+            given=f"max_completion_length = {max_completion_length}, but the context is {loaded.context_length} tokens",
+            allowed="less than the context, with room for the prompts",
+            fix=f"Set max_completion_length = {(loaded.context_length or 2) // 2}.",
+        )
+    renderer = Renderer.of(config, loaded.tokenizer, model.chat_template_kwargs)
+    return render_prompts(rows, config, renderer, max_prompt_length=room, what="held-out data").prompts
+
+
+def _reward_set(rewards: Sequence[RewardArgument], folder: Path | None) -> RewardSet:
+    if not rewards:
+        raise ConfigError(
+            given="no reward to judge the answers by",
+            allowed="at least one; only a run folder brings its own",
+            fix='Name one: evaluate(model, data, "exact_match"), or --reward exact_match.',
+        )
+    return build_rewards([Reward(**r) if isinstance(r, Mapping) else r for r in rewards], folder=folder)
+
+
+def _list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def _name(model: Any) -> str:
+    return str(model.path if isinstance(model, ModelConfig) else getattr(model, "path", model))[:200]

@@ -1,0 +1,166 @@
+"""`evaluate` on a real (random, tiny) model: the answers, their judgement, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from tests.tiny import tiny_model, write_prompts
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import posttrain
+from posttrain.config import ModelConfig
+from posttrain.errors import ConfigError, DataError, RewardError
+from posttrain.evaluate.api import evaluate
+from posttrain.evaluate.forgetting import read_texts, reference_loss
+from posttrain.models.load import load_model
+from posttrain.rewards import Reward
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_prompts(tmp_path_factory.mktemp("data") / "prompts.jsonl", count=6)
+
+
+def ends_early() -> Reward:
+    """Right about every other time, so that nothing is all or none. A lambda runs in a thread, without a process."""
+    return Reward(function=lambda prompt, completion: float(len(completion) % 2 == 0), label="ends_early")
+
+
+def test_greedy_answers_are_those_of_transformers_token_for_token(folder, data):
+    found = evaluate(folder, data, "exact_match", k=0, max_completion_length=8)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    for record in found.records:
+        ids = tokenizer(record.prompt, return_tensors="pt").input_ids
+        output = model.generate(ids, do_sample=False, max_new_tokens=8, pad_token_id=tokenizer.pad_token_id)
+        assert list(record.greedy.ids) == output[0, ids.shape[1] :].tolist()
+
+
+def test_the_same_seed_gives_the_same_answers_and_another_one_others(folder, data):
+    first, again, other = (
+        evaluate(folder, data, ends_early(), k=4, max_completion_length=8, seed=seed) for seed in (0, 0, 1)
+    )
+    assert first.records == again.records
+    assert first.to_json() == again.to_json()
+    assert [r.samples for r in first.records] != [r.samples for r in other.records]
+    assert [r.greedy for r in first.records] == [r.greedy for r in other.records]
+
+
+def test_numbers_are_those_of_the_records(folder, data):
+    found = evaluate(folder, data, ends_early(), k=4, max_completion_length=8)
+    right = [[answer.correct for answer in record.samples] for record in found.records]
+    assert found.pass_at_k[1].mean == pytest.approx(sum(map(sum, right)) / 24)
+    assert found.pass_at_k[4].mean == pytest.approx(sum(map(any, right)) / 6)
+    assert found.truncated == sum(record.greedy.truncated for record in found.records) / 6
+    assert all(len(record.samples) == 4 for record in found.records)
+
+
+def test_the_check_judges_greedy_answers_and_touches_no_score(folder, data):
+    plain = evaluate(folder, data, "exact_match", k=2, max_completion_length=8)
+    checked = evaluate(folder, data, "exact_match", k=2, max_completion_length=8, check=ends_early())
+    assert set(checked.check) == {"ends_early"}
+    assert checked.check["ends_early"].n == 6
+    assert all(not answer.check for record in checked.records for answer in record.samples)
+    assert checked.greedy_score == plain.greedy_score
+
+
+def test_rows_columns_and_the_majority_s_reading_can_be_given(folder):
+    rows = [{"question": "ab", "gold": "ba"}, {"question": "cd", "gold": "dc"}]
+    found = evaluate(folder, rows, "exact_match", k=4, answer="gold", prompt="{question}", max_completion_length=4,
+                     extract=lambda text: "same")  # fmt: skip
+    assert [record.prompt for record in found.records] == ["ab", "cd"]
+    assert {answer.vote for record in found.records for answer in record.samples} == {"same"}
+
+
+def test_a_loaded_model_and_the_package_itself_do_the_same(folder, data):
+    loaded = load_model(ModelConfig(path=str(folder)))
+    expected = evaluate(folder, data, "exact_match", k=0, max_completion_length=8).to_json()
+    assert evaluate(loaded, data, "exact_match", k=0, max_completion_length=8).to_json() == expected
+    assert posttrain.evaluate(folder, data, "exact_match", k=0, max_completion_length=8).to_json() == expected
+
+
+def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, data):
+    def breaks(prompt: str, completion: str) -> float:
+        if prompt < "m":
+            raise RuntimeError("verifier is down")
+        return 1.0
+
+    found = evaluate(folder, data, Reward(function=breaks), k=0, max_completion_length=4, max_unscored=1.0)
+    assert 0 < found.unscored < 6
+    assert found.greedy_accuracy.mean == 1.0
+    assert found.greedy_accuracy.n == 6 - found.unscored
+    assert "verifier is down" in found.errors[0]
+    with pytest.raises(RewardError, match=r"(?s)the limit is 10%.*verifier is down"):
+        evaluate(folder, data, Reward(function=breaks), k=0, max_completion_length=4, max_unscored=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"rewards": "exact_match"}, ConfigError, "no data to evaluate .* only a run folder brings its own"),
+        ({"data": [{"prompt": "ab"}]}, ConfigError, "no reward to judge the answers by"),
+        ({"data": [{"prompt": "ab"}], "rewards": "exact_match"}, ConfigError, "'answer'"),
+        ({"data": [{"text": "ab"}], "rewards": "exact_match"}, DataError, "prompt column"),
+        (
+            {"data": [{"prompt": "ab", "answer": "x"}], "rewards": "exact_match", "max_completion_length": 64},
+            ConfigError,
+            "max_completion_length = 64, but the context is 64 tokens",
+        ),
+        ({"data": "missing.jsonl", "rewards": "exact_match"}, DataError, r"missing\.jsonl does not exist"),
+    ],
+)
+def test_what_is_missing_is_said(folder, arguments, error, message):
+    with pytest.raises(error, match=message):
+        evaluate(folder, **{"max_completion_length": 8, **arguments})
+
+
+# --- forgetting ------------------------------------------------------------------------------------------------------
+
+
+def test_reference_loss_predicts_every_token_but_the_first_once_whatever_the_window(folder, tmp_path):
+    """A model without attention beyond the window differs, so the oracle here has the same windows."""
+    loaded = load_model(ModelConfig(path=str(folder)))
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog")
+    ids = torch.tensor(loaded.tokenizer(path.read_text()).input_ids)
+    expected = []
+    for start in range(0, len(ids) - 1, 15):
+        part = ids[start : start + 16]
+        logits = loaded.model(part[None]).logits[0].log_softmax(-1)
+        expected += [-logits[i, part[i + 1]].item() for i in range(len(part) - 1)]
+    found = reference_loss(loaded.model, loaded.tokenizer, path, window=16)
+    assert found.tokens == len(ids) - 1 == len(expected)
+    assert found.loss == pytest.approx(sum(expected) / len(expected), abs=1e-5)
+
+
+def test_only_the_first_tokens_count_when_there_are_many(folder, tmp_path):
+    loaded = load_model(ModelConfig(path=str(folder)))
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": "abcdefgh"}) + "\n" for _ in range(50)))
+    found = reference_loss(loaded.model, loaded.tokenizer, path, max_tokens=25)
+    assert found.tokens == 25
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "holds no two tokens in a row"),
+        ("a.txt", b"\xff\xfe\x00", "cannot be read"),
+        ("a.jsonl", b'{"content": "x"}\n', "a.jsonl:1 has no text in the column 'text'"),
+    ],
+)
+def test_a_reference_text_that_cannot_be_used_is_refused(folder, tmp_path, name, content, message):
+    loaded = load_model(ModelConfig(path=str(folder)))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        reference_loss(loaded.model, loaded.tokenizer, tmp_path / name)
+
+
+def test_each_row_is_a_document(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert read_texts(path) == ["one", "two"]
