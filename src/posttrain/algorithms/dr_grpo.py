@@ -26,6 +26,7 @@ from posttrain.algorithms.shared import (
     common_metrics,
     entropy_bonus,
     kl_term,
+    on_trained_tokens,
     refuse_k1_in_loss,
 )
 from posttrain.errors import ConfigError
@@ -73,7 +74,7 @@ class DrGRPO(PolicyGradient):
                 allowed="the constant length that token sums are divided by, an integer >= 1",
                 fix="Use DrGRPO(max_completion_length=...); in a run it follows sampling.max_completion_length.",
             )
-        outputs = Outputs.of(outputs)
+        outputs = on_trained_tokens(outputs, batch)
         loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
         loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = fixed_length_mean(loss_BT, batch.completion_mask_BT, totals.sequences, self.max_completion_length)

@@ -25,6 +25,7 @@ from posttrain.algorithms.shared import (
     common_metrics,
     entropy_bonus,
     kl_term,
+    on_trained_tokens,
     refuse_k1_in_loss,
 )
 from posttrain.functional.baselines import center_by_group, group_std
@@ -67,7 +68,7 @@ class GRPO(PolicyGradient):
         return experience.broadcast(centered_PG / (group_std(rewards_PG, scored_PG) + STD_EPSILON))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = Outputs.of(outputs)
+        outputs = on_trained_tokens(outputs, batch)
         loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
         loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, batch.completion_mask_BT, totals.sequences)

@@ -26,13 +26,14 @@ from posttrain.algorithms.shared import (
     clipped_policy_term,
     common_metrics,
     entropy_bonus,
-    log_ratio_of,
+    on_trained_tokens,
     ratio_metrics,
     refuse_half_a_clip,
     sampled_kl,
 )
 from posttrain.functional.baselines import batch_mean, place_on_last_token, return_to_go
 from posttrain.functional.masks import masked
+from posttrain.functional.ratios import log_ratio
 from posttrain.functional.reductions import sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
@@ -97,11 +98,11 @@ class REINFORCE(PolicyGradient):
         return 0.0
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = Outputs.of(outputs)
+        outputs = on_trained_tokens(outputs, batch)
         mask_BT = batch.completion_mask_BT
         if self.clip_low is None or self.clip_high is None:
             loss_BT = -advantages_of(batch) * outputs.logprobs_BT
-            metrics = ratio_metrics(log_ratio_of(outputs, batch), mask_BT)
+            metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
         else:
             loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
         loss = sequence_sum(loss_BT, mask_BT, totals.sequences)

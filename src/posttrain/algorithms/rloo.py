@@ -24,14 +24,14 @@ from posttrain.algorithms.shared import (
     clip_metrics,
     common_metrics,
     entropy_bonus,
-    log_ratio_of,
+    on_trained_tokens,
     ratio_metrics,
     refuse_half_a_clip,
     sampled_kl,
 )
 from posttrain.functional.baselines import has_signal, leave_one_out_mean
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import clipped_surrogate, sequence_product_ratio
+from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio
 from posttrain.functional.reductions import sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
@@ -66,9 +66,9 @@ class RLOO(PolicyGradient):
         return experience.broadcast(masked(advantages_PG, scored_PG & has_signal(rewards_PG, scored_PG)))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = Outputs.of(outputs)
+        outputs = on_trained_tokens(outputs, batch)
         mask_BT = batch.completion_mask_BT
-        metrics = ratio_metrics(log_ratio_of(outputs, batch), mask_BT)
+        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
         if self.clip_low is None or self.clip_high is None:
             loss = sequence_sum(-advantages_of(batch) * outputs.logprobs_BT, mask_BT, totals.sequences)
         else:

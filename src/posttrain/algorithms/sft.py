@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, Card, DataKind, settings
-from posttrain.algorithms.shared import ENTROPY_METRICS, common_metrics, mean_over
+from posttrain.algorithms.shared import ENTROPY_METRICS, common_metrics, mean_over, on_trained_tokens
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Metrics, Outputs, Totals
 
@@ -23,7 +23,7 @@ class SFT(Algorithm):
     data_kind: ClassVar[DataKind] = "examples"
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = Outputs.of(outputs)
+        outputs = on_trained_tokens(outputs, batch)
         loss = token_mean(-outputs.logprobs_BT, batch.completion_mask_BT, totals.tokens)
         nll = mean_over(-outputs.logprobs_BT, batch.completion_mask_BT)
         return loss, {"sft/nll": nll} | common_metrics(outputs, batch)

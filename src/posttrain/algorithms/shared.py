@@ -1,11 +1,8 @@
-"""What several algorithm files call: policy term, KL term, entropy bonus, and the metrics that go with them.
-
-Whatever a tensor holds outside the mask, nan and infinities included, reaches neither a loss nor a gradient: inputs are
-masked *before* `exp` and products, because the backward pass of `exp(nan)` is `0 * nan`.
-"""
+"""What several algorithm files call: policy term, KL term, entropy bonus, and the metrics that go with them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -24,19 +21,23 @@ def mean_over(x: Tensor, mask: Tensor) -> Mean:
     return Mean(float(masked(x.detach(), mask).sum()), float(mask.sum()))
 
 
+def on_trained_tokens(outputs: Outputs | Tensor, batch: Batch) -> Outputs:
+    """The outputs with gradient exactly 0 outside the mask, also where what stands there makes a loss nan or infinite.
+
+    The reductions mask values, which is not enough: the backward pass of `exp(nan)` is `0 * nan`.
+    """
+    outputs = Outputs.of(outputs)
+    return replace(outputs, logprobs_BT=masked(outputs.logprobs_BT, batch.completion_mask_BT))
+
+
 def advantages_of(batch: Batch) -> Tensor:
-    """`[B, T]` advantages, 0 outside the mask, constants for the gradient whatever they were computed from (RULE 5)."""
+    """`[B, T]` advantages: constants for the gradient, whatever they were computed from (RULE 5)."""
     if batch.advantages_BT is None:
         raise ConfigError(
             given="a batch without advantages",
             fix="Build it with Batch.from_experience(experience, algorithm.advantages(experience)).",
         )
-    return masked(batch.advantages_BT.detach(), batch.completion_mask_BT)
-
-
-def log_ratio_of(outputs: Outputs, batch: Batch) -> Tensor:
-    """`[B, T]` log(policy / old policy), 0 outside the mask."""
-    return masked(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), batch.completion_mask_BT)
+    return batch.advantages_BT.detach()
 
 
 def reference_of(batch: Batch, setting: str) -> Tensor:
@@ -89,7 +90,7 @@ def clipped_policy_term(
 ) -> tuple[Tensor, Metrics]:
     """`[B, T]` PPO's clipped loss with token ratios, and its metrics."""
     advantages_BT = advantages_of(batch)
-    log_ratio_BT = log_ratio_of(outputs, batch)
+    log_ratio_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
     ratio_BT = log_ratio_BT.exp()
     loss_BT = clipped_surrogate(ratio_BT, advantages_BT, clip_low, clip_high, dual_clip)
     metrics = clip_metrics(ratio_BT, advantages_BT, batch.completion_mask_BT, clip_low, clip_high, dual_clip)
@@ -162,13 +163,8 @@ def kl_term(outputs: Outputs, batch: Batch, kl_coef: float, kl_estimator: str) -
     """`[B, T]` kl_coef * KL estimate for the loss; 0 without a coefficient, where no reference is read."""
     if kl_coef == 0:
         return 0.0
-    mask_BT, old_BT = batch.completion_mask_BT, batch.old_logprobs_BT
-    return kl_coef * kl_estimate(
-        kl_estimator,
-        masked(outputs.logprobs_BT, mask_BT),
-        masked(reference_of(batch, "kl_coef"), mask_BT),
-        None if old_BT is None else masked(old_BT, mask_BT),
-    )
+    ref_BT = reference_of(batch, "kl_coef")
+    return kl_coef * kl_estimate(kl_estimator, outputs.logprobs_BT, ref_BT, batch.old_logprobs_BT)
 
 
 KL_METRICS = {
