@@ -302,6 +302,17 @@ def test_shifted_rewards_are_the_same_and_scaled_rewards_scale(
 
 
 @group_relative
+@pytest.mark.parametrize("group_size", [2, 3, 6, 7, 16, 33])
+@pytest.mark.parametrize("reward", [0.1, 0.9, 1 / 3, 100.7, -1e6, 0.0])
+def test_equal_float32_rewards_get_exactly_zero(algorithm: PolicyGradient, group_size: int, reward: float):
+    """Although their float32 mean may be another number."""
+    experience = Experience.from_rewards(
+        torch.full((2, group_size), reward), completion_mask_BT=torch.ones(2 * group_size, 1)
+    )
+    assert (algorithm.advantages(experience) == 0).all()
+
+
+@group_relative
 @few_examples
 @given(seed=anything)
 def test_the_advantages_of_a_group_sum_to_zero(algorithm: PolicyGradient, seed: int):

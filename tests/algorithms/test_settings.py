@@ -1,14 +1,16 @@
 """Settings of every algorithm: validated, frozen, documented, and each one switches something on."""
 
 import pickle
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS, GRPO, REINFORCE, RLOO, SFT, Algorithm, DrGRPO, PolicyGradient
 from posttrain.algorithms.base import NEEDS, Need
 from posttrain.errors import ConfigError
+from posttrain.types import Batch, Experience, Outputs, count_totals
 
 every_class = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
 
@@ -123,6 +125,79 @@ def test_an_algorithm_without_state_keeps_none(cls: type[Algorithm]):
     algorithm = cls()
     if algorithm.initial_state() is None:
         assert algorithm.next_state(None, None) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls in ALGORITHMS.values() if hasattr(cls, "clip_high")], ids=lambda cls: cls.key
+)
+@pytest.mark.parametrize(("ratio", "advantage", "expected"), [(1.5, +1.0, -1.3), (0.5, -1.0, +0.9)])
+def test_each_bound_of_the_clip_is_its_own_setting(cls: type, ratio: float, advantage: float, expected: float):
+    """One completion of one token, clip_low 0.1 and clip_high 0.3: here all clipped losses are the same."""
+    length: dict = {"max_completion_length": 1} if cls is DrGRPO else {}
+    batch = Batch(
+        completion_mask_BT=torch.tensor([[True]]),
+        advantages_BT=torch.tensor([[advantage]]),
+        old_logprobs_BT=torch.zeros(1, 1),
+        groups_B=torch.zeros(1, dtype=torch.long),
+    )
+    algorithm = cls(clip_low=0.1, clip_high=0.3, **length)
+    loss, _ = algorithm.loss(torch.tensor([[ratio]]).log(), batch, count_totals(batch))
+    assert loss.item() == pytest.approx(expected)
+
+
+EVERYTHING_ON = {
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "dual_clip": 3.0,
+    "entropy_coef": 0.1,
+    "kl_coef": 0.1,
+    "max_completion_length": 8,
+}
+CHANGED = {
+    "baseline": "none",
+    "baseline_decay": 0.5,
+    "clip_low": 0.05,
+    "clip_high": 0.05,
+    "dual_clip": 1.2,
+    "entropy_coef": 0.2,
+    "gamma": 0.5,
+    "kl_coef": 0.2,
+    "kl_estimator": "k2",
+    "max_completion_length": 9,
+}
+
+
+@pytest.mark.parametrize(
+    ("cls", "setting"),
+    [(cls, f.name) for cls in ALGORITHMS.values() for f in fields(cls)],
+    ids=lambda value: value if isinstance(value, str) else value.key,
+)
+def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], setting: str):
+    """No dead setting: a loss, a gradient, an advantage or the state is another one."""
+    names = {f.name for f in fields(cls)}
+    given: dict = {name: value for name, value in EVERYTHING_ON.items() if name in names}
+
+    def learnt(algorithm: PolicyGradient) -> list[Tensor]:
+        experience = Experience.from_rewards(
+            torch.tensor(
+                [[0.9, 0.2, 0.5, 0.4]], dtype=torch.float64
+            ),  # completion 1 has risen and 2 fallen: both clipped
+            completion_mask_BT=t.mask_BT,
+            old_logprobs_BT=t.old_BT,
+            ref_logprobs_BT=t.ref_BT,
+        )
+        state = algorithm.initial_state()
+        for _ in range(2):
+            state = algorithm.next_state(state, experience)
+            experience = replace(experience, rewards_PG=2 * experience.rewards_PG)
+        batch = Batch.from_experience(experience, algorithm.advantages(experience, state))
+        outputs = Outputs(logprobs_BT=t.logprobs_BT, entropy_BT=torch.ones_like(t.old_BT))
+        loss, _ = algorithm.loss(outputs, batch, count_totals(batch))
+        numbers = [getattr(state, f.name) for f in fields(state)] if state else []
+        return [loss, torch.autograd.grad(loss, outputs.logprobs_BT)[0], torch.tensor(numbers)]
+
+    before, after = learnt(cls(**given)), learnt(cls(**given | {setting: CHANGED[setting]}))
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_a_subclass_that_defines_no_loss_says_so():
