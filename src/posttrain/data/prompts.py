@@ -155,7 +155,7 @@ class PromptColumn:
         if setting is None:
             found = next((name for name in PROMPT_COLUMNS if name in columns), None)
             if found is None:
-                raise _no_column("a prompt column", ", ".join(PROMPT_COLUMNS), columns)
+                raise _no_column("column for the prompt", ", ".join(PROMPT_COLUMNS), columns)
             return PromptColumn(name=found)
         if "{" not in setting:
             if setting not in columns:
