@@ -139,7 +139,9 @@ def recording(store: RunStore, view: TerminalView) -> Iterator[None]:
 def how_to_go_on(store: RunStore) -> str:
     """The last words of a run that failed."""
     if store.has_begun:
-        return f"The run is in {store.folder}; `posttrain resume {store.folder}` continues it from its newest checkpoint."
+        return (
+            f"The run is in {store.folder}; `posttrain resume {store.folder}` continues it from its newest checkpoint."
+        )
     return f"Nothing was trained; {store.folder} has the details in error.json and can be used again."
 
 

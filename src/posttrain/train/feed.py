@@ -127,7 +127,6 @@ class SampledFeed:
             score_seconds=time.perf_counter() - sampled,
         )
 
-
     def _sample(self, prompts: Sequence[Prompt], step: int) -> list[list[Completion]]:
         """G completions per prompt. A prompt that the step holds twice draws from another stream the second time."""
         groups: list[list[Completion]] = [[] for _ in prompts]

@@ -8,7 +8,6 @@ micro      a part that fits the token budget; the gradient does not depend on th
 from __future__ import annotations
 
 from collections.abc import Iterator
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,7 +43,7 @@ def update(run: Run, minibatch: Batch, step: int) -> Metrics:
     totals = count_totals(minibatch)
     log, loss_sum = MetricLog(), 0.0
     run.loaded.model.train()  # dropout of the adapters; everything else computes without it
-    for micro in microbatches(minibatch, run.config.train.tokens_per_microbatch):
+    for _, micro in microbatches(minibatch, run.config.train.tokens_per_microbatch):
         outputs = run.forward(micro)
         loss, metrics = run.algorithm.loss(outputs, micro, totals)
         run.guards.check_loss(loss, outputs, micro, step)
@@ -70,10 +69,14 @@ def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> I
             yield batch.rows(part)
 
 
-def microbatches(batch: Batch, tokens_per_microbatch: int) -> Iterator[Batch]:
-    """Rows grouped so that no part has more real tokens than the budget; rows that train nothing are left out."""
+def microbatches(batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
+    """Row numbers and rows, grouped so that no part has more real tokens than the budget.
+
+    Rows that train nothing are left out. A row that is longer than the budget goes alone.
+    """
     assert batch.tokens is not None, "a batch without token ids cannot go through the model"
     trained = batch.completion_mask_BT.any(dim=-1).nonzero().flatten().tolist()
     lengths = batch.tokens.lengths_B[trained].tolist()
     for part in plan_microbatches(lengths, tokens_per_microbatch):
-        yield batch.rows([trained[i] for i in part])
+        rows = [trained[place] for place in part]
+        yield rows, batch.rows(rows)

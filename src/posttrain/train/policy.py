@@ -52,9 +52,7 @@ class Forward:
             return outputs
         return replace(outputs, entropy_BT=outputs.entropy_BT.detach())
 
-    def under(
-        self, model: nn.Module, scope: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> Forward:
+    def under(self, model: nn.Module, scope: Callable[[], AbstractContextManager[object]] = nullcontext) -> Forward:
         """The same pass through another model, or through this one within a scope."""
         return Forward(
             model,
@@ -104,4 +102,3 @@ def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:
         "sampling/logprob_difference/mean": Mean(float(gap.sum()), gap.numel()),
         "sampling/logprob_difference/max": Max(float(gap.max())),
     }
-

@@ -101,11 +101,14 @@ class Run:
     def describe(self) -> dict[str, Any]:
         """What is about to run, for the first lines on the screen."""
         config = self.config
+        precision = str(self.loaded.compute_dtype).removeprefix("torch.")
         trained = sum(p.numel() for p in self.loaded.model.parameters() if p.requires_grad)
         rows = config.train.prompts_per_step * (config.sampling.group_size if self.feed.samples else 1)
         return {
             "run": str(self.folder),
-            "model": f"{config.model.path}, {trained:,} trained parameters, {self.loaded.compute_dtype}".replace("torch.", ""),
+            "model": f"{config.model.path}, {trained:,} trained parameters, {self.loaded.compute_dtype}".replace(
+                "torch.", ""
+            ),
             "algorithm": self.algorithm.card.title,
             "data": self.feed.describe(),
             "step": f"{config.train.prompts_per_step} rows of the data"
@@ -133,7 +136,7 @@ class Run:
         self.store.event("warning", message, step=self.step, about=about)
         self.view.event("warning", message)
 
-    # --- measuring -----------------------------------------------------------------------------------------------------
+    # --- measuring --------------------------------------------------------------------------------------------------
 
     def measure_model(self, name: str) -> None:
         """Judge the present weights; `name` is "baseline", "trained" or "step N"."""
@@ -146,7 +149,7 @@ class Run:
             self.evaluation = {**self.evaluation, **measured}
             self.store.evaluation(self.evaluation)
 
-    # --- saving and restoring ------------------------------------------------------------------------------------------
+    # --- saving and restoring ---------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Any]:
         """Every tensor that the next step depends on."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms import Algorithm, PolicyGradient
 from posttrain.data.examples import render_examples
@@ -31,7 +31,6 @@ from posttrain.train.optimizer import Updater
 from posttrain.train.policy import Forward, Publisher, TrainerScores
 from posttrain.train.run import Run, Weigh
 from posttrain.train.weigh import AsBatch, Fill, Weighing, fill_logprobs
-from posttrain.types import Batch
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
@@ -46,9 +45,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
     rows = read_split(config.data, config.seed)
     loaded = load_policy(config)
     forward = policy_forward(config, loaded, algorithm)
-    sampler = LocalSampler(
-        loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=_decoding_dtype(loaded)
-    )
+    sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=_decoding_dtype(loaded))
     guards = Guards.of(config, store.evidence)
     feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler)
     if config.evaluation.forgetting is not None:
@@ -117,11 +114,12 @@ def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     """The way from experience to a batch, with one collaborator per need."""
     if not isinstance(algorithm, PolicyGradient):
         return AsBatch()
+    split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
     if needs_old_pass(config, algorithm):
-        fills.append(fill_logprobs("old_logprobs_BT", forward, _parts(config)))
+        fills.append(fill_logprobs("old_logprobs_BT", forward, split))
     if "reference" in algorithm.needs:
-        fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), _parts(config)))
+        fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), split))
     return Weighing(algorithm, fills, mask_truncated=config.train.mask_truncated)
 
 
@@ -136,13 +134,6 @@ def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) 
     if config.lora is not None:
         return forward.under(loaded.model, lambda: reference_scope(loaded.model))
     return forward.under(frozen_copy(loaded.model))
-
-
-def _parts(config: RunConfig):
-    def split(batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        yield from microbatches(batch, config.train.tokens_per_microbatch)
-
-    return split
 
 
 def _decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
@@ -176,13 +167,13 @@ def context_length(loaded: LoadedModel) -> int:
 def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[PromptSet, PromptSet]:
     """The training prompts and the held-out ones, none longer than the context leaves room for."""
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    room = context_length(loaded) - config.sampling.max_completion_length
+    context, longest = context_length(loaded), config.sampling.max_completion_length
+    room = context - longest
     if room < 1:
         raise ConfigError(
-            given=f"sampling.max_completion_length = {config.sampling.max_completion_length}, but the model's context is "
-            f"{context_length(loaded)} tokens: no prompt fits",
+            given=f"sampling.max_completion_length = {longest} in a context of {context} tokens: no prompt fits",
             allowed="less than the context, with room for the prompts",
-            fix=f"Set sampling.max_completion_length = {context_length(loaded) // 2}.",
+            fix=f"Set sampling.max_completion_length = {context // 2}.",
         )
     train = render_prompts(rows.train, config.data, renderer, max_prompt_length=room, what="training data")
     if not rows.heldout:
@@ -201,7 +192,9 @@ def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:
             "show what the model learned to do"
         )
     if not heldout.prompts:
-        notes.append("there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction")
+        notes.append(
+            "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
+        )
     return notes
 
 

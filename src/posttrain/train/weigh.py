@@ -1,4 +1,4 @@
-"""From experience to a batch: fill in what the algorithm asked for, compute its advantages, leave out what is filtered.
+"""From experience to a batch: fill in what the algorithm asked for, compute its advantages, drop what is filtered.
 
 Each thing that an algorithm may need is one collaborator here, chosen once from what the algorithm declares; neither the
 loop nor this file knows which algorithm runs.
@@ -11,14 +11,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms import PolicyGradient
 from posttrain.types import Batch, Experience, Outputs
 
 Fill = Callable[[Experience], Experience]
 Forward = Callable[[Batch], Outputs]
-Split = Callable[[Batch], Iterator[tuple[Tensor, Batch]]]
+Split = Callable[[Batch], Iterator[tuple[list[int], Batch]]]
 
 
 class Weighing:
