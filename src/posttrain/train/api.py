@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,9 +37,9 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
     check(resolved.config)
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     view = view or TerminalView(quiet=True)
-    with recording(store, view):
+    with recording(store, view), ExitStack() as resources:
         store.event("start", f"{resolved.config.algorithm.name} on {resolved.config.model.path}", step=0)
-        run = set_up(resolved, store, view)
+        run = set_up(resolved, store, view, resources)
         view.started(run.describe())
         return carry_out(run)
 
@@ -48,11 +48,11 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
     """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped."""
     store = RunStore.open(Path(folder))
     view = view or TerminalView(quiet=True)
-    with recording(store, view):
+    with recording(store, view), ExitStack() as resources:
         overrides = [] if steps is None else [f"train.steps={steps}"]
         resolved = load_config(store.folder / "config.yaml", overrides)
         check(resolved.config)
-        run = set_up(resolved, store, view)
+        run = set_up(resolved, store, view, resources)
         checkpoint = run.checkpoints.newest()
         if checkpoint is None:  # killed before the first one was written
             store.truncate_after(0)

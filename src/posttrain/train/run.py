@@ -106,9 +106,7 @@ class Run:
         rows = config.train.prompts_per_step * (config.sampling.group_size if self.feed.samples else 1)
         return {
             "run": str(self.folder),
-            "model": f"{config.model.path}, {trained:,} trained parameters, {self.loaded.compute_dtype}".replace(
-                "torch.", ""
-            ),
+            "model": f"{config.model.path}, {trained:,} trained parameters, {precision}",
             "algorithm": self.algorithm.card.title,
             "data": self.feed.describe(),
             "step": f"{config.train.prompts_per_step} rows of the data"

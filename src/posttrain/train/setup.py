@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,8 +39,11 @@ if TYPE_CHECKING:
     from posttrain.train.store import RunStore
 
 
-def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
-    """Everything that a run needs, in its first state; reads the data before it loads the model."""
+def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack) -> Run:
+    """Everything that a run needs, in its first state; reads the data before it loads the model.
+
+    What has to be closed at the end, such as the processes that compute rewards, goes into `resources`.
+    """
     config = resolved.config
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
@@ -47,7 +51,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
     forward = policy_forward(config, loaded, algorithm)
     sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=_decoding_dtype(loaded))
     guards = Guards.of(config, store.evidence)
-    feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler)
+    feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler, resources)
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     for note in (*loaded.notes, *notes):
@@ -56,7 +60,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView) -> Run:
     proof = DeliveryProof.from_prompts(
         probe,
         tolerance=config.guards.publish_tolerance or tolerance_for(loaded.compute_dtype),
-        temperature=config.sampling.temperature or 1.0,
+        temperature=forward.temperature,
     )
     return Run(
         resolved=resolved,
@@ -145,13 +149,18 @@ def _decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
 
 
 def online(
-    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, sampler: LocalSampler
+    config: RunConfig,
+    rows: Split,
+    loaded: LoadedModel,
+    forward: Forward,
+    sampler: LocalSampler,
+    resources: ExitStack,
 ) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
     """Prompts are answered and the answers are scored."""
     train, heldout = prompt_sets(config, rows, loaded)
-    rewards = build_rewards(config.rewards)
+    rewards = resources.enter_context(build_rewards(config.rewards))
     rewards.check([*train.prompts, *heldout.prompts])
-    check = build_rewards(config.check) if config.check else None
+    check = resources.enter_context(build_rewards(config.check)) if config.check else None
     if check is not None:
         check.check(heldout.prompts)
     feed = SampledFeed(config, train.prompts, sampler, rewards, pad_id=loaded.pad_id)
@@ -199,7 +208,12 @@ def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:
 
 
 def supervised(
-    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, sampler: LocalSampler
+    config: RunConfig,
+    rows: Split,
+    loaded: LoadedModel,
+    forward: Forward,
+    sampler: LocalSampler,
+    resources: ExitStack,
 ) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
     """Given answers are imitated."""
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)

@@ -1,7 +1,7 @@
 """From experience to a batch: fill in what the algorithm asked for, compute its advantages, drop what is filtered.
 
-Each thing that an algorithm may need is one collaborator here, chosen once from what the algorithm declares; neither the
-loop nor this file knows which algorithm runs.
+Each thing that an algorithm may need is one collaborator here, chosen once from what the algorithm declares; neither
+the loop nor this file knows which algorithm runs.
 """
 
 from __future__ import annotations
