@@ -83,6 +83,26 @@ def test_a_loaded_model_and_the_package_itself_do_the_same(folder, data):
     assert posttrain.evaluate(folder, data, "exact_match", k=0, max_completion_length=8).to_json() == expected
 
 
+def test_a_run_folder_is_evaluated_as_the_run_measured_itself(folder, data, tmp_path):
+    """Its last checkpoint, prompts, rewards, check and seed: the numbers of evaluation.json to the last digit."""
+    config = {
+        "model": str(folder),
+        "algorithm": "grpo",
+        "data": {"train": str(data), "eval_fraction": 0.5},
+        "rewards": [{"name": "exact_match"}],
+        "check": [{"name": "exact_match", "label": "loose", "settings": {"ignore_case": True}}],
+        "sampling": {"max_completion_length": 6, "group_size": 2},
+        "train": {"steps": 1, "prompts_per_step": 2},
+        "evaluation": {"samples": 2},
+        "output": str(tmp_path / "run"),
+    }
+    run = posttrain.train(config)
+    found = evaluate(run.folder)
+    assert found.to_json() == run.evaluation["trained"]
+    assert found.prompts == 3
+    assert evaluate(run.folder, data, k=0).prompts == 6, "other data, the run's rewards"
+
+
 def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, data):
     def breaks(prompt: str, completion: str) -> float:
         if prompt < "m":
@@ -104,12 +124,14 @@ def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, dat
         ({"rewards": "exact_match"}, ConfigError, "no data to evaluate .* only a run folder brings its own"),
         ({"data": [{"prompt": "ab"}]}, ConfigError, "no reward to judge the answers by"),
         ({"data": [{"prompt": "ab"}], "rewards": "exact_match"}, ConfigError, "'answer'"),
-        ({"data": [{"text": "ab"}], "rewards": "exact_match"}, DataError, "prompt column"),
+        ({"data": [{"text": "ab"}], "rewards": "exact_match"}, DataError, "no column for the prompt"),
         (
             {"data": [{"prompt": "ab", "answer": "x"}], "rewards": "exact_match", "max_completion_length": 64},
             ConfigError,
             "max_completion_length = 64, but the context is 64 tokens",
         ),
+        ({"k": -1}, ConfigError, "samples = -1; allowed: an integer of at least 0"),
+        ({"confidence": 95}, ConfigError, "confidence = 95; allowed: a number above 0 and below 1"),
         ({"data": "missing.jsonl", "rewards": "exact_match"}, DataError, r"missing\.jsonl does not exist"),
     ],
 )

@@ -57,8 +57,20 @@ def test_a_lower_loss_is_better():
 def test_a_check_that_fell_while_the_reward_rose_is_pointed_out():
     check = {"judge": {"baseline": evaluation(0.9)["greedy"]["score"], "trained": evaluation(0.2)["greedy"]["score"]}}
     run = evaluated(0.2, 0.9, check=check)
-    assert "it fell. Look at the samples for a gamed reward." in " ".join(verdict(run).sentences)
+    assert "it fell while the reward rose. Look at the samples for a gamed reward." in " ".join(verdict(run).sentences)
     assert [proof.state for proof in proofs(run) if "independent" in proof.claim] == ["no"]
+
+
+def test_a_check_that_fell_with_the_score_agrees_with_it():
+    check = {"judge": {"baseline": evaluation(0.9)["greedy"]["score"], "trained": evaluation(0.2)["greedy"]["score"]}}
+    run = evaluated(0.9, 0.2, check=check)
+    assert verdict(run).sentences[1].endswith("and agrees.")
+    assert [proof.state for proof in proofs(run) if "independent" in proof.claim] == ["yes"]
+
+
+def test_a_flat_reward_with_a_fallen_score_blames_the_learning_rate_first():
+    run = replace(evaluated(0.9, 0.2), metrics=run_of(reward=[0.1, 0.0, 0.1, 0.0] * 5).metrics)
+    assert "a learning rate that is too high (the held-out score fell)" in observations(run)[0].text
 
 
 def test_without_a_trained_score_nothing_is_claimed():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from posttrain.data.split import read_split
 from posttrain.errors import ConfigError, DataError, ModelError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
+from posttrain.evaluate.votes import Extract
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, RewardSet, build_rewards
 from posttrain.rollout.local import LocalSampler
@@ -64,7 +66,7 @@ def evaluate(
     confidence: float | None = None,
     seed: int | None = None,
     max_unscored: float | None = None,
-    extract: Callable[[str], str | None] | None = None,
+    extract: Extract | None = None,
 ) -> Evaluation:
     """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
 
@@ -78,48 +80,58 @@ def evaluate(
 
     Raises the `ConfigError`, `DataError` or `ModelError` that says what is missing or wrong.
     """
-    subject = _subject(model)
-    settings, sampling = subject.evaluation, subject.sampling
-    length = max_completion_length or settings.max_completion_length or sampling.max_completion_length
-    loaded = model if isinstance(model, LoadedModel) else load_model(subject.model)
-    source = _data_config(subject.data, data, prompt, answer, system_prompt)
-    rows = _given_rows(data) if data is not None else subject.rows
-    if source is None or rows is None:
+    own = _subject(model)
+    given = {
+        "samples": k,
+        "temperature": temperature,
+        "prompts": max_prompts,
+        "max_completion_length": max_completion_length,
+        "confidence": confidence,
+    }
+    subject = replace(
+        own,
+        data=_data_config(own.data, data, prompt, answer, system_prompt),
+        rows=own.rows if data is None else _given_rows(data),
+        rewards=_list(rewards) or own.rewards,
+        check=_list(check) or own.check,
+        evaluation=EvaluationConfig(**{**own.evaluation.model_dump(), **_present(given)}),
+        **_present({"seed": seed, "max_unscored": max_unscored}),
+    )
+    if subject.data is None or subject.rows is None:
         raise ConfigError(
-            given=f"no data to evaluate {_name(model)} on",
+            given=f"no data to evaluate {subject.model.path} on",
             allowed="data with prompts; only a run folder brings its own",
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
-    prompts = _prompts(rows, source, loaded, subject.model, length)[: max_prompts or settings.prompts]
-    sampler = LocalSampler(
-        loaded.model,
-        loaded.tokenizer,
-        loaded.eos_ids,
-        shared=True,
-        dtype=None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype,
-    )
-    with _reward_set(_list(rewards) or subject.rewards, subject.folder) as reward_set:
-        reward_set.check(prompts)
-        checks = _list(check) or subject.check
-        check_set = _reward_set(checks, subject.folder) if checks else None
-        try:
-            return evaluate_sampler(
-                sampler,
-                prompts,
-                reward_set,
-                sampling=sampling,
-                samples=settings.samples if k is None else k,
-                temperature=settings.temperature if temperature is None else temperature,
-                max_completion_length=length,
-                confidence=confidence or settings.confidence,
-                seed=subject.seed if seed is None else seed,
-                check=check_set,
-                extract=extract,
-                max_unscored=subject.max_unscored if max_unscored is None else max_unscored,
-            )
-        finally:
-            if check_set is not None:
-                check_set.close()
+    loaded = model if isinstance(model, LoadedModel) else load_model(subject.model)
+    return _measure(subject, loaded, subject.data, subject.rows, extract)
+
+
+def _measure(
+    subject: Subject, loaded: LoadedModel, data: DataConfig, rows: list[Row], extract: Extract | None
+) -> Evaluation:
+    settings = subject.evaluation
+    length = settings.max_completion_length or subject.sampling.max_completion_length
+    prompts = _prompts(rows, data, loaded, subject.model, length)[: settings.prompts]
+    dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+    with ExitStack() as stack:
+        rewards = stack.enter_context(_reward_set(subject.rewards, subject.folder))
+        rewards.check(prompts)
+        check = stack.enter_context(_reward_set(subject.check, subject.folder)) if subject.check else None
+        return evaluate_sampler(
+            LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype),
+            prompts,
+            rewards,
+            sampling=subject.sampling,
+            samples=settings.samples,
+            temperature=settings.temperature,
+            max_completion_length=length,
+            confidence=settings.confidence,
+            seed=subject.seed,
+            check=check,
+            extract=extract,
+            max_unscored=subject.max_unscored,
+        )
 
 
 def _subject(model: str | Path | ModelConfig | LoadedModel) -> Subject:
@@ -170,8 +182,7 @@ def _data_config(
         kept = {} if own is None else {"chat": own.chat, "system_prompt": own.system_prompt}
         base = DataConfig(train=name, **kept)
     assert base is not None
-    given = {"prompt": prompt, "answer": answer, "system_prompt": system_prompt}
-    return base.model_copy(update={name: value for name, value in given.items() if value is not None})
+    return base.model_copy(update=_present({"prompt": prompt, "answer": answer, "system_prompt": system_prompt}))
 
 
 def _given_rows(data: Data) -> list[Row]:
@@ -221,5 +232,5 @@ def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
-def _name(model: Any) -> str:
-    return str(model.path if isinstance(model, ModelConfig) else getattr(model, "path", model))[:200]
+def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}

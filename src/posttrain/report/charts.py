@@ -123,7 +123,11 @@ _PLOTS = (
         low=None,
     ),
     Plot(title="Learning rate", metrics={"learning_rate": "learning rate"}),
-    Plot(title="Memory", metrics={"memory/rss_gb": "process", "memory/gpu_gb": "GPU"}, hint="Gigabytes."),
+    Plot(
+        title="Memory",
+        metrics={"memory/rss_gb": "process", "memory/peak_rss_gb": "its peak", "memory/peak_cuda_gb": "GPU, peak"},
+        hint="Gigabytes.",
+    ),
 )
 
 

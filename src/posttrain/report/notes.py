@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 
 from posttrain.report.store import RunRecord, number
 from posttrain.report.svg import compact, percent
-from posttrain.report.verdict import fifths
+from posttrain.report.verdict import fifths, verdict
 
 LOSS_IS_SMALL = 0.05
-MISMATCH_IS_LARGE = 0.02
+MISMATCH_IS_LARGE = 0.05
 """Nats per token. bfloat16 against float32 gives about 0.01; different weights or templates give far more."""
 
 
@@ -52,12 +52,11 @@ def _reward(run: RunRecord) -> Note | None:
     course = f"{compact(first)} in the first fifth of the run, {compact(last)} in the last"
     noise = _noise(values)
     if abs(last - first) <= 2 * noise:
-        return Note(
-            "warn",
-            "The reward is flat",
-            f"{course}: within the noise of {compact(noise)} between steps. Causes, most likely first: too few groups "
-            "with signal, a learning rate that is too small, too few steps.",
-        )
+        causes = "too few groups with signal, a learning rate that is too small, too few steps"
+        if verdict(run).change < 0:
+            causes = "a learning rate that is too high (the held-out score fell), too few groups with signal"
+        text = f"{course}: within the noise of {compact(noise)} between steps. Causes, most likely first: {causes}."
+        return Note("warn", "The reward is flat", text)
     return (
         Note("ok", "The reward rose", f"{course}.") if last > first else Note("warn", "The reward fell", f"{course}.")
     )

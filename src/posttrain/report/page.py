@@ -243,7 +243,7 @@ def _proofs(run: RunRecord) -> str:
         for proof in proofs(run)
     )
     head = "<tr><th>claim</th><th>in this run</th><th>evidence</th></tr>"
-    lead = "Each was tested while the run went on; one that fails stops it."
+    lead = "What this run has to show for the promises of the library."
     return f'<h2>Proofs</h2><p class="lead">{lead}</p><div class="scroll"><table>{head}{rows}</table></div>'
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from posttrain.report.notes import MISMATCH_IS_LARGE
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact, percent
-from posttrain.report.verdict import check_spans
+from posttrain.report.verdict import check_spans, verdict
 
 
 class Proof(NamedTuple):
@@ -36,8 +36,9 @@ def _measured(run: RunRecord) -> Iterator[Proof]:
 
 
 def _checked(run: RunRecord) -> Iterator[Proof]:
-    """The check confirms when it rose, contradicts when it fell, and says nothing while its intervals overlap."""
-    claim = "An independent check confirms the reward"
+    """The check agrees when it moved as the trained score did, contradicts when it moved the other way."""
+    claim = "An independent check agrees with the reward"
+    change = verdict(run).change
     for label, before, after in check_spans(run.evaluation):
         if before is None or after is None:
             continue
@@ -45,7 +46,7 @@ def _checked(run: RunRecord) -> Iterator[Proof]:
         if not before.disjoint(after):
             yield Proof(claim, "unknown", f"{evidence}; the intervals overlap")
         else:
-            yield Proof(claim, "yes" if after.mean > before.mean else "no", evidence)
+            yield Proof(claim, "yes" if (after.mean > before.mean) == (change > 0) else "no", evidence)
     if not check_spans(run.evaluation):
         yield Proof(claim, "unknown", "no check is configured; set check: [...]")
 

@@ -34,6 +34,8 @@ class Verdict:
     tone: Tone
     measure: str = ""
     """Which number the verdict is about: accuracy or score; empty when neither was measured."""
+    change: int = 0
+    """1: better, -1: worse, 0: not shown or not measured."""
     baseline: Span | None = None
     trained: Span | None = None
     sentences: list[str] = field(default_factory=list)
@@ -57,10 +59,10 @@ def verdict(run: RunRecord) -> Verdict:
     if baseline is None or trained is None:
         return _unmeasured(run, measure, baseline, trained)
     difference = span(mapping(run.evaluation.get("difference")).get(measure))
-    sentences = [_comparison(measure, baseline, trained, difference, _confidence(after))]
-    sentences += _check_sentences(run.evaluation)
-    sentences += _forgetting_sentence(run.evaluation)
     change = _direction(baseline, trained, difference) * (-1 if measure == "loss" else 1)
+    sentences = [_comparison(measure, baseline, trained, difference, _confidence(after))]
+    sentences += _check_sentences(run.evaluation, change)
+    sentences += _forgetting_sentence(run.evaluation)
     amount = "" if baseline.disjoint(trained) else " a little"
     headlines: dict[int, tuple[str, Tone]] = {
         1: (f"The model improved{amount}.", "good"),
@@ -69,7 +71,13 @@ def verdict(run: RunRecord) -> Verdict:
     }
     headline, tone = headlines[change]
     return Verdict(
-        headline=headline, tone=tone, measure=measure, baseline=baseline, trained=trained, sentences=sentences
+        headline=headline,
+        tone=tone,
+        measure=measure,
+        change=change,
+        baseline=baseline,
+        trained=trained,
+        sentences=sentences,
     )
 
 
@@ -151,27 +159,37 @@ def _comparison(measure: str, baseline: Span, trained: Span, difference: Span | 
     else:
         text += f"The {confidence} intervals overlap: on their own they do not show a change."
     if difference is not None and math.isfinite(difference.low):
-        points = [f"{100 * edge:+.0f}" if measure == "accuracy" else f"{edge:+.3g}" for edge in difference[:3]]
+        mean, low, high = (_signed(measure, edge) for edge in difference[:3])
         unit = " points" if measure == "accuracy" else ""
-        text += f" Prompt by prompt the change is {points[0]}{unit}, interval {points[1]} to {points[2]}"
+        text += f" Prompt by prompt the change is {mean}{unit}, interval {low} to {high}"
         text += "." if difference.low > 0 or difference.high < 0 else ", which contains 0."
     return text
 
 
-def _check_sentences(evaluation: Mapping[str, Any]) -> list[str]:
+def _signed(measure: str, value: float) -> str:
+    text = f"{100 * value:+.0f}" if measure == "accuracy" else f"{value:+.3g}"
+    return text.replace("-", "−")
+
+
+def _check_sentences(evaluation: Mapping[str, Any], change: int) -> list[str]:
     sentences = []
     for label, before, after in check_spans(evaluation):
-        if before is None or after is None:
-            continue
-        text = (
-            f"The independent check “{label}”, which training never saw, went from {_plain(before)} to {_plain(after)}"
-        )
-        if before.disjoint(after):
-            text += " and agrees." if after.mean > before.mean else ": it fell. Look at the samples for a gamed reward."
-        else:
-            text += "; its intervals overlap."
-        sentences.append(text)
+        if before is not None and after is not None:
+            moved = f"went from {_plain(before)} to {_plain(after)}{_agreement(before, after, change)}"
+            sentences.append(f"The independent check “{label}”, which training never saw, {moved}")
     return sentences
+
+
+def _agreement(before: Span, after: Span, change: int) -> str:
+    """How a check relates to the change (1, 0 or -1) of what was trained."""
+    found = _direction(before, after, None)
+    if found == 0:
+        return "; its intervals overlap."
+    if found == change:
+        return " and agrees."
+    if change == 1:
+        return ": it fell while the reward rose. Look at the samples for a gamed reward."
+    return ", which the reward does not show."
 
 
 def _plain(found: Span) -> str:

@@ -52,7 +52,7 @@
     const token = event.target.closest?.("[data-t]");
     if (!token) { tip.remove(); return; }
     const [id, advantage, logprob] = token.dataset.t.split("|");
-    const chance = logprob ? ` · log-probability ${logprob} (${(100 * Math.exp(Number(logprob))).toPrecision(3)} %)` : "";
+    const chance = logprob ? ` · log-probability ${logprob} (${(100 * Math.exp(Number(logprob))).toPrecision(3)}%)` : "";
     tip.textContent = `advantage ${advantage}${chance} · token ${id}`;
     document.body.append(tip);
     const box = token.getBoundingClientRect();
