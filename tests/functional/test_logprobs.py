@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
 
@@ -161,28 +162,41 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradient_finite():
     assert gradient.isfinite().all()
 
 
-def test_no_tensor_of_all_logits_is_ever_made():
-    """The largest tensor that either pass allocates is one chunk wide."""
-    hidden_ND = torch.randn(64, 4, requires_grad=True)
-    weight_VD = torch.randn(50, 4, requires_grad=True)
+class LargestTensor(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that is made inside."""
+
     largest = 0
 
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            out = func(*args, **(kwargs or {}))
-            largest = max([largest, *(t.numel() for t in (out if isinstance(out, tuple) else (out,)) if _is_tensor(t))])
-            return out
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in (made if isinstance(made, tuple) else (made,)) if isinstance(x, Tensor)]
+        self.largest = max([self.largest, *sizes])
+        return made
 
-    def _is_tensor(t):
-        return isinstance(t, Tensor)
 
-    with Largest():
+def test_no_tensor_of_all_logits_is_ever_made():
+    """Neither pass allocates more than one chunk of logits."""
+    hidden_ND = torch.randn(64, 4, requires_grad=True)
+    weight_VD = torch.randn(50, 4, requires_grad=True)
+    targets_N = torch.zeros(64, dtype=torch.long)
+    with LargestTensor() as watch:
         logprobs_N, entropy_N = chunked_logprobs(
-            hidden_ND, weight_VD, None, torch.zeros(64, dtype=torch.long), chunk_tokens=8, with_entropy=True
+            hidden_ND, weight_VD, None, targets_N, chunk_tokens=8, with_entropy=True
         )
         (logprobs_N.sum() + entropy_N.sum()).backward()  # type: ignore[union-attr]
-    assert largest <= 8 * 50
+    assert watch.largest == 8 * 50
+
+
+def test_log_probabilities_and_entropy_may_be_differentiated_apart():
+    hidden_ND, weight_VD, bias_V, targets_N = inputs()
+    hidden_ND.requires_grad_()
+    logprobs_N, entropy_N = chunked_logprobs(hidden_ND, weight_VD, bias_V, targets_N, with_entropy=True)
+    (reported,) = torch.autograd.grad(logprobs_N.sum(), hidden_ND, retain_graph=True)
+    (without,) = torch.autograd.grad(chunked_logprobs(hidden_ND, weight_VD, bias_V, targets_N)[0].sum(), hidden_ND)
+    assert torch.equal(reported, without)
+    (only_entropy,) = torch.autograd.grad(entropy_N.sum(), hidden_ND)  # type: ignore[union-attr]
+    (expected,) = torch.autograd.grad(plain_logprobs(hidden_ND, weight_VD, bias_V, targets_N)[1].sum(), hidden_ND)
+    torch.testing.assert_close(only_entropy, expected)
 
 
 @pytest.mark.parametrize("function", ["linear", "generic"])

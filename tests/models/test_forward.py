@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from tiny_architectures import CONFIGS, PADDED, gradients, one_row_at_a_time, rows, tiny_model
+from tests.models.tiny_architectures import CONFIGS, PADDED, gradients, one_row_at_a_time, rows, tiny_model
 from torch import Tensor, nn
 
+from posttrain.config import ModelConfig
 from posttrain.errors import ModelError
 from posttrain.models import forward_path as paths
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import forward_path
+from posttrain.models.load import load_model
 from posttrain.models.packing import pack
 from posttrain.types import Outputs, Tokens
 
@@ -264,3 +267,26 @@ def test_a_module_without_a_head_is_refused():
         token_logprobs(nn.Linear(2, 2), *rows([4]), temperature=1.0)
     with pytest.raises(ModelError, match="LlamaModel has no language-model head"):
         token_logprobs(tiny_model(LLAMA).model, *rows([4]), temperature=1.0)
+
+
+@pytest.mark.parametrize("name", ["stories260K", "minimind2-small"])
+def test_real_models_give_their_own_log_probabilities(name):
+    """Packed equals one row at a time, and both give likely text a likelier value than the same words in disorder."""
+    path = Path(__file__).parents[3] / "shared/data/models" / name
+    if not path.is_dir():
+        pytest.skip(f"no shared data: {name}")
+    loaded = load_model(ModelConfig(path=str(path)), device="cpu")
+    texts = ["Once upon a time, there was a little girl named Lily.", "girl Lily little a time, was named upon there a"]
+    ids = [loaded.tokenizer(text)["input_ids"] for text in texts]
+    lengths_B = torch.tensor([len(row) for row in ids])
+    ids_BT = torch.tensor([row + [loaded.pad_id] * (int(lengths_B.max()) - len(row)) for row in ids])
+    places_T = torch.arange(ids_BT.shape[1])
+    mask_BT = (places_T > 0) & (places_T < lengths_B[:, None])
+    tokens = Tokens(input_ids_BT=ids_BT, lengths_B=lengths_B)
+    with torch.no_grad():
+        expected, _ = one_row_at_a_time(loaded.model, tokens, mask_BT, temperature=1.0)
+        actual = token_logprobs(loaded.model, tokens, mask_BT, temperature=1.0).logprobs_BT
+    assert forward_path(loaded.model).attention == "packed"
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-4)
+    mean_B = actual.sum(dim=-1) / mask_BT.sum(dim=-1)
+    assert mean_B[0] > mean_B[1]

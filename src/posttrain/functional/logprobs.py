@@ -123,12 +123,14 @@ class _LinearLogprobs(torch.autograd.Function):
                 entropy_N[part] = _entropy(logits_nV.sub_(log_sum_N[part, None]))
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N if with_entropy else None)
         ctx.settings = temperature, chunk_tokens, matmul_dtype
+        ctx.set_materialize_grads(False)  # an entropy that is only reported costs nothing in the backward pass
         return logprobs_N, entropy_N if with_entropy else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N = ctx.saved_tensors
+        grad_logprobs_N = torch.zeros_like(log_sum_N) if grad_logprobs_N is None else grad_logprobs_N
         temperature, chunk_tokens, matmul_dtype = ctx.settings
         head = _LinearHead(weight_VD, bias_V, temperature, matmul_dtype)
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]

@@ -1,0 +1,105 @@
+"""What is trained: low-rank adapters or all weights; and the reference model that comes with either.
+
+With adapters the base model is the reference, so there is no second copy: `reference_scope` switches the adapters off.
+When all weights are trained the reference is a frozen copy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from posttrain.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from posttrain.config import LoRAConfig
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def apply_lora(model: PreTrainedModel, config: LoRAConfig, *, seed: int = 0) -> PeftModel:
+    """Freeze the model and put float32 adapters of `config.rank` on its linear layers; they start as the identity.
+
+    Initial values depend on `seed` alone; the global random state is neither read nor moved. Raises ConfigError for a
+    name that fits no linear layer, for a head that is tied to the embedding (merged, the two would come apart), and for
+    what peft refuses.
+    """
+    if config.target_modules != "all-linear":
+        _check_targets(model, config.target_modules)
+    lora = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=config.target_modules,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        task_type="CAUSAL_LM",
+    )
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        try:
+            return get_peft_model(model, lora)  # type: ignore[return-value]
+        except ValueError as error:  # experts, for example, take no dropout
+            raise ConfigError(
+                given=f"lora cannot be applied to {type(model).__name__}: {error}",
+                allowed="settings that peft supports for every layer that is adapted",
+                fix="Set lora.dropout = 0, or name other layers in lora.target_modules.",
+            ) from error
+
+
+def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    leaves = sorted({name.rpartition(".")[2] for name in linear})
+    for target in targets:
+        if not any(_is_named(name, target) for name in linear):
+            raise ConfigError(
+                given=f"lora.target_modules: {type(model).__name__} has no linear layer named {target!r}",
+                allowed=", ".join(leaves),
+                fix="Set lora.target_modules = all-linear, or name some of these.",
+            )
+    head = model.get_output_embeddings()
+    tied = [name for name, module in model.named_modules() if module is head and model.config.tie_word_embeddings]
+    for target in targets:
+        if any(_is_named(name, target) for name in tied):
+            raise ConfigError(
+                given=f"lora.target_modules names the head {target!r}, whose weights are those of the embedding, too",
+                allowed=", ".join(name for name in leaves if name != target),
+                fix=f"Leave {target!r} out.",
+            )
+
+
+def _is_named(name: str, target: str) -> bool:
+    """As peft matches: the whole name, or its end after a dot."""
+    return name == target or name.endswith(f".{target}")
+
+
+@contextmanager
+def reference_scope(model: nn.Module) -> Iterator[nn.Module]:
+    """Inside, `model` is its base model: the adapters are switched off. Raises ModelError for one without adapters."""
+    if not isinstance(model, PeftModel):
+        raise ModelError(
+            given=f"{type(model).__name__} has no adapters that could be switched off",
+            allowed="a model from apply_lora",
+            fix="When all weights are trained, keep frozen_copy(model) as the reference.",
+        )
+    with model.disable_adapter():
+        yield model
+
+
+def frozen_copy(model: Model) -> Model:
+    """A second model with the same weights, in evaluation mode and without gradients; it costs the memory of one."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training changes, by name, each once: all weights, or those of the adapters."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

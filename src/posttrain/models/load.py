@@ -1,0 +1,177 @@
+"""Loading a model and its tokenizer for training: float32 weights, known EOS ids, a safe pad id, no dropout."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.errors import ConfigError, ModelError
+from posttrain.models.reading import (
+    check_vocabulary,
+    does_not_fit,
+    find_source,
+    read_config,
+    read_tokenizer,
+    read_weights,
+)
+from posttrain.models.special_tokens import choose_pad_id, find_eos_ids
+
+if TYPE_CHECKING:
+    from posttrain.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model that can be trained, and what has to be known about it."""
+
+    model: PreTrainedModel
+    """float32 weights, on `device`, in evaluation mode, without dropout."""
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: frozenset[int]
+    """Every id that ends an answer."""
+    pad_id: int
+    """Not one of `eos_ids` unless the vocabulary has nothing else."""
+    context_length: int | None
+    """Most tokens of prompt and completion together; None where the architecture sets no limit."""
+    device: torch.device
+    compute_dtype: torch.dtype
+    """Of the computation under `autocast()`; the weights stay float32."""
+    notes: tuple[str, ...] = ()
+    """What was decided for the user and is worth a line in the log."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside, matrix products run in `compute_dtype`. Sampler and trainer both compute inside."""
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
+
+
+def load_model(config: ModelConfig, *, device: str | torch.device | None = None) -> LoadedModel:
+    """Read model and tokenizer from a Hugging Face folder or name, or from a GGUF file in a folder.
+
+    `device` overrides that of the config. Raises ModelError for everything that is wrong with the model, ConfigError
+    for a chat template that cannot be used, DoesNotFit when the weights need more memory than there is.
+    """
+    place = choose_device(str(device) if device is not None else config.device)
+    source = find_source(config)
+    hf_config = read_config(config, source)
+    model = read_weights(config, source, hf_config)
+    tokenizer = read_tokenizer(config, source)
+    vocab_size = check_vocabulary(config, model, tokenizer)
+    generation_config = model.generation_config if isinstance(model.generation_config, GenerationConfig) else None
+    eos_ids = find_eos_ids(tokenizer, generation_config, vocab_size)
+    pad_id = choose_pad_id(tokenizer, (generation_config, model.config), eos_ids, vocab_size)
+    notes = [*_attention_note(config, model), *_set_pad(tokenizer, model.config, pad_id, eos_ids)]
+    if config.chat_template is not None:
+        tokenizer.chat_template = _read_chat_template(config.chat_template, tokenizer)
+    disable_dropout(model)
+    train_every_token(model)
+    try:
+        model.to(place)  # type: ignore[arg-type]
+    except torch.OutOfMemoryError as error:
+        raise does_not_fit(config, error) from error
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        pad_id=pad_id,
+        context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        device=place,
+        compute_dtype=choose_compute_dtype(config.precision, place),
+        notes=tuple(notes),
+    )
+
+
+def choose_device(wanted: str) -> torch.device:
+    """`auto` is the GPU if there is one. Raises ModelError when CUDA is wanted and absent."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.device(wanted).type == "cuda" and not torch.cuda.is_available():
+        built = "a build of PyTorch for the CPU" if torch.version.cuda is None else "no CUDA device"
+        raise ModelError(
+            given=f"model.device = {wanted!r}, but this machine has {built}",
+            allowed="auto or cpu",
+            fix="Set model.device = auto.",
+        )
+    return torch.device(wanted)
+
+
+def choose_compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
+    if precision == "auto":
+        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bfloat16 else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout of the modules to 0, so that a log-probability is a function of the weights in training, too.
+
+    The config keeps its values: what is saved is unchanged. Adapters that are added later keep their own dropout.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def train_every_token(model: PreTrainedModel) -> None:
+    """Let the embedding of the pad id learn like any other.
+
+    PyTorch drops the gradient of that row, which is right for padding only. Here no padding is computed, and where the
+    pad id is also a real token (an EOS that closes each turn) its gradient would be lost in silence.
+    """
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding):
+        embedding.padding_idx = None
+
+
+def _attention_note(config: ModelConfig, model: PreTrainedModel) -> list[str]:
+    if config.attention == "sdpa" and model.config._attn_implementation == "eager":
+        return [f"model.attention: {type(model).__name__} has no fused attention in transformers; eager is used"]
+    return []
+
+
+def _set_pad(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, pad_id: int, eos_ids: frozenset[int]
+) -> list[str]:
+    """Give tokenizer and config the chosen pad id where they have none or one that is an EOS."""
+    if getattr(config, "pad_token_id", None) in {None, *eos_ids}:
+        config.pad_token_id = pad_id
+    before = tokenizer.pad_token
+    if tokenizer.pad_token_id not in {None, *eos_ids} or tokenizer.pad_token_id == pad_id:
+        return []
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+    if before is None:
+        return [f"the tokenizer had no pad token; {tokenizer.pad_token!r} pads"]
+    return [f"the pad token was {before!r}, which also ends answers; {tokenizer.pad_token!r} pads"]
+
+
+def _read_chat_template(path: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The template in that file, once it has rendered one user turn."""
+    file = Path(path).expanduser()
+    try:
+        template = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            given=f"model.chat_template = {path!r} cannot be read: {error}",
+            allowed="the path of a text file with a Jinja template",
+            fix="Correct the path, or leave chat_template out to use the tokenizer's own.",
+        ) from error
+    try:
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hello"}], chat_template=template, tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # a template is a program: it may fail in any way
+        raise ConfigError(
+            given=f"model.chat_template = {path!r} cannot render a user turn: {type(error).__name__}: {error}",
+            allowed="a Jinja template over `messages` and `add_generation_prompt`",
+            fix="Correct the template.",
+        ) from error
+    return template

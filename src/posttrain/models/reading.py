@@ -1,0 +1,300 @@
+"""Reading a model folder or a name on the Hub, with a plain message for everything that can be wrong with it.
+
+Much is looked for by hand, before or right after reading, because transformers fills gaps: weights that are missing are
+drawn at random, and a model of another kind gets a head that was never trained.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from posttrain.errors import DoesNotFit, ModelError
+from posttrain.models.quiet import without_progress_bars
+
+if TYPE_CHECKING:
+    from posttrain.config import ModelConfig
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where to read from: the arguments that all of `from_pretrained` share."""
+
+    path: str
+    folder: Path | None
+    """None for a name on the Hub."""
+    arguments: dict[str, Any]
+
+
+def find_source(config: ModelConfig) -> Source:
+    folder = Path(config.path).expanduser()
+    arguments: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if config.revision is not None:
+        arguments["revision"] = config.revision
+    if config.gguf_file is not None:
+        arguments["gguf_file"] = config.gguf_file
+        _check_gguf(config, folder)
+    if folder.is_dir():
+        _check_folder(config, folder)
+        return Source(str(folder), folder, arguments)
+    if folder.is_file():
+        raise ModelError(
+            given=f"model.path = {config.path!r} is a file",
+            allowed="a folder, or a name on the Hugging Face Hub",
+            fix=_gguf_fix(folder.parent, folder.name)
+            if folder.suffix == ".gguf"
+            else f"Set model.path = {str(folder.parent)!r}.",
+        )
+    if not HUB_NAME.fullmatch(config.path):
+        raise ModelError(
+            given=f"model.path = {config.path!r}: there is no such folder",
+            allowed="a folder with config.json and weights, or a name on the Hugging Face Hub such as Qwen/Qwen3-0.6B",
+            fix=f"Correct the path; it is taken relative to {os.getcwd()}.",
+        )
+    return Source(config.path, None, arguments)
+
+
+def _gguf_fix(folder: Path, name: str) -> str:
+    return f"Set model: {{path: {str(folder)!r}, gguf_file: {name!r}}}."
+
+
+def _check_gguf(config: ModelConfig, folder: Path) -> None:
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(
+            given=f"model.gguf_file = {config.gguf_file!r}, but the package gguf is not installed",
+            fix="Run: pip install 'posttrain[gguf]'",
+        )
+    if folder.is_dir() and not (folder / str(config.gguf_file)).is_file():
+        there = sorted(file.name for file in folder.glob("*.gguf"))
+        raise ModelError(
+            given=f"model.gguf_file = {config.gguf_file!r}: there is no such file in {config.path!r}",
+            allowed=", ".join(there) or "a GGUF file in that folder, which has none",
+            fix="Correct model.gguf_file.",
+        )
+
+
+def _check_folder(config: ModelConfig, folder: Path) -> None:
+    """What can be told without reading weights: config.json, weights, and whether their headers are whole."""
+    if config.gguf_file is not None:
+        return
+    given = f"model.path = {config.path!r} has no config.json"
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(file.name for file in folder.glob("*.gguf"))
+        if ggufs:
+            raise ModelError(given=given, allowed="a Hugging Face model folder", fix=_gguf_fix(folder, ggufs[0]))
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(
+                given=f"model.path = {config.path!r} is a LoRA adapter without its base model",
+                allowed="a folder with a whole model",
+                fix="Give the folder of the merged model; posttrain writes it as `model`, beside `adapter`.",
+            )
+        raise ModelError(
+            given=given,
+            allowed="a Hugging Face model folder (config.json, weights, tokenizer)",
+            fix=_folder_fix(folder),
+        )
+    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    if not weights:
+        raise ModelError(
+            given=f"model.path = {config.path!r} has no weights",
+            allowed="model.safetensors or its shards",
+            fix="Copy or download the weights into this folder.",
+        )
+    for file in weights:
+        _check_header(file)
+
+
+def _folder_fix(folder: Path) -> str:
+    below = sorted(file.parent for file in folder.glob("*/config.json"))
+    return f"Did you mean {str(below[0])!r}?" if below else "Correct the path, or download the model again."
+
+
+def _check_header(file: Path) -> None:
+    """A safetensors file that is cut off or whose header is damaged; a flipped bit in a tensor cannot be seen."""
+    if file.suffix != ".safetensors":
+        return
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            tensors.keys()
+    except SafetensorError as error:
+        raise ModelError(
+            given=f"{file} is damaged: {error}",
+            allowed="a complete safetensors file",
+            fix="Copy or download this file again.",
+        ) from error
+
+
+def read_config(config: ModelConfig, source: Source) -> PreTrainedConfig:
+    with _explained(config, source, "config.json"):
+        hf_config = AutoConfig.from_pretrained(source.path, **source.arguments)
+    _check_not_quantised(config, hf_config)
+    known = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
+    declared = getattr(hf_config, "architectures", None) or []
+    remote = "AutoModelForCausalLM" in (getattr(hf_config, "auto_map", None) or {})
+    if hf_config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+        declared = declared or [f"model type {hf_config.model_type}"]
+    elif remote or not declared or any(name in known for name in declared):
+        return hf_config
+    raise ModelError(
+        given=f"model.path = {config.path!r} holds {', '.join(declared)}, which is not a causal language model",
+        allowed="a decoder with a language-model head (…ForCausalLM)",
+        fix="Give the folder of a causal language model; save one with AutoModelForCausalLM.",
+    )
+
+
+def _check_not_quantised(config: ModelConfig, hf_config: PreTrainedConfig) -> None:
+    quantisation = getattr(hf_config, "quantization_config", None)
+    if quantisation is not None and not config.gguf_file:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation.quant_method
+        raise ModelError(
+            given=f"model.path = {config.path!r} holds weights quantised with {method}",
+            allowed="float32, float16 or bfloat16 weights, which can be trained as float32",
+            fix="Use the model before quantisation.",
+        )
+
+
+def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def read_weights(config: ModelConfig, source: Source, hf_config: PreTrainedConfig) -> PreTrainedModel:
+    with _explained(config, source, "the weights"), without_progress_bars():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=hf_config,
+            dtype=torch.float32,
+            # Not "sdpa": transformers refuses that for an architecture without it, where None takes eager attention.
+            attn_implementation="eager" if config.attention == "eager" else None,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **source.arguments,
+            **(_dequantized() if config.gguf_file else {}),
+        )
+    model, report = loaded
+    for kind, keys in (("are missing", report["missing_keys"]), ("have another shape", report["mismatched_keys"])):
+        names = sorted(key if isinstance(key, str) else key[0] for key in keys)
+        if names:
+            raise ModelError(
+                given=f"model.path = {config.path!r}: weights {kind} ({len(names)}): {_some(names)}",
+                allowed=f"weights for every parameter of {type(model).__name__}",
+                fix="Give the complete model; config.json and the weights must belong together.",
+            )
+    return model
+
+
+def _dequantized() -> dict[str, Any]:
+    """Newer versions of transformers keep the weights of a GGUF file quantised unless told otherwise."""
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+
+
+def read_tokenizer(config: ModelConfig, source: Source) -> PreTrainedTokenizerBase:
+    if source.folder is not None and not config.gguf_file and not any(source.folder.glob("*token*")):
+        raise ModelError(
+            given=f"model.path = {config.path!r} has no tokenizer",
+            allowed="tokenizer.json and tokenizer_config.json beside the weights",
+            fix="Save one into this folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
+        )
+    with _explained(config, source, "the tokenizer"):
+        return AutoTokenizer.from_pretrained(source.path, **source.arguments)
+
+
+def check_vocabulary(config: ModelConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Rows of the embedding. Every id of the tokenizer needs one; spare rows are usual."""
+    embedding: Any = model.get_input_embeddings()
+    rows = int(embedding.weight.shape[0])
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        raise ModelError(
+            given=f"model.path = {config.path!r}: the tokenizer has ids up to {largest}, the embedding has {rows} rows",
+            allowed="a tokenizer whose ids all have an embedding",
+            fix="Use the tokenizer that the model was trained with, or resize the model: "
+            "model.resize_token_embeddings(len(tokenizer)).",
+        )
+    return rows
+
+
+@contextmanager
+def _explained(config: ModelConfig, source: Source, what: str) -> Iterator[None]:
+    """Turn whatever reading a model can raise into a ModelError that says what it means."""
+    try:
+        yield
+    except MemoryError as error:
+        raise does_not_fit(config, error) from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        SafetensorError,
+    ) as error:
+        raise _explain(config, source, what, error) from error
+
+
+def _explain(config: ModelConfig, source: Source, what: str, error: Exception) -> ModelError | DoesNotFit:
+    text = str(error)
+    reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    if "can't allocate memory" in text:
+        return does_not_fit(config, error)
+    if "trust_remote_code" in text:
+        return ModelError(
+            given=f"model.path = {config.path!r} needs Python code that comes with the model",
+            allowed="code of transformers, unless you trust the author of the model",
+            fix="Read that code; to run it, set model.trust_remote_code = true.",
+        )
+    if source.folder is None:
+        offline = isinstance(error, OSError) and "connect" in text
+        answer = "the Hugging Face Hub cannot be reached" if offline else f"the Hugging Face Hub says: {reason}"
+        return ModelError(
+            given=f"model.path = {config.path!r}: there is no such folder, and {answer}",
+            allowed="a folder, or the name of a model on the Hub that can be downloaded or was before",
+            fix="Download the model where there is a network and give its folder."
+            if offline
+            else "Correct the name; for a gated model, log in with `hf auth login`.",
+        )
+    if "does not recognize this architecture" in text:
+        return ModelError(
+            given=f"model.path = {config.path!r} is of an architecture that transformers does not know: {reason}",
+            allowed="an architecture of the installed transformers",
+            fix="Upgrade transformers, or use another model.",
+        )
+    return ModelError(
+        given=f"model.path = {config.path!r}: {what} cannot be read: {reason}",
+        allowed="a Hugging Face model folder as save_pretrained writes it",
+        fix="Copy or download the model again.",
+    )
+
+
+def does_not_fit(config: ModelConfig, error: BaseException) -> DoesNotFit:
+    return DoesNotFit(
+        given=f"model.path = {config.path!r}: the float32 weights need more memory than there is ({error})",
+        fix="Use a smaller model, or a machine with more memory.",
+    )

@@ -1,0 +1,178 @@
+"""Writing a model folder that plain transformers opens, and reading it back to be sure.
+
+The policy is never touched: adapters are merged into copies, one matrix at a time, and what is written is compared with
+the policy tensor by tensor, because no weight format notices a wrong value.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.errors import CheckpointError
+from posttrain.models.forward_path import causal_lm
+from posttrain.models.quiet import without_progress_bars
+
+GREEDY_CHANGES = (
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "min_length",
+    "min_new_tokens",
+)
+"""Settings of a generation config that change even greedy answers. The policy was trained and measured without them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedModel:
+    """Where a model was written."""
+
+    model: Path
+    """A whole model: adapters, if there are any, are merged."""
+    adapter: Path | None
+    """The adapters alone, as peft writes them; None when all weights are trained."""
+
+
+def save_model(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path | str,
+    *,
+    eos_ids: frozenset[int],
+    pad_id: int,
+) -> SavedModel:
+    """Write `folder` so that `AutoModelForCausalLM` and `AutoTokenizer` open it, in the precision of the weights.
+
+    `generation_config.json` lists every EOS id and the pad id; sampling defaults stay as they were, settings that would
+    change greedy answers (GREEDY_CHANGES) do not. With LoRA the adapters also go to the folder `adapter` beside it. The
+    policy's weights keep every bit. Raises CheckpointError when what can be read back is not what was to be written.
+    """
+    lm = causal_lm(model)
+    folder = Path(folder)
+    weights = merged_weights(model)
+    with without_progress_bars():
+        lm.save_pretrained(folder, state_dict=dict(weights))
+        _generation_config(lm, eos_ids, pad_id).to_json_file(folder / "generation_config.json")
+        tokenizer.save_pretrained(folder)
+        verify_weights(folder, lm, weights)
+    if not isinstance(model, PeftModel):
+        return SavedModel(model=folder, adapter=None)
+    adapter = folder.with_name("adapter")
+    model.save_pretrained(str(adapter), save_embedding_layers=False)  # "auto" would ask the Hub
+    return SavedModel(model=folder, adapter=adapter)
+
+
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state of the plain model, by its own names, with the active adapters added to what they sit on.
+
+    Tensors without adapters are the policy's own, merged ones new and in main memory.
+    """
+    lm = causal_lm(model)
+    layers = {name: layer for name, layer in lm.named_modules() if isinstance(layer, BaseTunerLayer)}
+    adapted: dict[str, list[Any]] = {}
+    for name, layer in layers.items():
+        adapted.setdefault(_plain(f"{name}.{getattr(layer, 'parameter_name', 'weight')}"), []).append(layer)
+    weights = {_plain(key): tensor for key, tensor in lm.state_dict().items() if not _is_adapter(key, layers)}
+    for key, on_it in adapted.items():
+        weights[key] = _merge(weights[key], on_it)
+    return weights
+
+
+def _plain(name: str) -> str:
+    """The name without the wrappers that peft has put around a module."""
+    return name.replace(".base_layer", "")
+
+
+def _is_adapter(key: str, layers: Iterable[str]) -> bool:
+    """Whether this tensor belongs to an adapter rather than to what it sits on."""
+    return any(key.startswith(f"{name}.") and not key.startswith(f"{name}.base_layer.") for name in layers)
+
+
+@torch.no_grad()
+def _merge(weight: Tensor, layers: Iterable[Any]) -> Tensor:
+    merged = weight.detach().clone()
+    for layer in layers:
+        for adapter in layer.active_adapters:
+            merged += layer.get_delta_weight(adapter).to(merged.dtype)
+    return merged.cpu()
+
+
+def _generation_config(lm: PreTrainedModel, eos_ids: frozenset[int], pad_id: int) -> GenerationConfig:
+    config = copy.deepcopy(lm.generation_config) if isinstance(lm.generation_config, GenerationConfig) else None
+    config = config or GenerationConfig()
+    for name in GREEDY_CHANGES:
+        setattr(config, name, None)
+    config.eos_token_id = sorted(eos_ids) if len(eos_ids) > 1 else min(eos_ids)  # type: ignore[assignment]
+    config.pad_token_id = pad_id  # type: ignore[assignment]
+    return config
+
+
+def verify_weights(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Compare what lies in `folder` with `weights`: names, shapes and every value; and their names with the class's.
+
+    Architectures whose files name and cut weights in another way than the module (fused experts) are opened as a whole.
+    Raises CheckpointError naming the file and the weight.
+    """
+    _verify_names(lm, weights)
+    missing = dict(weights)
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names = list(tensors.keys())
+                if not set(names) <= set(weights):
+                    return _verify_opened(folder, lm, weights)
+                for name in names:
+                    _compare(str(file), name, tensors.get_tensor(name), missing.pop(name))
+        except SafetensorError as error:
+            raise _unfaithful(str(file), f"cannot be read: {error}") from error
+    written = {weights[name].data_ptr() for name in weights.keys() - missing.keys()}
+    for name, tensor in missing.items():  # a tied weight is written once
+        if tensor.data_ptr() not in written:
+            raise _unfaithful(str(folder), f"has no weight {name}")
+    return None
+
+
+def _verify_names(lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """An unadapted model of this class and config has exactly these weights."""
+    with torch.device("meta"):
+        plain = type(lm)(copy.deepcopy(lm.config)).state_dict()
+    for name in plain.keys() ^ weights.keys():
+        raise _unfaithful("the merged model", f"{'lacks' if name in plain else 'has an unknown'} weight {name}")
+
+
+def _verify_opened(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    reopened = type(lm).from_pretrained(folder, dtype=lm.dtype).state_dict()
+    for name, tensor in weights.items():
+        _compare(str(folder), name, reopened[name], tensor)
+
+
+def _compare(where: str, name: str, written: Tensor, meant: Tensor) -> None:
+    if written.shape != meant.shape or written.dtype != meant.dtype:
+        raise _unfaithful(where, f"holds {name} as {written.dtype} {list(written.shape)}")
+    if not torch.equal(written, meant.cpu()):
+        raise _unfaithful(where, f"holds other values for {name} than the policy")
+
+
+def _unfaithful(where: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        given=f"{where} {what}",
+        allowed="exactly the weights of the policy",
+        fix="Check the disk and its free space; the run can be resumed from the checkpoint before.",
+    )
