@@ -1,0 +1,128 @@
+"""What a task is: problems without end, each with one right answer, in two splits that can never share a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import string
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from posttrain.errors import DataError
+
+ALPHABET = string.ascii_lowercase + string.digits + "+-*=<>:, "
+"""Every character of every built-in task: the vocabulary of the tiny models, so that each of them can read all tasks."""
+
+EVAL_SHARE = 5
+"""One problem in so many is held out."""
+PATIENCE = 2_000
+"""Draws in a row without a new problem, after which a task counts as exhausted."""
+
+SplitName = Literal["train", "eval"]
+
+
+class Problem(NamedTuple):
+    prompt: str
+    answer: str
+
+
+class RowSource(Protocol):
+    """What `task:NAME` stands for."""
+
+    def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
+        """`n` rows with the columns prompt and answer: a pure function of the arguments."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyRecipe:
+    """A tiny Llama, and the few demonstrations that it learns by heart.
+
+    So few do not show the whole skill: accuracy on new problems rises and then stays where it is, however long the
+    imitation goes on. That makes a baseline that is weak on purpose, as good in greedy answers as in sampled ones.
+    """
+
+    demonstrations: int
+    steps: int = 200
+    rows_per_step: int = 64
+    learning_rate: float = 1e-3
+    hidden_size: int = 64
+    intermediate_size: int = 256
+    layers: int = 2
+    heads: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A family of small problems whose answers can be checked.
+
+    Which split a problem belongs to is decided by the hash of its prompt alone: training rows and held-out rows are
+    disjoint whatever the seeds are.
+    """
+
+    name: str
+    draw: Callable[[random.Random, int], Problem]
+    """A problem of the given difficulty. Its docstring is the description of the task."""
+    difficulty: int
+    """That of `task:NAME`; `task:NAME:8` asks for 8."""
+    difficulties: range
+    unit: str
+    """What the difficulty counts."""
+    longest_answer: Callable[[int], int]
+    """Characters of the longest answer at a difficulty."""
+    rewards: tuple[Mapping[str, Any], ...] = field(default=({"name": "exact_match"},))
+    """Settings under `rewards:`, each of which judges the answers; the first one is meant for training."""
+    tiny: TinyRecipe
+    """The tiny model `tiny:NAME`."""
+
+    @property
+    def summary(self) -> str:
+        return (self.draw.__doc__ or "").strip()
+
+    @property
+    def max_completion_length(self) -> int:
+        """Tokens of the tiny models that every answer fits in, EOS included, with room for one character too many."""
+        return self.longest_answer(self.difficulty) + 2
+
+    def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
+        """`n` different problems as rows with the columns prompt and answer; a longer list begins with the shorter one.
+
+        Raises `DataError` when the task has fewer problems, and for a split other than "train" and "eval".
+        """
+        if split not in ("train", "eval"):
+            raise DataError(given=f"task {self.name} has no split {split!r}", allowed="train or eval")
+        dice = random.Random(f"{self.name}:{self.difficulty}/{split}/{seed}")
+        found: dict[str, str] = {}
+        for problem in self._new_problems(dice, split, found):
+            if len(found) == n:
+                break
+            found[problem.prompt] = problem.answer
+        if len(found) < n:
+            raise DataError(
+                given=f"{n} {split} rows of {self.name} with {self.difficulty} {self.unit}, which has no more than "
+                f"{len(found)} different ones",
+                allowed=f"up to {len(found)} rows",
+                fix=f"Set data.max_rows = {len(found)}, or ask for harder ones: task:{self.name}:{self.difficulty + 1}.",
+            )
+        return [{"prompt": prompt, "answer": answer} for prompt, answer in found.items()]
+
+    def _new_problems(self, dice: random.Random, split: str, known: Container[str]) -> Iterator[Problem]:
+        """Problems of the split that are not known yet, until none has come up for a long time."""
+        misses = 0
+        while misses < PATIENCE:
+            problem = self.draw(dice, self.difficulty)
+            misses += 1
+            if split_of(problem.prompt) == split and problem.prompt not in known:
+                misses = 0
+                yield problem
+
+
+def split_of(prompt: str) -> SplitName:
+    """The split that a problem belongs to, for every seed.
+
+    >>> split_of("dbca>"), split_of("dbcb>")
+    ('train', 'train')
+    """
+    digest = hashlib.sha256(prompt.encode()).digest()
+    return "eval" if int.from_bytes(digest[:8], "big") % EVAL_SHARE == 0 else "train"

@@ -1,0 +1,158 @@
+"""The built-in tasks: each is one function from dice and a difficulty to a problem, and one line in the table."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import string
+from dataclasses import replace
+
+from posttrain.errors import DataError
+from posttrain.tasks.base import Problem, RowSource, Task, TinyRecipe
+
+TEN_LETTERS = string.ascii_lowercase[:10]
+NUMBER_REWARDS = ({"name": "exact_match"}, {"name": "numeric"})
+
+
+def sort_letters(dice: random.Random, length: int) -> Problem:
+    """The letters of a word in the order of the alphabet: `dbca>` gives `abcd`."""
+    word = dice.choices(TEN_LETTERS, k=length)
+    return Problem("".join(word) + ">", "".join(sorted(word)))
+
+
+def reverse_word(dice: random.Random, length: int) -> Problem:
+    """A word read backwards: `dbca<` gives `acbd`."""
+    word = dice.choices(TEN_LETTERS, k=length)
+    return Problem("".join(word) + "<", "".join(reversed(word)))
+
+
+def add_numbers(dice: random.Random, digits: int) -> Problem:
+    """The sum of two numbers: `47+35=` gives `82`."""
+    a, b = (dice.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
+    return Problem(f"{a}+{b}=", str(a + b))
+
+
+def find_maximum(dice: random.Random, count: int) -> Problem:
+    """The largest of several two-digit numbers: `31,17,64:` gives `64`."""
+    numbers = [dice.randrange(10, 100) for _ in range(count)]
+    return Problem(",".join(map(str, numbers)) + ":", str(max(numbers)))
+
+
+def count_letter(dice: random.Random, length: int) -> Problem:
+    """How often a letter stands in a word: `a:cabbac=` gives `2`."""
+    letter, word = dice.choice("abc"), dice.choices("abc", k=length)
+    return Problem(f"{letter}:{''.join(word)}=", str(word.count(letter)))
+
+
+def calculate(dice: random.Random, terms: int) -> Problem:
+    """The value of a sum of numbers below 20, each with its sign: `7-12+4=` gives `-1`."""
+    signed = [dice.choice((1, -1)) * dice.randrange(20) for _ in range(terms - 1)]
+    first = dice.randrange(20)
+    return Problem(f"{first}{''.join(f'{n:+d}' for n in signed)}=", str(first + sum(signed)))
+
+
+def _identity(difficulty: int) -> int:
+    return difficulty
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            name="sort",
+            draw=sort_letters,
+            difficulty=6,
+            difficulties=range(4, 17),
+            unit="letters",
+            longest_answer=_identity,
+            tiny=TinyRecipe(demonstrations=36),
+        ),
+        Task(
+            name="reverse",
+            draw=reverse_word,
+            difficulty=5,
+            difficulties=range(4, 17),
+            unit="letters",
+            longest_answer=_identity,
+            tiny=TinyRecipe(demonstrations=200),
+        ),
+        Task(
+            name="addition",
+            draw=add_numbers,
+            difficulty=2,
+            difficulties=range(2, 9),
+            unit="digits",
+            longest_answer=lambda digits: digits + 1,
+            rewards=NUMBER_REWARDS,
+            tiny=TinyRecipe(demonstrations=400, steps=500),
+        ),
+        Task(
+            name="maximum",
+            draw=find_maximum,
+            difficulty=4,
+            difficulties=range(2, 13),
+            unit="numbers",
+            longest_answer=lambda _: 2,
+            rewards=NUMBER_REWARDS,
+            tiny=TinyRecipe(demonstrations=40),
+        ),
+        Task(
+            name="count",
+            draw=count_letter,
+            difficulty=10,
+            difficulties=range(8, 21),
+            unit="letters",
+            longest_answer=lambda length: len(str(length)),
+            rewards=NUMBER_REWARDS,
+            tiny=TinyRecipe(demonstrations=40),
+        ),
+        Task(
+            name="arithmetic",
+            draw=calculate,
+            difficulty=3,
+            difficulties=range(3, 11),
+            unit="terms",
+            longest_answer=lambda terms: len(str(-19 * terms)),
+            rewards=NUMBER_REWARDS,
+            tiny=TinyRecipe(demonstrations=400, steps=500),
+        ),
+    )
+}
+
+
+def find_task(name: str) -> RowSource:
+    """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`.
+
+    Raises `DataError` for a name or a difficulty that there is not.
+
+    >>> find_task("sort:8").rows(1)
+    [{'prompt': 'fahfeaeg>', 'answer': 'aaeeffgh'}]
+    """
+    if name.startswith("reasoning_gym/"):
+        from posttrain.tasks.reasoning_gym import ReasoningGymTask
+
+        return ReasoningGymTask.named(name.removeprefix("reasoning_gym/"))
+    return find_builtin(name)
+
+
+def find_builtin(name: str) -> Task:
+    """The task of that name, as `sort` or `sort:8`. Raises `DataError`."""
+    stem, colon, level = name.partition(":")
+    if stem not in TASKS:
+        close = difflib.get_close_matches(stem, TASKS, n=1)
+        raise DataError(
+            given=f"there is no task {stem!r}",
+            allowed=", ".join(TASKS) + ", or reasoning_gym/NAME",
+            fix=f"Did you mean {close[0]!r}?" if close else "",
+        )
+    task = TASKS[stem]
+    if not colon:
+        return task
+    if not level.isdecimal() or int(level) not in task.difficulties:
+        levels = task.difficulties
+        raise DataError(
+            given=f"task {name!r}: its difficulty {level!r}",
+            allowed=f"a number of {task.unit} from {levels[0]} to {levels[-1]}",
+            fix=f"Write {stem}:{task.difficulty}, or {stem} alone, which means the same.",
+        )
+    return replace(task, difficulty=int(level))

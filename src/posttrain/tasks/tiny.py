@@ -1,0 +1,184 @@
+"""Tiny language models for the built-in tasks: characters as tokens, a Llama of about 130 thousand parameters, and a
+short supervised training that leaves it weak on purpose.
+
+    build_tiny_model(find_builtin("sort"), Path("model"), seed=0)     a Hugging Face folder, in seconds
+    tiny_model_path("sort", cache=Path("cache"), seed=0)              the same, built once
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from posttrain.data.collate import collate_examples
+from posttrain.data.examples import render_examples
+from posttrain.data.order import rows_for_step
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import Row
+from posttrain.tasks.base import ALPHABET, Task, TinyRecipe
+from posttrain.tasks.catalogue import find_builtin
+from posttrain.types import Batch, Example, count_totals
+
+if TYPE_CHECKING:
+    from posttrain.config import ModelConfig
+
+PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+CONTEXT_LENGTH = 128
+WARMUP_STEPS = 10
+PREFIX = "tiny:"
+
+
+def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
+    """One token per character. Like Llama's, it puts BOS in front and no EOS at the end.
+
+    >>> tokenizer = build_tokenizer("ab")
+    >>> tokenizer("abba").input_ids, tokenizer.decode([4, 5, 2], skip_special_tokens=True)
+    ([1, 4, 5, 5, 4], 'ab')
+    """
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *dict.fromkeys(alphabet)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        model_max_length=CONTEXT_LENGTH,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed: int) -> LlamaForCausalLM:
+    """A Llama with random weights: the same seed, the same weights. Torch's own random state stays as it was."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        max_position_embeddings=CONTEXT_LENGTH,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def build_tiny_model(task: Task, folder: Path, *, seed: int = 0, recipe: TinyRecipe | None = None) -> Path:
+    """Write a Hugging Face folder with a tiny model that solves a part of the task's held-out problems."""
+    recipe = recipe or task.tiny
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, recipe, seed=seed)
+    imitate(model, demonstrations(task, tokenizer, recipe, seed=seed), recipe, seed=seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def demonstrations(
+    task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed: int
+) -> tuple[Example, ...]:
+    """The first training rows of the task, right answers included, as supervised examples that end with EOS."""
+    rows = [
+        Row(values={"prompt": row["prompt"], "completion": row["answer"]}, origin=f"{task.name}[{number}]")
+        for number, row in enumerate(task.rows(recipe.demonstrations, seed=seed))
+    ]
+    rendered = render_examples(
+        rows,
+        Renderer(tokenizer=tokenizer, chat=False),
+        eos_ids={tokenizer.eos_token_id},
+        max_length=CONTEXT_LENGTH,
+        max_dropped=0.0,
+        what=f"demonstrations of {task.name}",
+    )
+    return rendered.examples
+
+
+def imitate(model: LlamaForCausalLM, examples: Sequence[Example], recipe: TinyRecipe, *, seed: int) -> None:
+    """Supervised training in its plainest form, with the loss, the log-probabilities and the optimizer of a run."""
+    from posttrain.algorithms import ALGORITHMS
+    from posttrain.config import TrainConfig
+    from posttrain.models.forward import token_logprobs
+    from posttrain.train.optimizer import Updater
+
+    settings = TrainConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, warmup_steps=WARMUP_STEPS)
+    sft, updater = ALGORITHMS["sft"](), Updater(model.parameters(), settings)
+    for step in range(1, recipe.steps + 1):
+        chosen = rows_for_step(seed, step, recipe.rows_per_step, len(examples))
+        tokens, mask_BT = collate_examples([examples[row] for row in chosen], pad_id=model.config.pad_token_id)
+        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(chosen)), tokens=tokens)
+        outputs = token_logprobs(model, tokens, mask_BT, temperature=1.0)
+        loss, _ = sft.loss(outputs, batch, count_totals(batch))
+        loss.backward()
+        updater.step(step, on_norm=lambda norm: None)
+
+
+# --- built once, then reused -----------------------------------------------------------------------------------------
+
+
+def resolve_model_path(model: ModelConfig, seed: int, *, cache: Path | None = None) -> ModelConfig:
+    """The same model with `tiny:NAME` replaced by the folder of the tiny model of that seed, built if it is missing."""
+    if not model.path.startswith(PREFIX):
+        return model
+    folder = tiny_model_path(model.path.removeprefix(PREFIX), cache=cache or cache_folder(), seed=seed)
+    return model.model_copy(update={"path": str(folder)})
+
+
+def tiny_model_path(name: str, *, cache: Path, seed: int = 0) -> Path:
+    """The folder of the tiny model of task `name` in `cache`. Its name tells all that the weights depend on, hashed."""
+    task = find_builtin(name)
+    folder = cache / f"{name.replace(':', '-')}-seed{seed}-{content_key(task, seed)}"
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
+    try:
+        build_tiny_model(task, draft, seed=seed)
+        draft.chmod(0o755)
+        draft.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was quicker, with the same weights
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def content_key(task: Task, seed: int) -> str:
+    """Twelve hexadecimal digits over the demonstrations, the recipe and the versions that compute with them."""
+    content = {
+        "rows": task.rows(task.tiny.demonstrations, seed=seed),
+        "recipe": asdict(task.tiny),
+        "alphabet": ALPHABET,
+        "seed": seed,
+        "versions": [version(name) for name in ("posttrain", "torch", "transformers")],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def cache_folder() -> Path:
+    """$POSTTRAIN_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("POSTTRAIN_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "posttrain" / "tiny"

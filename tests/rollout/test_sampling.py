@@ -1,0 +1,143 @@
+"""Choosing a token from logits: the distribution that is sampled is the one that is reported."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.rollout.policies import Settings
+from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from posttrain.rollout import sampling
+from posttrain.rollout.sampling import choose, inverse_cdf, token_logprobs, truncate, uniform_streams
+
+
+def random_logits(rows: int, vocab: int, *, spread: float = 3.0, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def test_the_examples_in_the_docstrings_hold():
+    assert doctest.testmod(sampling).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 0), (0.1999, 0), (0.2001, 2), (0.6999, 2), (0.7001, 3), (0.9999, 3)]
+)
+def test_a_uniform_number_selects_the_token_whose_share_of_the_unit_interval_it_falls_into(uniform, token):
+    logits_BV = torch.tensor([[0.2, 0.0, 0.5, 0.3]]).log()
+    ids_B, logprobs_B = choose(logits_BV, Settings(), torch.tensor([uniform], dtype=torch.float64))
+    assert ids_B.item() == token
+    assert logprobs_B.item() == pytest.approx(math.log([0.2, 0.0, 0.5, 0.3][token]), abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    weights=st.lists(st.floats(0, 1e3, width=32), min_size=1, max_size=700).filter(any),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+def test_the_inverse_cdf_is_that_of_one_running_sum_and_never_gives_a_token_of_weight_0(weights, uniform):
+    weights_BV = torch.tensor([weights], dtype=torch.float32)
+    found = int(inverse_cdf(weights_BV, torch.tensor([uniform], dtype=torch.float64))[0])
+    assert weights_BV[0, found] > 0
+    exact_V = weights_BV[0].double().cumsum(0) / weights_BV.double().sum()
+    below = 0.0 if found == 0 else float(exact_V[found - 1])
+    assert below - 1e-6 <= uniform <= float(exact_V[found]) + 1e-6
+
+
+def test_the_largest_uniform_number_selects_the_last_token_that_has_any_weight():
+    weights_BV = torch.zeros(1, 1000)
+    weights_BV[0, [3, 613]] = torch.tensor([1e-3, 1e4])
+    assert inverse_cdf(weights_BV, torch.tensor([1 - 2**-53], dtype=torch.float64))[0].item() == 613
+
+
+@pytest.mark.parametrize("given_settings", [Settings(), Settings(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02)])
+def test_frequencies_of_many_draws_follow_the_reported_probabilities(given_settings):
+    """Chi-square over 20000 draws of one row; the bound is the 99.9% quantile at 40 degrees of freedom."""
+    draws, vocab = 20_000, 40
+    logits_BV = random_logits(1, vocab, spread=1.5).expand(draws, -1)
+    uniforms_B = uniform_streams(3, [(0, 0)], draws)[0]
+    ids_B, logprobs_B = choose(logits_BV, given_settings, uniforms_B)
+    observed_V = torch.bincount(ids_B, minlength=vocab).double()
+    probability_V = torch.zeros(vocab, dtype=torch.float64).scatter(0, ids_B, logprobs_B.double().exp())
+    assert float(probability_V.sum()) == pytest.approx(1.0, abs=1e-3)  # a token of probability 1e-4 may not be drawn
+    expected_V = (probability_V * draws).clamp(min=1e-9)
+    assert float(((observed_V - expected_V) ** 2 / expected_V).sum()) < 73.4
+
+
+def test_temperature_divides_the_logits_before_the_softmax():
+    logits_BV = random_logits(6, 50)
+    ids_B, logprobs_B = choose(logits_BV, Settings(temperature=0.5), torch.rand(6, dtype=torch.float64))
+    expected_BV = (logits_BV / 0.5).log_softmax(dim=-1)
+    torch.testing.assert_close(logprobs_B, expected_BV.gather(1, ids_B[:, None])[:, 0], atol=1e-5, rtol=0)
+
+
+def test_temperature_0_takes_the_likeliest_token_and_reports_temperature_1_without_truncation():
+    logits_BV = random_logits(6, 50)
+    ids_B, logprobs_B = choose(logits_BV, Settings(temperature=0, top_k=3, top_p=0.5), None)
+    assert ids_B.tolist() == logits_BV.argmax(dim=-1).tolist()
+    torch.testing.assert_close(logprobs_B, logits_BV.log_softmax(dim=-1).amax(dim=-1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(0, 0.9, 0.0), (5, 1.0, 0.0), (0, 1.0, 0.1), (40, 0.8, 0.05), (0, 0.97, 0.0)]
+)
+def test_truncation_keeps_the_tokens_that_transformers_keeps(top_k, top_p, min_p):
+    logits_BV = random_logits(16, 5000, spread=2.0)
+    warpers = LogitsProcessorList()
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    if min_p:
+        warpers.append(MinPLogitsWarper(min_p))
+    expected_BV = warpers(torch.zeros(16, 1, dtype=torch.long), logits_BV.double()).float()
+    found_BV = truncate(logits_BV, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert found_BV.isfinite().sum(dim=-1).tolist() == expected_BV.isfinite().sum(dim=-1).tolist()
+    torch.testing.assert_close(found_BV, expected_BV)
+
+
+def test_log_probabilities_under_truncation_are_those_of_the_renormalised_rest():
+    logits_BV = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    ids_B, logprobs_B = choose(logits_BV, Settings(top_k=2), torch.tensor([0.9], dtype=torch.float64))
+    assert ids_B.item() == 1
+    assert logprobs_B.item() == pytest.approx(math.log(0.3 / 0.8), abs=1e-6)
+
+
+def test_log_probabilities_of_a_large_vocabulary_are_exact_to_the_last_bits_of_float32():
+    logits_BV = random_logits(8, 32_000, spread=4.0)
+    ids_B = torch.arange(8)
+    exact_B = logits_BV.double().log_softmax(dim=-1)[ids_B, ids_B]
+    assert float((token_logprobs(logits_BV, ids_B, temperature=1.0) - exact_B).abs().max()) < 4e-6
+
+
+def test_half_precision_logits_are_widened_before_the_softmax():
+    logits_BV = random_logits(4, 300).bfloat16()
+    ids_B = torch.tensor([0, 1, 2, 3])
+    expected_B = logits_BV.double().log_softmax(dim=-1)[range(4), ids_B]
+    found_B = token_logprobs(logits_BV, ids_B, temperature=1.0)
+    assert found_B.dtype == torch.float32
+    assert float((found_B - expected_B).abs().max()) < 4e-6
+
+
+def test_a_stream_is_a_pure_function_of_seed_prompt_and_completion():
+    together_BT = uniform_streams(7, [(3, 0), (3, 1), (4, 0)], 50)
+    alone_BT = uniform_streams(7, [(3, 1)], 20)
+    assert together_BT[1, :20].tolist() == alone_BT[0].tolist()
+    firsts = {float(uniform_streams(*key, 1)) for key in [(7, [(3, 0)]), (8, [(3, 0)]), (7, [(4, 0)]), (7, [(3, 1)])]}
+    assert len(firsts) == 4
+
+
+def test_streams_do_not_change_between_releases():
+    """A run is repeated from its seed, so these numbers are part of the format of a run."""
+    found_BT = uniform_streams(0, [(0, 0), (1, 2)], 2)
+    first = [0x02F4BA6408E4D89B, 0x3DD62B0B9CA8C5B2]  # Philox4x64-10, key 0, counter 1
+    assert found_BT[0].tolist() == [(word >> 11) / 2**53 for word in first]
+    assert uniform_streams(12345, [(678, 9)], 3)[0].tolist() == [
+        0.5845303505965048,
+        0.9715459375733702,
+        0.7683821086626453,
+    ]
