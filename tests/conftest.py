@@ -1,20 +1,27 @@
-"""Fixture T of the algorithm reference: the token-level numbers that most worked examples are computed on."""
+"""The fixtures that worked examples are computed on, and how hypothesis draws: the same examples in every run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor
 
 from posttrain.types import Batch, Totals, count_totals
 
+hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("reproducible")
+
 Ragged = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
 class TokenFixture:
-    """Four completions of 3, 2, 4 and 1 tokens, in float64; padding holds nan: whoever reads it is found out."""
+    """Fixture T of the algorithm reference: four completions of 3, 2, 4 and 1 tokens, in float64.
+
+    Padding holds nan: whoever reads it is found out.
+    """
 
     ragged_logprobs: Ragged = ((-0.45, -0.90, -0.40), (-2.40, -0.60), (-0.08, -1.75, -0.75, -0.40), (-0.80,))
     ragged_old: Ragged = ((-0.50, -1.20, -0.30), (-2.00, -0.70), (-0.10, -1.50, -0.90, -0.40), (-2.10,))

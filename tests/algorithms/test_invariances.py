@@ -38,7 +38,7 @@ group_relative = pytest.mark.parametrize(
     "algorithm", [ALGORITHMS[name] for name in ("rloo", "grpo", "dr_grpo")], ids=["rloo", "grpo", "dr_grpo"]
 )
 anything = st.integers(0, 10_000)
-few_examples = settings(max_examples=20, deadline=None)
+few_examples = settings(max_examples=20)
 
 
 def make_experience(seed: int = 0) -> Experience:
