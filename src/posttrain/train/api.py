@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
-from posttrain.errors import PosttrainError
+from posttrain.errors import CheckpointError, PosttrainError
 from posttrain.report.page import write_report
 from posttrain.report.terminal import TerminalView
 from posttrain.train.loop import train_step
@@ -71,13 +71,14 @@ def carry_out(run: Run) -> Run:
         if "baseline" not in run.evaluation:
             run.measure_model("baseline")
         if run.step == 0:
-            run.save()  # proves, before anything is paid for, that a checkpoint can be written
+            run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written
         while run.step < config.train.steps:
             one_step(run)
             last = run.step == config.train.steps
-            if last or due(config.checkpoint.every, run.step) or interrupted():
-                run.save()
-            if interrupted():
+            stop = interrupted()
+            if last or stop or due(config.checkpoint.every, run.step):
+                run.save(required=last or stop)
+            if stop:
                 raise KeyboardInterrupt(f"stopped after step {run.step}, with a checkpoint")
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
@@ -130,19 +131,20 @@ def recording(store: RunStore, view: TerminalView) -> Iterator[None]:
                 with suppress(PosttrainError):  # a full disk must not hide what went wrong first
                     store.error(error)
                 view.event("error", str(error) or type(error).__name__)
-                error.add_note(how_to_go_on(store))
+                error.add_note(how_to_go_on(store, error))
                 raise
     finally:
         view.close()
 
 
-def how_to_go_on(store: RunStore) -> str:
+def how_to_go_on(store: RunStore, error: BaseException) -> str:
     """The last words of a run that failed."""
-    if store.has_begun:
-        return (
-            f"The run is in {store.folder}; `posttrain resume {store.folder}` continues it from its newest checkpoint."
-        )
-    return f"Nothing was trained; {store.folder} has the details in error.json and can be used again."
+    folder = store.folder
+    if not store.has_begun:
+        return f"Nothing was trained; {folder} has the details in error.json and can be used again."
+    if isinstance(error, CheckpointError):  # says itself what to do: there may be nothing to continue from
+        return f"The run is in {folder}."
+    return f"The run is in {folder}; `posttrain resume {folder}` continues it from its newest checkpoint."
 
 
 @contextmanager

@@ -11,6 +11,7 @@ flipped bit without a word. Tensors are safetensors, everything else is JSON; no
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from posttrain.errors import CheckpointError
+from posttrain.errors import CheckpointError, DoesNotFit
 
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 TENSORS, PLAIN = "tensors.safetensors", "plain.json"
@@ -34,6 +35,11 @@ TENSORS, PLAIN = "tensors.safetensors", "plain.json"
 _STEP = re.compile(r"step-(\d{6,})")
 _ASIDE = re.compile(r"step-\d{6,}\.tmp-\d+(-old)?")
 _WRITE_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk by an exception of its own
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFull(DoesNotFit, CheckpointError):
+    """There is no room for a checkpoint; nothing is wrong with those that there are."""
 
 
 class Damage(NamedTuple):
@@ -164,7 +170,7 @@ class Checkpoints:
     def _require_space(self, final: Path, size: int) -> None:
         free = shutil.disk_usage(self.folder).free
         if size > free:
-            raise CheckpointError(
+            raise DiskFull(
                 given=f"{final.name} needs {_readable(size)}, but {self.folder} has {_readable(free)} free",
                 allowed=f"at least {_readable(size)} of free space",
                 fix="Free some space, set checkpoint.keep lower, or set output to a folder on another disk.",
@@ -172,7 +178,8 @@ class Checkpoints:
 
     def _explain(self, final: Path, size: int, error: Exception) -> NoReturn:
         room = f" and has more than {_readable(size)} of free space" if size else ""
-        raise CheckpointError(
+        kind = DiskFull if _errno(error) in _NO_ROOM else CheckpointError
+        raise kind(
             given=f"{final.name} could not be written to {self.folder} ({error}); older checkpoints are intact",
             allowed=f"a folder that can be written{room}",
             fix="Free some space, set checkpoint.keep lower, or set output to a folder on another disk.",
@@ -197,7 +204,7 @@ class SavePolicy:
             raise error
         if self.misses < self.allowed:
             return f"no checkpoint was saved ({self.misses} of {self.allowed} misses in a row): {error}"
-        raise CheckpointError(
+        raise type(error)(
             given=f"{self.misses} checkpoints in a row could not be saved; the last: {error.given}",
             allowed=error.allowed,
             fix=error.fix,
@@ -392,6 +399,14 @@ def _require_json(value: Any, where: str) -> None:
             _require_json(item, f"{where}[{index}]")
     elif type(value) not in (str, int, float, bool, type(None)):
         raise TypeError(f"{where}: a {type(value).__name__} would not come back as what it was")
+
+
+def _errno(error: Exception) -> int | None:
+    """The number that the system gave; safetensors only writes it into its message."""
+    if isinstance(error, OSError):
+        return error.errno
+    named = re.search(r"os error (\d+)", str(error))
+    return int(named[1]) if named else None
 
 
 def _sync(path: Path) -> None:

@@ -302,14 +302,15 @@ class Unscored:
         missing, total = int((~scored_PG).sum()), scored_PG.numel()
         if missing == 0:
             return None
-        cause = f"; the first error: {errors[0].strip()}" if errors else ""
+        first, _, trace = errors[0].strip().partition("\n") if errors else ("", "", "")
+        cause = f"; the first error: {first}" if first else ""
         finding = f"step {step}: {missing} of {total} answers ({missing / total:.0%}) got no reward{cause}"
         if missing > self.max_unscored * total:
             raise RewardError(
                 given=finding,
                 allowed=f"at most guards.max_unscored = {self.max_unscored:g}",
                 fix="Mend the reward function, give it more time (rewards.timeout), or return 0.0 for answers that "
-                "cannot be judged.",
+                "cannot be judged." + "".join(f"\n    {line}" for line in trace.splitlines()),
             )
         if self.warned:
             return None

@@ -8,6 +8,7 @@ micro      a part that fits the token budget; the gradient does not depend on th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from posttrain.models.microbatches import plan_microbatches
 from posttrain.train.metrics import MetricLog
 from posttrain.train.policy import mismatch_metrics
-from posttrain.types import Batch, Experience, Mean, Metrics, count_totals
+from posttrain.types import Batch, Experience, Mean, Metrics, Totals, count_totals
 
 if TYPE_CHECKING:
     from posttrain.config import TrainConfig
@@ -53,8 +54,19 @@ def update(run: Run, minibatch: Batch, step: int) -> Metrics:
         log.add(metrics | mismatch_metrics(outputs, micro))
     run.loaded.model.eval()
     log.add({"loss": Mean(loss_sum, 1.0)})
-    log.add(run.optimizer.step(step, on_norm=lambda norm: run.guards.check_gradient(norm, minibatch, step)))
+    log.add(run.optimizer.step(step, on_norm=partial(check_gradient, run, minibatch, totals, step)))
     return log.merged
+
+
+def check_gradient(run: Run, minibatch: Batch, totals: Totals, step: int, norm: float) -> None:
+    """Raise `NonFiniteError` for a gradient that is not finite; the rows are then tried one by one to name the worst."""
+
+    def norm_of(row: Batch) -> float:
+        loss, _ = run.algorithm.loss(run.forward(row), row, totals)
+        gradients = torch.autograd.grad(loss, run.optimizer.parameters, allow_unused=True)
+        return float(torch.nn.utils.get_total_norm([g for g in gradients if g is not None]))
+
+    run.guards.check_gradient(norm, minibatch, step, row_norm=norm_of)
 
 
 def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> Iterator[Batch]:

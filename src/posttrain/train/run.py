@@ -153,11 +153,15 @@ class Run:
         """Every tensor that the next step depends on."""
         return {"policy": self.trained_tensors(), "optimizer": self.optimizer.tensors()}
 
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight, trained or not: what the checkpoint's model folder holds."""
+        return dict(self.loaded.model.state_dict())
+
     def trained_tensors(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in trainable_parameters(self.loaded.model).items()}
 
-    def save(self) -> None:
-        """Write the checkpoint of this step; a miss is a warning, the third in a row an error."""
+    def save(self, *, required: bool = False) -> None:
+        """Write the checkpoint of this step; a miss is a warning, the third in a row or a required one an error."""
         plain = {"num_tokens": self.num_tokens, "algorithm": self.weigh.state_dict(), "guards": self.guards.state()}
 
         def write(folder: Path) -> None:
@@ -166,9 +170,9 @@ class Run:
             save_state(folder / "state", self.tensors(), plain)
 
         try:
-            self.checkpoints.save(self.step, write, {"step": self.step}, size=size_of(self.tensors()))
+            self.checkpoints.save(self.step, write, {"step": self.step}, size=size_of(self.tensors(), self.weights()))
         except CheckpointError as error:
-            self.warn("checkpoint", self.saves.missed(error))
+            self.warn("checkpoint", self.saves.missed(error, required=required))
         else:
             self.saves.saved()
             self.store.event("checkpoint", f"saved step {self.step}", step=self.step)
