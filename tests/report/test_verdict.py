@@ -73,6 +73,19 @@ def test_a_flat_reward_with_a_fallen_score_blames_the_learning_rate_first():
     assert "a learning rate that is too high (the held-out score fell)" in observations(run)[0].text
 
 
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        (2.03, "(+1.5%): the model still predicts it about as well as before."),
+        (2.5, "(+25.0%): the model has become worse at it."),
+        (1.5, "(−25.0%): the model has become better at it."),
+    ],
+)
+def test_forgetting_is_said_with_its_size(after, sentence):
+    run = evaluated(0.2, 0.9, forgetting={"baseline_loss": 2.0, "trained_loss": after})
+    assert verdict(run).sentences[-1].endswith(sentence)
+
+
 def test_without_a_trained_score_nothing_is_claimed():
     run = replace(run_of(reward=[0.1, 0.5, 0.9]), evaluation={"baseline": evaluation(0.2)})
     found = verdict(run)

@@ -12,6 +12,8 @@ from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact, percent
 
 Tone = Literal["good", "bad", "plain"]
+NOTICEABLE = 0.02
+"""Relative change of the loss on the reference text that is worth calling one."""
 
 
 class Span(NamedTuple):
@@ -201,12 +203,12 @@ def _forgetting_sentence(evaluation: Mapping[str, Any]) -> list[str]:
     before, after = number(losses.get("baseline_loss")), number(losses.get("trained_loss"))
     if before is None or after is None:
         return []
-    change = f"{100 * (after / before - 1):+.1f}%" if before else "from 0"
-    kept = (
-        "the model still predicts it about as well as before."
-        if after <= before * 1.02
-        else "the model has become worse at it."
-    )
+    change = f"{100 * (after / before - 1):+.1f}%".replace("-", "−") if before else "from 0"
+    kept = "the model still predicts it about as well as before."
+    if after > (1 + NOTICEABLE) * before:
+        kept = "the model has become worse at it."
+    elif after < (1 - NOTICEABLE) * before:
+        kept = "the model has become better at it."
     return [f"Loss on the reference text went from {before:.3f} to {after:.3f} nats per token ({change}): {kept}"]
 
 
