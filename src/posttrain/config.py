@@ -212,7 +212,7 @@ class DataConfig(Part):
     eval_split: Text = "test"
     """Split of a Hugging Face dataset that `eval` names."""
     eval_fraction: BelowOne = 0.1
-    """Share of the training rows that is held out when `eval` is null (a task brings its own); which rows is fixed by seed."""
+    """Share of the training rows held out when `eval` is null (a task brings its own); which rows is fixed by seed."""
     prompt: Text | None = None
     """A column, or a template over columns: "{Body} {Question}". null: prompt, question, problem or instruction."""
     system_prompt: str | None = None

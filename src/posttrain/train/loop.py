@@ -59,7 +59,7 @@ def update(run: Run, minibatch: Batch, step: int) -> Metrics:
 
 
 def check_gradient(run: Run, minibatch: Batch, totals: Totals, step: int, norm: float) -> None:
-    """Raise `NonFiniteError` for a gradient that is not finite; the rows are then tried one by one to name the worst."""
+    """Raise `NonFiniteError` for a gradient that is not finite; rows are tried one by one to name the worst."""
 
     def norm_of(row: Batch) -> float:
         loss, _ = run.algorithm.loss(run.forward(row), row, totals)
