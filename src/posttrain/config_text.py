@@ -154,7 +154,7 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
         kind = "a list" if isinstance(content, list) else "a single value"
         raise ConfigError(
             given=f"{path} holds {kind}: {show(content)}",
-            allowed="a mapping with the keys model, algorithm, data, train, ...",
+            allowed="a mapping with keys such as model, algorithm, data and train",
             fix="Write one `key: value` per line.",
         )
     return content

@@ -30,8 +30,11 @@ def summary(dropped: Sequence[Dropped], total: int) -> str:
 def refuse_too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> None:
     """Raises `DataError` when a larger share than `max_dropped` was left out, or everything."""
     if len(dropped) == total or len(dropped) > max_dropped * total:
+        cure = "Mend the rows named above"
+        if any("longer than" in reason for _, reason in dropped):
+            cure = "Shorten them, or lower sampling.max_completion_length: the context holds prompt and answer"
         raise DataError(
             given=f"{what}: {summary(dropped, total)}",
             allowed=f"at most {max_dropped:.0%} dropped rows, and at least one left",
-            fix="Mend the rows named above, or raise data.max_dropped if they may go.",
+            fix=f"{cure}." if len(dropped) == total else f"{cure}; or raise data.max_dropped if they may go.",
         )

@@ -129,7 +129,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
     with _text(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield _as_row(_parse(line, path, number), f"{path.name}:{number}")
+                yield _as_row(_parse(line.rstrip(), path, number), f"{path.name}:{number}")
 
 
 def _parse(line: str, path: Path, number: int) -> Any:

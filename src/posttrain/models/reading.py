@@ -6,6 +6,7 @@ drawn at random, and a model of another kind gets a head that was never trained.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import re
@@ -34,7 +35,7 @@ from posttrain.models.quiet import without_progress_bars
 if TYPE_CHECKING:
     from posttrain.config import ModelConfig
 
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,16 @@ def find_source(config: ModelConfig) -> Source:
         raise ModelError(
             given=f"model.path = {config.path!r}: there is no such folder",
             allowed="a folder with config.json and weights, or a name on the Hugging Face Hub such as Qwen/Qwen3-0.6B",
-            fix=f"Correct the path; it is taken relative to {os.getcwd()}.",
+            fix=_near(folder) or f"Correct the path; it is taken relative to {os.getcwd()}.",
         )
     return Source(config.path, None, arguments)
+
+
+def _near(folder: Path) -> str:
+    """`Did you mean ...?`, when there is a folder of about that name; empty otherwise."""
+    beside = [path.name for path in folder.parent.glob("*/")] if folder.parent.is_dir() else []
+    close = difflib.get_close_matches(folder.name, beside, n=1)
+    return f"Did you mean {str(folder.with_name(close[0]))!r}?" if close else ""
 
 
 def _gguf_fix(folder: Path, name: str) -> str:
@@ -184,8 +192,7 @@ def read_weights(config: ModelConfig, source: Source, hf_config: PreTrainedConfi
             source.path,
             config=hf_config,
             dtype=torch.float32,
-            # Not "sdpa": transformers refuses that for an architecture without it, where None takes eager attention.
-            attn_implementation="eager" if config.attention == "eager" else None,
+            attn_implementation=_attention(config, hf_config),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **source.arguments,
@@ -201,6 +208,15 @@ def read_weights(config: ModelConfig, source: Source, hf_config: PreTrainedConfi
                 fix="Give the complete model; config.json and the weights must belong together.",
             )
     return model
+
+
+def _attention(config: ModelConfig, hf_config: PreTrainedConfig) -> str | None:
+    """None is fused attention where the architecture has it, else eager; asked for by name it would be an error.
+
+    Fused attention knows no soft cap; some versions of transformers leave it out in silence, so eager is named.
+    """
+    capped = getattr(hf_config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return "eager" if config.attention == "eager" or capped else None
 
 
 def _dequantized() -> dict[str, Any]:
@@ -276,7 +292,7 @@ def _explain(config: ModelConfig, source: Source, what: str, error: Exception) -
         return ModelError(
             given=f"model.path = {config.path!r}: there is no such folder, and {answer}",
             allowed="a folder, or the name of a model on the Hub that can be downloaded or was before",
-            fix="Download the model where there is a network and give its folder."
+            fix=_near(Path(config.path)) or "Download the model where there is a network and give its folder."
             if offline
             else "Correct the name; for a gated model, log in with `hf auth login`.",
         )

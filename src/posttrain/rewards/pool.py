@@ -8,6 +8,7 @@ parent keeps the clock and SIGKILLs the whole process group; the next call gets 
 from __future__ import annotations
 
 import os
+import re
 import select
 import selectors
 import signal
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from posttrain.errors import ConfigError
@@ -286,7 +288,7 @@ class _Worker:
         """What it printed and where it hangs: faulthandler answers even while C code holds the interpreter lock."""
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGUSR1)
-        return self.output(patience=50)
+        return _without_our_frames(self.output(patience=50))
 
     def kill(self) -> None:
         """SIGKILL the process group, children of user code included, and reap the worker."""
@@ -347,6 +349,17 @@ class _Worker:
         self._output += read
         del self._output[:-KEPT_OUTPUT]
         return self._prints
+
+
+def _without_our_frames(trace: str) -> str:
+    """What faulthandler printed, without the frames that called the user's code."""
+    ours = (str(Path(__file__).parent), "<frozen ")
+    lines = [line for line in trace.splitlines() if not any(place in line for place in ours)]
+    return re.sub(
+        r"(?m)^(Current t|T)hread 0x.*\(most recent call first\):$",
+        "It hung here, innermost call first:",
+        "\n".join(lines),
+    )
 
 
 def _kill_all(workers: list[_Worker]) -> None:

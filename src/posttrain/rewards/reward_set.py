@@ -76,14 +76,17 @@ class RewardSet:
     def labels(self) -> tuple[str, ...]:
         return tuple(component.label for component in self.components)
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Before training: ConfigError for a column that is missing, DataError for gold answers that cannot be used."""
+    def check(self, prompts: Sequence[Prompt], what: str = "") -> None:
+        """Before training: ConfigError for a column that is missing, DataError for gold answers that cannot be used.
+
+        `what` names the prompts in errors: rows are counted within it.
+        """
         available = {name for prompt in prompts for name in prompt.columns}
         for component in self.components:
             component.columns(available)
-        self.check_answers((prompt.index, prompt.columns.get("answer")) for prompt in prompts)
+        self.check_answers(((prompt.index, prompt.columns.get("answer")) for prompt in prompts), what)
 
-    def check_answers(self, answers: Iterable[tuple[int, Any]]) -> None:
+    def check_answers(self, answers: Iterable[tuple[int, Any]], what: str = "") -> None:
         """Score a trivial completion against each gold answer: what the verifier then raises is wrong with the gold.
 
         `answers` are numbers of rows and their gold answers; equal answers are looked at once.
@@ -103,7 +106,7 @@ class RewardSet:
             found = zip(golds, sheet.outcomes, strict=True)
             problems = {key: outcome.message for key, outcome in found if outcome.kind != "value"}
             if problems:
-                raise _gold_error(sheet.component.label, problems, rows_of)
+                raise _gold_error(sheet.component.label, problems, rows_of, what)
 
     def score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> Scores:
         """Score G completions of each of P prompts; `groups[p][g]` answers `prompts[p]`.
@@ -257,12 +260,12 @@ def _grouped(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
     return [list(values[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
-def _gold_error(label: str, problems: Mapping[str, str], rows_of: Mapping[str, Sequence[int]]) -> DataError:
+def _gold_error(label: str, problems: Mapping[str, str], rows_of: Mapping[str, Sequence[int]], what: str) -> DataError:
     rows = sorted(row for key in problems for row in rows_of[key])
     first = next(key for key in problems if rows[0] in rows_of[key])
     named = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
     return DataError(
-        given=f'reward "{label}" cannot use the gold answer of row {rows[0]}: {problems[first]}',
+        given=f'{what}{": " if what else ""}reward "{label}" cannot use the gold answer of row {rows[0]}: {problems[first]}',
         allowed=f"an answer that the reward can read; {len(rows)} of {sum(map(len, rows_of.values()))} rows have none "
         f"(counted from 0: {named})",
         fix="Correct or drop these rows.",

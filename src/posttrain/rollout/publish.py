@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from posttrain.errors import PublishError
+from posttrain.errors import NonFiniteError, PublishError
 from posttrain.rollout.modes import evaluating
 from posttrain.rollout.sampler import InProcessSampler
 from posttrain.rollout.weights import check_names, merged_tensors, named_tensors
@@ -120,6 +120,7 @@ class DeliveryProof:
     def _check_probe(self, policy_logprobs: ScoreCompletions, sampler: InProcessSampler) -> float:
         """The largest difference between the two sides; raises where it exceeds the tolerance or is not a number."""
         trained = policy_logprobs(self.prompt_ids, self.completion_ids, temperature=self.temperature)
+        _require_finite(trained, sampler.version)
         decoded = sampler.score(self.prompt_ids, self.completion_ids, temperature=self.temperature)
         worst, row, t, ours, theirs = max(_differences(trained, decoded))
         allowed = self.tolerance / min(self.temperature or 1.0, 1.0)  # rounding of logits grows as they are divided
@@ -132,6 +133,18 @@ class DeliveryProof:
                 "precision, attention or temperature.",
             )
         return worst
+
+
+def _require_finite(trained: Sequence[Sequence[float]], version: int) -> None:
+    for row, logprobs_T in enumerate(trained):
+        for t, logprob in enumerate(logprobs_T):
+            if not math.isfinite(logprob):
+                raise NonFiniteError(
+                    given=f"policy version {version}: the log-probability of token {t} of probe {row} is {logprob}",
+                    allowed="finite numbers",
+                    fix="The last update made the weights too large. Lower train.learning_rate, or set "
+                    "model.precision = float32.",
+                )
 
 
 def tolerance_for(*dtypes: torch.dtype) -> float:
@@ -172,7 +185,7 @@ def _tensors_as_in(policy: nn.Module, decoder: nn.Module) -> Iterator[tuple[str,
 
 
 def _same(trained: Tensor, decoded: Tensor) -> bool:
-    if trained.is_set_to(decoded):
+    if trained is decoded:
         return True
     return trained.shape == decoded.shape and torch.equal(trained.to(decoded), decoded)
 

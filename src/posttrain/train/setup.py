@@ -159,10 +159,12 @@ def online(
     """Prompts are answered and the answers are scored."""
     train, heldout = prompt_sets(config, rows, loaded)
     rewards = resources.enter_context(build_rewards(config.rewards))
-    rewards.check([*train.prompts, *heldout.prompts])
+    for what, part in (("training data", train), ("held-out data", heldout)):
+        if part.prompts:
+            rewards.check(part.prompts, what)
     check = resources.enter_context(build_rewards(config.check)) if config.check else None
-    if check is not None:
-        check.check(heldout.prompts)
+    if check is not None and heldout.prompts:
+        check.check(heldout.prompts, "held-out data")
     feed = SampledFeed(config, train.prompts, sampler, rewards, pad_id=loaded.pad_id)
     measure = HeldOutAnswers(config, sampler, heldout.prompts, rewards, check)
     return feed, measure, [prompt.ids for prompt in train.prompts[:4]], prompt_notes(train, heldout)
