@@ -206,6 +206,12 @@ def test_settings_show_their_origin_and_defaults_can_be_hidden(run_folder):
     assert '<div class="default"><code>  clip_low: 0.2</code><span>default</span></div>' in page
 
 
+def test_events_tell_what_an_evaluation_found(run_folder):
+    text = Page(write_report(run_folder).read_text()).text
+    assert "held-out: accuracy 66% (57% to 73%)" in text
+    assert "1 routine events (publishes, checkpoints) are left out here" in text
+
+
 def test_a_run_that_failed_says_so_first(run_folder):
     (run_folder / "error.json").write_text(
         json.dumps({"type": "PublishError", "message": "the sampler runs policy version 3", "step": 4, "exit_code": 4})

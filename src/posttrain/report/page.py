@@ -11,7 +11,7 @@ import hashlib
 import importlib.resources
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from posttrain.report.charts import Chart, check_bars, heldout_bars, learning_ch
 from posttrain.report.notes import observations
 from posttrain.report.proofs import proofs
 from posttrain.report.samples import samples_html
-from posttrain.report.store import RunRecord, config_lines, number, read_run
+from posttrain.report.store import RunRecord, config_lines, mapping, number, read_run
 from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, escaped, script_json
-from posttrain.report.verdict import Verdict, fifths, show_value, verdict
+from posttrain.report.verdict import Verdict, fifths, headline_span, measure_of, show_span, show_value, verdict
 
 _EVENT_KINDS = ("warning", "guard", "error", "resume", "start", "end", "evaluation")
 """Shown in full; the others, publishes and checkpoints, are counted."""
@@ -255,7 +255,8 @@ def _events(run: RunRecord) -> str:
     rows = "".join(_event_row(event) for event in shown[:_MAX_EVENTS])
     head = "<tr><th>time</th><th class=num>step</th><th>kind</th><th>message</th></tr>"
     more = (
-        f'<p class="hint">{hidden} publishes and checkpoints are left out here; events.jsonl has them.</p>'
+    routine = f"{hidden} routine events (publishes, checkpoints) are left out here; events.jsonl has them."
+    more = f'<p class="hint">{routine}</p>' if hidden else ""
         if hidden
         else ""
     )
@@ -267,11 +268,19 @@ def _events(run: RunRecord) -> str:
 def _event_row(event: dict[str, Any]) -> str:
     step = number(event.get("step"))
     message, note = cut(str(event.get("message") or ""), 2000)
+    if event.get("kind") == "evaluation":
+        message += _event_score(mapping(event.get("evaluation")))
     kind, time = escaped(event.get("kind")), escaped(str(event.get("time") or "")[11:19])
     return (
         f'<tr><td class="kind">{time}</td><td class="num">{"" if step is None else f"{step:.0f}"}</td>'
         f'<td class="kind {kind}">{kind}</td><td class="wide">{escaped(message)} {escaped(note)}</td></tr>'
     )
+
+
+def _event_score(evaluation: Mapping[str, Any]) -> str:
+    measure = measure_of(evaluation)
+    found = headline_span(evaluation, measure)
+    return f": {measure} {show_span(measure, found)}" if found else ""
 
 
 def _config(run: RunRecord) -> str:
