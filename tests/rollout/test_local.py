@@ -132,6 +132,16 @@ def test_scores_of_completions_of_any_length_keep_their_order():
         assert score == pytest.approx(full_forward_logprobs(model, prompt, ids, 1.0) if ids else [], abs=1e-4)
 
 
+def test_scoring_needs_no_more_positions_than_each_row_has():
+    """A long prompt with a short completion beside a long completion: learned positions end at 96."""
+    model = tiny_model("gpt2, learned positions")
+    long, short = random_prompts((94, 2))
+    ids = tuple(random_prompts((60,), seed=1)[0].ids)
+    scores = sampler_of(model).score([long.ids, short.ids], [ids[:2], ids], temperature=1.0)
+    assert scores[0] == pytest.approx(full_forward_logprobs(model, long, ids[:2], 1.0), abs=1e-4)
+    assert scores[1] == pytest.approx(full_forward_logprobs(model, short, ids, 1.0), abs=1e-4)
+
+
 def test_first_tokens_follow_the_distribution_of_the_model():
     """2000 completions of one token: chi-square against the forward pass, bound at the 99.9% quantile."""
     model, (prompt,) = tiny_model(), random_prompts((4,))
@@ -420,6 +430,11 @@ def test_an_empty_stop_string_is_refused():
 def test_modules_that_are_no_language_model_are_refused():
     with pytest.raises(ModelError, match="got a Linear; allowed: a causal language model of transformers"):
         sampler_of(nn.Linear(2, 2))
+
+
+def test_a_group_without_completions_is_refused():
+    with pytest.raises(ConfigError, match="group_size = 0; allowed: at least 1"):
+        sampler_of(tiny_model()).generate(random_prompts(), Settings(), group_size=0, seed=0)
 
 
 def test_no_prompts_give_no_completions():

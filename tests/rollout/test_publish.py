@@ -19,7 +19,7 @@ from tests.rollout.policies import (
 )
 from torch import nn
 
-from posttrain.errors import PublishError
+from posttrain.errors import NonFiniteError, PublishError
 from posttrain.rollout import DeliveryProof, LocalSampler
 from posttrain.rollout.publish import tolerance_for
 from posttrain.rollout.weights import named_tensors
@@ -274,14 +274,25 @@ def test_log_probabilities_that_mean_something_else_are_found_by_the_probe():
         proof.check(at_temperature_1, policy, sampler_of(policy), 1)
 
 
-def test_a_probe_that_is_not_a_number_never_passes():
+def test_weights_that_overflowed_are_named_as_such():
     policy = tiny_model()
 
-    def broken(prompt_ids, completion_ids, *, temperature):
+    def overflowed(prompt_ids, completion_ids, *, temperature):
         return [[float("nan") for _ in ids] for ids in completion_ids]
 
-    with pytest.raises(PublishError, match="nan in the trainer"):
-        PROOF.check(broken, policy, sampler_of(policy), 1)
+    with pytest.raises(NonFiniteError, match="token 0 of probe 0 is nan"):
+        PROOF.check(overflowed, policy, sampler_of(policy), 1)
+
+
+def test_a_sampler_that_returns_no_numbers_never_passes():
+    class Broken(LocalSampler):
+        def score(self, *args, **kwargs):
+            return [[float("nan")] * len(row) for row in super().score(*args, **kwargs)]
+
+    policy = tiny_model()
+    sampler = Broken(policy, tiny_tokenizer(), [EOS], shared=True, version=1)
+    with pytest.raises(PublishError, match=r"in the trainer and nan in the sampler, a difference of inf"):
+        check(policy, sampler)
 
 
 # ---------------------------------------------------------------- the probe itself

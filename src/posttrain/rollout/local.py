@@ -28,16 +28,12 @@ from posttrain.rollout.modes import evaluating
 from posttrain.rollout.sampler import SamplingSettings
 from posttrain.rollout.sampling import choose, token_logprobs, uniform_streams
 from posttrain.rollout.stop import StopStrings
+from posttrain.rollout.transcript import Transcript
 from posttrain.rollout.weights import copy_weights, plain_copy
-from posttrain.types import Completion, FinishReason, Prompt
+from posttrain.types import Completion, Prompt
 
 PREFILL_TOKENS = 16384
 """Prompt tokens, padding included, that go through the model at once; a single longer prompt still does."""
-
-_REASONS: tuple[FinishReason, ...] = ("length", "eos", "stop")
-
-COMPACT_FRACTION = 8
-"""Finished rows leave the batch when they are one in this many: earlier costs copies, later costs computing them."""
 
 
 class LocalSampler:
@@ -61,8 +57,8 @@ class LocalSampler:
         """`model` is the policy, a peft model or not.
 
         `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules run
-        under autocast to it. `max_batch_rows` bounds the rows that `score` decodes together; `generate` is told by its
-        settings. `version` is the policy version of the weights as they are now.
+        under autocast where it is a half precision. `max_batch_rows` bounds the rows that `score` decodes together;
+        `generate` is told by its settings. `version` is the policy version of the weights as they are now.
         """
         base_model(model)  # refuses what it cannot decode with
         self.model = model if shared else plain_copy(model, dtype)
@@ -80,12 +76,16 @@ class LocalSampler:
 
         A completion ends with the first EOS id (`eos`, the id is part of it), with the token that completes a stop
         string (`stop`; the ids are kept, the text is cut) or after `sampling.max_completion_length` tokens (`length`).
-        Its log-probabilities are described in `sampling.choose`. Two prompts of the same index get the same random
-        numbers.
+        What the log-probabilities mean under truncation and at temperature 0 is said in `posttrain.rollout.sampling`.
+        Two prompts of the same index get the same random numbers.
 
         Raises ConfigError when a prompt and its completion do not fit the context window, DataError for an empty
         prompt, NonFiniteError when the model returns numbers that are not finite.
         """
+        if group_size < 1:
+            raise ConfigError(
+                given=f"group_size = {group_size}", allowed="at least 1", fix="Set sampling.group_size = 8."
+            )
         stop = StopStrings(self.tokenizer, sampling.stop)
         for prompt in prompts:
             self._check_length(prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
@@ -200,19 +200,23 @@ class LocalSampler:
     def _score_wave(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float
     ) -> Iterator[list[float]]:
-        """Log-probabilities of given completions; a row that has ended is fed padding until the longest has."""
+        """Log-probabilities of given completions; a row whose completion has ended leaves the batch."""
         decoding = Decoding(self.model)
         lengths = [len(completion) for _, completion in pairs]
-        ids_BT = torch.zeros(len(pairs), max(lengths), dtype=torch.long)
-        for row, (_, completion) in enumerate(pairs):
-            ids_BT[row, : len(completion)] = torch.tensor(completion, dtype=torch.long)
-        ids_BT = ids_BT.to(decoding.device)
-        logprobs_BT = torch.zeros(ids_BT.shape, device=decoding.device)
+        longest = max(lengths)
+        ids_BT = torch.tensor([[*ids, *[0] * (longest - len(ids))] for _, ids in pairs], device=decoding.device)
+        logprobs_BT = torch.zeros(len(pairs), longest, device=decoding.device)
+        rows_B, lengths_B = torch.arange(len(pairs)), torch.tensor(lengths)
         logits_BV = decoding.prefill([prompt for prompt, _ in pairs])
-        for t in range(max(lengths)):
-            if t > 0:
-                logits_BV = decoding.step(ids_BT[:, t - 1])
-            logprobs_BT[:, t] = token_logprobs(logits_BV, ids_BT[:, t], temperature=temperature)
+        for t in range(longest):
+            going_B = lengths_B[rows_B] > t
+            if not going_B.all():
+                staying_B = going_B.nonzero().squeeze(-1).to(decoding.device)
+                decoding.select(staying_B)
+                rows_B, logits_BV = rows_B[going_B], logits_BV[staying_B]
+            logprobs_BT[rows_B, t] = token_logprobs(logits_BV, ids_BT[rows_B, t], temperature=temperature)
+            if t + 1 < longest:
+                logits_BV = decoding.step(ids_BT[rows_B, t])
         return (row[:length] for row, length in zip(logprobs_BT.tolist(), lengths, strict=True))
 
     def _check_length(self, prompt_ids: Sequence[int], num_new: int, *, where: str) -> None:
@@ -242,54 +246,6 @@ class LocalSampler:
         device = next(self.model.parameters()).device
         with evaluating(self.model), torch.no_grad(), _autocast(device, self._autocast_dtype):
             yield
-
-
-class Transcript:
-    """What the rows of a batch have generated, and which of them are still decoded.
-
-    B' of the B rows are in the batch: `rows_B`, numbers into the full record, shrinks as rows leave.
-    """
-
-    def __init__(self, num_rows: int, max_length: int, device: torch.device) -> None:
-        self.rows_B = torch.arange(num_rows, device=device)
-        self._length = 0
-        self._ids_BT = torch.zeros(num_rows, max_length, dtype=torch.long, device=device)
-        self._logprobs_BT = torch.zeros(num_rows, max_length, device=device)
-        self._lengths_B = torch.full((num_rows,), max_length, device=device)
-        self._reasons_B = torch.full((num_rows,), _REASONS.index("length"), device=device)
-        self._ended_B = torch.zeros(num_rows, dtype=torch.bool, device=device)
-
-    def append(self, ids_B: Tensor, logprobs_B: Tensor) -> None:
-        """One token of every row in the batch; what a finished row still gets is ignored."""
-        self._ids_BT[self.rows_B, self._length] = ids_B
-        self._logprobs_BT[self.rows_B, self._length] = logprobs_B
-        self._length += 1
-
-    def ids_so_far(self) -> Tensor:
-        """`[B', t]` ids of the rows in the batch."""
-        return self._ids_BT[self.rows_B, : self._length]
-
-    def end(self, here_B: Tensor, reason: FinishReason) -> None:
-        """These rows of the batch end with their last token, unless they had ended before."""
-        ending = self.rows_B[here_B & ~self._ended_B]
-        self._lengths_B[ending] = self._length
-        self._reasons_B[ending] = _REASONS.index(reason)
-        self._ended_B = self._ended_B | here_B
-
-    def let_finished_leave(self) -> Tensor | None:
-        """Which rows of the batch stay, when so many have ended that the others should go on alone."""
-        ended = int(self._ended_B.sum())
-        if ended == 0 or ended * COMPACT_FRACTION < len(self._ended_B):
-            return None
-        staying_B = (~self._ended_B).nonzero().squeeze(-1)
-        self.rows_B, self._ended_B = self.rows_B[staying_B], self._ended_B[staying_B]
-        return staying_B
-
-    def read(self) -> Iterator[tuple[tuple[int, ...], tuple[float, ...], FinishReason]]:
-        """Ids, log-probabilities and finish reason of every row, those that left the batch included."""
-        columns = (self._ids_BT, self._logprobs_BT, self._lengths_B, self._reasons_B)
-        for ids, logprobs, length, reason in zip(*(column.tolist() for column in columns), strict=True):
-            yield tuple(ids[:length]), tuple(logprobs[:length]), _REASONS[reason]
 
 
 def waves(lengths: Sequence[int], *, max_prompts: int) -> Iterator[list[int]]:
