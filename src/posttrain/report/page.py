@@ -254,12 +254,8 @@ def _events(run: RunRecord) -> str:
     hidden = len(run.events) - len(shown)
     rows = "".join(_event_row(event) for event in shown[:_MAX_EVENTS])
     head = "<tr><th>time</th><th class=num>step</th><th>kind</th><th>message</th></tr>"
-    more = (
     routine = f"{hidden} routine events (publishes, checkpoints) are left out here; events.jsonl has them."
     more = f'<p class="hint">{routine}</p>' if hidden else ""
-        if hidden
-        else ""
-    )
     if len(shown) > _MAX_EVENTS:
         more += f'<p class="hint">The first {_MAX_EVENTS} of {len(shown)} are shown.</p>'
     return f'<h2>Events</h2><div class="scroll"><table>{head}{rows}</table></div>{more}'
