@@ -131,6 +131,9 @@ def recording(store: RunStore, view: TerminalView) -> Iterator[None]:
                 with suppress(PosttrainError):  # a full disk must not hide what went wrong first
                     store.error(error)
                 view.event("error", str(error) or type(error).__name__)
+                if store.has_begun:
+                    with suppress(Exception):  # a page about the failure must not become the failure
+                        write_report(store.folder)
                 error.add_note(how_to_go_on(store, error))
                 raise
     finally:
@@ -144,7 +147,10 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
         return f"Nothing was trained; {folder} has the details in error.json and can be used again."
     if isinstance(error, CheckpointError):  # says itself what to do: there may be nothing to continue from
         return f"The run is in {folder}."
-    return f"The run is in {folder}; `posttrain resume {folder}` continues it from its newest checkpoint."
+    return (
+        f"The run is in {folder}; `posttrain resume {folder}` continues it from its newest checkpoint, with the settings "
+        f"of {folder}/config.yaml."
+    )
 
 
 @contextmanager

@@ -63,6 +63,7 @@ class HeldOutAnswers:
             confidence=settings.confidence,
             seed=self.config.seed + EVALUATION_SEED,
             check=self.check,
+            max_unscored=self.config.guards.max_unscored,
         )
         folder.mkdir(exist_ok=True)
         evaluation.write_answers(folder / f"{name.replace(' ', '-')}.jsonl")
