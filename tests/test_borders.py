@@ -34,7 +34,6 @@ MAY_IMPORT = {
 NO_TORCH_WHEN_IMPORTED = (
     "posttrain.errors",
     "posttrain.config",
-    "posttrain.advise",
     "posttrain.report",
     "posttrain.cli",
 )
