@@ -466,7 +466,7 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
             r"sampling.stop = x .*; allowed: a list \(text each\).\n  Write a list: sampling.stop = \[x\]",
         ),
         ("rewards={name: math}", r"rewards = {name: math} .*\n  Write a list: rewards = \[{name: math}\]"),
-        ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, weight, timeout, ..."),
+        ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, timeout, settings, ..."),
         ("rewards=[{}]", "rewards.0: neither name nor function is set .*; allowed: exactly one of name and function"),
         ("rewards=[{name: a, function: b}]", "rewards.0: both name and function are set"),
         (
@@ -654,7 +654,8 @@ BROKEN = {
     ),
     "_rewards_are_used": (
         ["algorithm=sft"],
-        "rewards = exact_match, but sft learns from examples and would never call them; allowed: no rewards",
+        "rewards = exact_match, but sft learns from examples and would never call them; "
+        "allowed: no rewards and no check.",
     ),
     "_whole_distribution": (
         ["sampling.top_p=0.9", "sampling.top_k=50", "sampling.min_p=0.1"],
@@ -716,7 +717,6 @@ def test_all_broken_rules_are_told_at_once():
     [
         ["algorithm=reinforce", "sampling.group_size=1"],
         ["algorithm=sft", "rewards=[]", "sampling.group_size=1", "sampling.temperature=0", "sampling.top_p=0.9"],
-        ["algorithm=sft", "rewards=[]", "check=[{name: math}]"],
         ["evaluation.temperature=0", "evaluation.samples=0"],
         ["evaluation.samples=1"],
         ["train.warmup_steps=3"],
@@ -799,15 +799,13 @@ def test_a_preset_cannot_be_changed():
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 names = st.text("abcdefgh_", min_size=1, max_size=5)
-reward_dicts = st.fixed_dictionaries(
-    {"name": names},
-    optional={
-        "weight": st.floats(-5, 5),
-        "timeout": st.floats(0.1, 99),
-        "label": st.none() | plain_text.filter(bool),
-        "settings": st.dictionaries(plain_text, st.integers() | st.booleans() | st.lists(st.integers()), max_size=3),
-    },
-)
+SCORER = {
+    "timeout": st.floats(0.1, 99),
+    "label": st.none() | plain_text.filter(bool),
+    "settings": st.dictionaries(plain_text, st.integers() | st.booleans() | st.lists(st.integers()), max_size=3),
+}
+reward_dicts = st.fixed_dictionaries({"name": names}, optional={"weight": st.floats(-5, 5), **SCORER})
+check_dicts = st.fixed_dictionaries({"name": names}, optional=SCORER)
 run_dicts = st.fixed_dictionaries(
     {
         "model": plain_text.filter(bool),
@@ -823,7 +821,7 @@ run_dicts = st.fixed_dictionaries(
     },
     optional={
         "rewards": st.lists(reward_dicts, max_size=3),
-        "check": st.lists(reward_dicts, max_size=2),
+        "check": st.lists(check_dicts, max_size=2),
         "lora": st.none() | st.fixed_dictionaries({}, optional={"target_modules": st.lists(names, min_size=1)}),
         "sampling": st.fixed_dictionaries({}, optional={"stop": st.lists(plain_text.filter(bool))}),
         "output": st.none() | plain_text.filter(bool),

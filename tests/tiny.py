@@ -12,11 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<bos>", "<eos>"]
+CHARACTERS = string.ascii_lowercase + string.digits + " "
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     """One token per character; pad, bos and eos are three ids."""
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *string.ascii_lowercase, *string.digits, " "])}
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
@@ -25,9 +26,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model(folder: Path, *, seed: int = 0, **changes: object) -> Path:
+def tiny_model(folder: Path, *, seed: int = 0, characters: str = CHARACTERS, **changes: object) -> Path:
     """A random Llama of 20 thousand parameters as a Hugging Face folder."""
-    tokenizer = tiny_tokenizer()
+    tokenizer = tiny_tokenizer(characters)
     settings = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,

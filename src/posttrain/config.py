@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PRESETS",
     "AlgorithmConfig",
+    "CheckConfig",
     "CheckpointConfig",
     "DataConfig",
     "EvaluationConfig",
@@ -229,15 +230,13 @@ class DataConfig(Part):
     """Share of rows that may be dropped before it is an error."""
 
 
-class RewardConfig(Part):
-    """One reward: exactly one of name and function."""
+class _Scorer(Part):
+    """What rewards and checks have in common: exactly one of name and function."""
 
     name: Text | None = None
     """exact_match, numeric, regex, math, or a name that a package published as entry point (posttrain.rewards)."""
     function: Text | None = None
     """Your own: `path/to/file.py:function` or `package.module.function`."""
-    weight: Number = 1.0
-    """Factor in the sum of the rewards; negative for a penalty."""
     timeout: Positive = 10.0
     """Seconds for one call with a whole batch; then it is killed and its completions are unscored, never 0."""
     settings: dict[str, JsonValue] = {}
@@ -246,7 +245,7 @@ class RewardConfig(Part):
     """Name in metrics and tables. null: the name, or the function's name."""
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> RewardConfig:
+    def _exactly_one(self) -> Self:
         if (self.name is None) == (self.function is None):
             raise ConfigError(
                 given="neither name nor function is set" if self.name is None else "both name and function are set",
@@ -259,6 +258,19 @@ class RewardConfig(Part):
     def metric_name(self) -> str:
         """The label, or what stands for it: the reward is logged as rewards/<metric_name>/mean."""
         return self.label or self.name or str(self.function).replace(":", ".").rpartition(".")[2]
+
+
+class RewardConfig(_Scorer):
+    """One reward: exactly one of name and function."""
+
+    weight: Number = 1.0
+    """Factor in the sum of the rewards; negative for a penalty."""
+
+
+class CheckConfig(_Scorer):
+    """One independent check, written as a reward is. It has no weight: checks are shown one by one, never summed."""
+
+    weight: ClassVar[float] = 1.0
 
 
 class SamplingConfig(Part):
@@ -380,7 +392,7 @@ class RunConfig(Part):
     """The prompts or examples."""
     rewards: list[RewardConfig] = []
     """What training maximises: the weighted sum."""
-    check: list[RewardConfig] = []
+    check: list[CheckConfig] = []
     """An independent check: scored in evaluations only, never seen by training."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""

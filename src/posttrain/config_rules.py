@@ -66,14 +66,15 @@ def _there_is_a_reward(config: RunConfig, algorithm: Algorithm) -> ConfigError |
 
 
 def _rewards_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """An algorithm that learns from examples takes no rewards; check is scored in its evaluations."""
-    if _samples(algorithm) or not config.rewards:
+    """An algorithm that learns from examples takes no rewards and no check: its evaluations measure the loss."""
+    scorers = {"rewards": config.rewards, "check": config.check}
+    given = [f"{name} = {', '.join(s.metric_name for s in those)}" for name, those in scorers.items() if those]
+    if _samples(algorithm) or not given:
         return None
     return ConfigError(
-        given=f"rewards = {', '.join(r.metric_name for r in config.rewards)}, but {config.algorithm.name} learns from "
-        "examples and would never call them",
-        allowed="no rewards",
-        fix="Move them to check, which is scored in evaluations, or choose an algorithm that samples.",
+        given=f"{' and '.join(given)}, but {config.algorithm.name} learns from examples and would never call them",
+        allowed="no rewards and no check",
+        fix="Leave them out, or choose an algorithm that samples; `posttrain eval` scores any model with any reward.",
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import (
+    CheckConfig,
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
@@ -29,7 +30,7 @@ def demo_config(*, seed: int = 0, output: Path | str | None = None, steps: int =
         algorithm={"name": "grpo"},  # pyright: ignore[reportArgumentType]
         data=DataConfig(train=f"task:{TASK.name}"),
         rewards=[RewardConfig(name="exact_match")],
-        check=[RewardConfig(function="posttrain.tasks.checks.letters_in_order")],
+        check=[CheckConfig(function="posttrain.tasks.checks.letters_in_order")],
         sampling=SamplingConfig(group_size=8, max_completion_length=TASK.max_completion_length, max_batch_rows=512),
         train=TrainConfig(
             steps=steps,
