@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,10 +16,10 @@ from posttrain.data.examples import render_examples
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
 from posttrain.data.split import Split, read_split
 from posttrain.errors import ConfigError
-from posttrain.evaluate.forgetting import reference_loss
+from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora, frozen_copy, reference_scope
 from posttrain.models.load import LoadedModel, load_model
-from posttrain.rewards import build_rewards
+from posttrain.rewards import RewardSet, build_rewards
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.publish import DeliveryProof, tolerance_for
 from posttrain.tasks.tiny import resolve_model_path
@@ -34,24 +34,27 @@ from posttrain.train.run import Run, Weigh
 from posttrain.train.weigh import AsBatch, Fill, Weighing, fill_logprobs
 
 if TYPE_CHECKING:
-    from posttrain.config import Resolved, RunConfig
+    from posttrain.config import Resolved, RewardConfig, RunConfig
     from posttrain.report.terminal import TerminalView
     from posttrain.train.store import RunStore
 
 
 def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack) -> Run:
-    """Everything that a run needs, in its first state; reads the data before it loads the model.
+    """Everything that a run needs, in its first state; data, texts and rewards are looked at before the model is loaded.
 
     What has to be closed at the end, such as the processes that compute rewards, goes into `resources`.
     """
     config = resolved.config
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
+    if config.evaluation.forgetting is not None:
+        read_texts(config.evaluation.forgetting)
+    judges = Judges.of(config, resources)
     loaded = load_policy(config)
     forward = policy_forward(config, loaded, algorithm)
     sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=_decoding_dtype(loaded))
     guards = Guards.of(config, store.evidence)
-    feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler, resources)
+    feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler, judges)
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     for note in (*loaded.notes, *notes):
@@ -96,6 +99,7 @@ def forgetting_loss(config: RunConfig, loaded: LoadedModel) -> float:
         loaded.model,
         loaded.tokenizer,
         config.evaluation.forgetting,
+        window=min(512, loaded.context_length or 512),
         compute_dtype=loaded.compute_dtype,
         chunk_tokens=config.train.logprob_chunk_tokens,
     ).loss
@@ -145,6 +149,24 @@ def _decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
     return None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
 
 
+class Judges(NamedTuple):
+    """What scores answers."""
+
+    rewards: RewardSet | None
+    """None for an algorithm that imitates."""
+    check: RewardSet | None
+    """Scores in evaluations only."""
+
+    @staticmethod
+    def of(config: RunConfig, resources: ExitStack) -> Judges:
+        """Found, imported and understood; `resources` ends their processes."""
+
+        def build(entries: Sequence[RewardConfig]) -> RewardSet | None:
+            return resources.enter_context(build_rewards(entries)) if entries else None
+
+        return Judges(rewards=build(config.rewards), check=build(config.check))
+
+
 # --- where the data comes from ---------------------------------------------------------------------------------------
 
 
@@ -154,15 +176,15 @@ def online(
     loaded: LoadedModel,
     forward: Forward,
     sampler: LocalSampler,
-    resources: ExitStack,
+    judges: Judges,
 ) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
     """Prompts are answered and the answers are scored."""
     train, heldout = prompt_sets(config, rows, loaded)
-    rewards = resources.enter_context(build_rewards(config.rewards))
+    rewards, check = judges
+    assert rewards is not None, "config_rules: an algorithm that samples has rewards"
     for what, part in (("training data", train), ("held-out data", heldout)):
         if part.prompts:
             rewards.check(part.prompts, what)
-    check = resources.enter_context(build_rewards(config.check)) if config.check else None
     if check is not None and heldout.prompts:
         check.check(heldout.prompts, "held-out data")
     feed = SampledFeed(config, train.prompts, sampler, rewards, pad_id=loaded.pad_id)
@@ -215,7 +237,7 @@ def supervised(
     loaded: LoadedModel,
     forward: Forward,
     sampler: LocalSampler,
-    resources: ExitStack,
+    judges: Judges,
 ) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
     """Given answers are imitated."""
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
