@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, PolicyGradient
-from posttrain.algorithms.explain import Explanation, explain, find, write_docs
 from posttrain.errors import ConfigError
+from posttrain.explain import Explanation, explain, find, write_docs
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
@@ -178,4 +178,4 @@ def test_the_page_has_a_row_for_each_setting_and_metric(key: str):
 def test_the_committed_pages_are_the_generated_ones(tmp_path: Path):
     written = {path.name: path.read_text(encoding="utf-8") for path in write_docs(tmp_path)}
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
-    assert committed == written, "run: python -m posttrain.algorithms.explain docs/algorithms"
+    assert committed == written, "run: python -m posttrain.explain docs/algorithms"

@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 MODULES = [
-    "posttrain.algorithms.explain",
+    "posttrain.explain",
     "posttrain.errors",
     "posttrain.functional.baselines",
     "posttrain.functional.kl",

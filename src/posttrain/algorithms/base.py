@@ -7,34 +7,14 @@ An algorithm is a frozen record of settings with two pure functions: `advantages
 
 from __future__ import annotations
 
-import difflib
-import functools
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic.dataclasses import dataclass as pydantic_dataclass
-from pydantic_core import PydanticCustomError
 from torch import Tensor
 
+from posttrain.algorithms.settings import Finite, settings
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
-
-
-def _refuse_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise PydanticCustomError("number", "a number, not true or false")
-    return value
-
-
-_NotBool = BeforeValidator(_refuse_bool)
-"""`kl_coef: true` would otherwise silently mean 1.0."""
-
-Finite = Annotated[float, Field(allow_inf_nan=False), _NotBool]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NotBool]
-AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False), _NotBool]
-UnitInterval = Annotated[float, Field(ge=0, le=1), _NotBool]
-Count = Annotated[int, Field(ge=1), _NotBool]
 
 DataKind = Literal["prompts", "examples"]
 Need = Literal["old", "old_for_advantages", "reference", "entropy"]
@@ -68,48 +48,6 @@ class Card:
     """Setting -> where its default comes from."""
     metrics: dict[str, str] = field(default_factory=dict)
     """Metric -> formula, beside those that every run logs."""
-
-
-C = TypeVar("C", bound=type)
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-def settings(cls: C) -> C:
-    """A frozen, validated, keyword-only record; a wrong or unknown setting is a `ConfigError` that helps."""
-    record = pydantic_dataclass(
-        cls, frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    )
-    validate = record.__init__
-
-    @functools.wraps(validate)
-    def __init__(self: Any, **given: Any) -> None:
-        try:
-            validate(self, **given)
-        except ValidationError as error:
-            raise _explain(record, error) from None
-
-    record.__init__ = __init__
-    return record  # type: ignore[return-value]
-
-
-def _explain(record: Any, error: ValidationError) -> ConfigError:
-    allowed_names = [f.name for f in fields(record)]
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or record.key
-    if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):
-        return cause
-    if first["type"] == "unexpected_keyword_argument":
-        close = difflib.get_close_matches(name, allowed_names, n=1)
-        return ConfigError(
-            given=f"{record.key} has no setting {name!r}",
-            allowed=", ".join(allowed_names),
-            fix=f"Did you mean {close[0]!r}?" if close else "Remove it.",
-        )
-    return ConfigError(
-        given=f"{record.key}.{name} = {first['input']!r}",
-        allowed=first["msg"].removeprefix("Input should be "),
-        fix=f"Change {name}, or remove it to use the default.",
-    )
 
 
 @settings

@@ -13,16 +13,19 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from posttrain.algorithms.base import AboveOne, Card, Need, NonNegative, PolicyGradient, settings
-from posttrain.algorithms.shared import (
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import (
     DUAL_CLIP_METRICS,
     ENTROPY_METRICS,
     KL_METRICS,
     RATIO_METRICS,
-    KLInLoss,
     clip_formulas,
-    clipped_policy_term,
     common_metrics,
+)
+from posttrain.algorithms.settings import AboveOne, NonNegative, settings
+from posttrain.algorithms.shared import (
+    KLInLoss,
+    clipped_policy_term,
     entropy_bonus,
     kl_term,
     on_trained_tokens,

@@ -16,18 +16,21 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, UnitInterval, settings
-from posttrain.algorithms.shared import (
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import (
     ENTROPY_METRICS,
     KL_METRICS,
     RATIO_METRICS,
-    advantages_of,
     clip_formulas,
-    clipped_policy_term,
     common_metrics,
+    ratio_metrics,
+)
+from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
+from posttrain.algorithms.shared import (
+    advantages_of,
+    clipped_policy_term,
     entropy_bonus,
     on_trained_tokens,
-    ratio_metrics,
     refuse_half_a_clip,
     sampled_kl,
 )

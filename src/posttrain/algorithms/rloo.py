@@ -14,21 +14,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from posttrain.algorithms.base import Card, Need, NonNegative, PolicyGradient, settings
-from posttrain.algorithms.shared import (
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import (
     ENTROPY_METRICS,
     KL_METRICS,
     RATIO_METRICS,
-    advantages_of,
     clip_formulas,
     clip_metrics,
     common_metrics,
-    entropy_bonus,
-    on_trained_tokens,
     ratio_metrics,
-    refuse_half_a_clip,
-    sampled_kl,
 )
+from posttrain.algorithms.settings import NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, entropy_bonus, on_trained_tokens, refuse_half_a_clip, sampled_kl
 from posttrain.functional.baselines import has_signal, leave_one_out_mean
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio

@@ -1,24 +1,19 @@
-"""What several algorithm files call: policy term, KL term, entropy bonus, and the metrics that go with them."""
+"""What several algorithm files call: the policy term, the KL term, the entropy bonus."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
+from posttrain.algorithms.metrics import clip_metrics, ratio_metrics
 from posttrain.errors import ConfigError
-from posttrain.functional.kl import k1, k3, kl_estimate
+from posttrain.functional.kl import k1, kl_estimate
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio
 from posttrain.functional.reductions import token_mean
-from posttrain.types import Batch, Experience, Max, Mean, Metrics, Min, Outputs, Totals
-
-
-def mean_over(x: Tensor, mask: Tensor) -> Mean:
-    """A metric: the mean of `x` over the mask, reducible over micro-batches."""
-    return Mean(float(masked(x.detach(), mask).sum()), float(mask.sum()))
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
 
 def on_trained_tokens(outputs: Outputs | Tensor, batch: Batch) -> Outputs:
@@ -97,92 +92,12 @@ def clipped_policy_term(
     return loss_BT, metrics | ratio_metrics(log_ratio_BT, batch.completion_mask_BT)
 
 
-def clip_formulas(share_of: str = "trained tokens", ratio: str = "rho") -> dict[str, str]:
-    """The formulas of `clip_metrics`, for its unit and its ratio."""
-    low, high = f"{ratio} < 1 - clip_low", f"{ratio} > 1 + clip_high"
-    return {
-        "clip_ratio/low_mean": f"share of {share_of} with {low} and A < 0: clipped, no gradient",
-        "clip_ratio/high_mean": f"share of {share_of} with {high} and A > 0: clipped, no gradient",
-        "clip_ratio/region_mean": "clip_ratio/low_mean + clip_ratio/high_mean",
-        "policy/out_of_band": f"share of {share_of} with {low} or {high}, whatever A",
-    }
-
-
-DUAL_CLIP_METRICS = {
-    "policy/dual_clip_fraction": "share of trained tokens with rho > dual_clip and A < 0: clipped, no gradient"
-}
-
-
-@torch.no_grad()
-def clip_metrics(
-    ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
-) -> Metrics:
-    """Shares of elements: tokens, or whole completions where there is one ratio per completion."""
-    low = (ratio < 1 - clip_low) & (advantages < 0)
-    high = (ratio > 1 + clip_high) & (advantages > 0)
-    metrics: Metrics = {
-        "clip_ratio/low_mean": mean_over(low.float(), mask),
-        "clip_ratio/high_mean": mean_over(high.float(), mask),
-        "clip_ratio/region_mean": mean_over((low | high).float(), mask),
-        "policy/out_of_band": mean_over(((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).float(), mask),
-    }
-    if dual_clip is not None:
-        dual = (ratio > dual_clip) & (advantages < 0)
-        metrics["policy/dual_clip_fraction"] = mean_over(dual.float(), mask)
-    return metrics
-
-
-RATIO_METRICS = {
-    "policy/ratio_mean": "mean of rho = exp(d), d = logprobs - old_logprobs, over the trained tokens",
-    "policy/ratio_min": "smallest rho of the step",
-    "policy/ratio_max": "largest rho of the step",
-    "policy/approx_kl_k1": "mean of -d: estimates KL(old || policy) per token, can be negative",
-    "policy/approx_kl_k2": "mean of d^2 / 2: estimates the same, never negative, biased",
-    "policy/approx_kl_k3": "mean of exp(d) - 1 - d: estimates the same, never negative, unbiased",
-}
-
-
-@torch.no_grad()
-def ratio_metrics(log_ratio_BT: Tensor, mask_BT: Tensor) -> Metrics:
-    """How far the policy has moved since it sampled. Rows that train nothing have none of it to tell."""
-    if not mask_BT.any():
-        return {}
-    d_BT = log_ratio_BT.detach()
-    ratio_BT = d_BT.exp()
-    return {
-        "policy/ratio_mean": mean_over(ratio_BT, mask_BT),
-        "policy/ratio_min": Min(float(ratio_BT[mask_BT].min())),
-        "policy/ratio_max": Max(float(ratio_BT[mask_BT].max())),
-        "policy/approx_kl_k1": mean_over(-d_BT, mask_BT),
-        "policy/approx_kl_k2": mean_over(d_BT.square() / 2, mask_BT),
-        "policy/approx_kl_k3": mean_over(ratio_BT - 1 - d_BT, mask_BT),
-    }
-
-
 def kl_term(outputs: Outputs, batch: Batch, kl_coef: float, kl_estimator: str) -> Tensor | float:
     """`[B, T]` kl_coef * KL estimate for the loss; 0 without a coefficient, where no reference is read."""
     if kl_coef == 0:
         return 0.0
     ref_BT = reference_of(batch, "kl_coef")
     return kl_coef * kl_estimate(kl_estimator, outputs.logprobs_BT, ref_BT, batch.old_logprobs_BT)
-
-
-KL_METRICS = {
-    "kl": "mean over the trained tokens of k3 = exp(-delta) - 1 + delta (at most 10), delta = logprobs - ref_logprobs"
-}
-ENTROPY_METRICS = {
-    "entropy": "mean over the trained tokens of -sum_v p_v log p_v, in nats, at the sampling temperature"
-}
-
-
-def common_metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    """KL to the reference and entropy, per token, whenever the numbers are there."""
-    metrics: Metrics = {}
-    if batch.ref_logprobs_BT is not None:
-        metrics["kl"] = mean_over(k3(outputs.logprobs_BT.detach(), batch.ref_logprobs_BT), batch.completion_mask_BT)
-    if outputs.entropy_BT is not None:
-        metrics["entropy"] = mean_over(outputs.entropy_BT, batch.completion_mask_BT)
-    return metrics
 
 
 def entropy_bonus(outputs: Outputs, batch: Batch, totals: Totals, entropy_coef: float) -> Tensor | float:

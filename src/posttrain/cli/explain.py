@@ -28,7 +28,7 @@ def explain(
       posttrain explain "Dr. GRPO" --json
     """
     from posttrain.algorithms import ALGORITHMS
-    from posttrain.algorithms.explain import explain as explain_algorithm
+    from posttrain.explain import explain as explain_algorithm
 
     if algorithm is None:
         summaries = {key: cls.card.summary for key, cls in ALGORITHMS.items()}

@@ -3,7 +3,7 @@
 Nothing is written down twice: the formula is the docstring of the algorithm's file, settings come from its fields, and
 what a setting makes it need is found by trying.
 
-`python -m posttrain.algorithms.explain docs/algorithms` writes the pages anew.
+`python -m posttrain.explain docs/algorithms` writes the pages anew.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Explanation:
         needs = _table(("need", "when", "meaning"), [(f"`{n.name}`", n.when, n.meaning) for n in self.needs])
         metrics = _table(("metric", "formula"), [(f"`{name}`", formula) for name, formula in self.metrics.items()])
         parts = [
-            "<!-- generated from the class: python -m posttrain.algorithms.explain docs/algorithms -->",
+            "<!-- generated from the class: python -m posttrain.explain docs/algorithms -->",
             f"# {self.title}",
             f"`algorithm: {self.key}` · {self.paper}",
             self.summary,
@@ -209,7 +209,7 @@ def _index(explanations: list[Explanation]) -> str:
         for e in explanations
     ]
     return (
-        "<!-- generated from the classes: python -m posttrain.algorithms.explain docs/algorithms -->\n\n"
+        "<!-- generated from the classes: python -m posttrain.explain docs/algorithms -->\n\n"
         "# Algorithms\n\nThe same from the command line: `posttrain explain grpo`.\n\n"
         + _table(("algorithm", "idea", "needs"), rows)
         + "\n"
