@@ -1,4 +1,4 @@
-"""ALGORITHMS section 9: every worked number, the limits, and agreement with brute force over all subsets."""
+"""Every worked number, the limits, and agreement with brute force over all subsets."""
 
 import itertools
 import math

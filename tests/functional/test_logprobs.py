@@ -31,7 +31,7 @@ def inputs(dtype=torch.float64, with_bias=True) -> tuple[Tensor, Tensor, Tensor 
 
 
 def test_entropy_of_the_reference_is_reproduced():
-    """ALGORITHMS 1.2: z = [2, 1, 0, -1] has entropy 0.947536964."""
+    """z = [2, 1, 0, -1] has entropy 0.947536964."""
     z_V = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
     target_N = torch.tensor([0])
     logprobs_N, entropy_N = chunked_logprobs(

@@ -36,7 +36,7 @@ from posttrain.functional.reductions import sequence_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
 STD_EPSILON = 1e-6
-"""Added to the standard deviation, not under the root (ALGORITHMS 1.6)."""
+"""Added to the standard deviation, not under the root (RULE 11)."""
 
 
 @settings

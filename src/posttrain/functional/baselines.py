@@ -1,4 +1,4 @@
-"""From rewards to advantages: baselines, scales and returns (ALGORITHMS 1.6, 3.1).
+"""From rewards to advantages: baselines, scales and returns (docs/rules.md).
 
 P prompts, G completions per prompt, B = P * G rows, T tokens.
 

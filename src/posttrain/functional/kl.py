@@ -1,4 +1,4 @@
-"""Estimates of KL(policy || reference) from sampled tokens (ALGORITHMS 1.7). B rows, T tokens.
+"""Estimates of KL(policy || reference) from sampled tokens (docs/rules.md). B rows, T tokens.
 
 A good estimate of the value says nothing about the gradient obtained by differentiating it: pathwise, k1 gives zero in
 expectation, k3 the gradient of the *forward* KL, k2 the gradient of KL(policy || reference). The `corrected` forms keep

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens (ALGORITHMS 1.2), without ever holding the logits of all positions at once.
+"""Log-probabilities of given tokens (docs/rules.md), without ever holding the logits of all positions at once.
 
     logprobs_N = log_softmax(z / temperature)[targets]          z = hidden @ weight.T + bias
     entropy_N  = -sum_v p_v log p_v                             p = softmax(z / temperature), in nats

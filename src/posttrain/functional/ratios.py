@@ -1,4 +1,4 @@
-"""Importance ratios and what keeps them in bounds (ALGORITHMS 1.9, 1.10). B rows, T tokens."""
+"""Importance ratios and what keeps them in bounds (docs/rules.md). B rows, T tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
     """`[B, T]`: log(policy / old policy) per token, clamped to ±20.
 
     None for the old policy means that the batch is consumed in this one update: the policy is its own old policy, the
-    ratio is 1 in value and carries the plain policy gradient (ALGORITHMS 1.4, RULE 6).
+    ratio is 1 in value and carries the plain policy gradient (RULE 6).
     """
     anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
     return (logprobs_BT - anchor_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -1,4 +1,4 @@
-"""From a loss per token to one number (ALGORITHMS 1.5). B rows, T tokens.
+"""From a loss per token to one number (docs/rules.md). B rows, T tokens.
 
 The denominator is an argument: it is counted over the WHOLE optimizer step before the first backward (RULE 7), so the
 sum of the micro-batch results does not depend on the split. `x_BT` outside the mask never matters, not even as nan.

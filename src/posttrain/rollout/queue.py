@@ -20,7 +20,7 @@ Item = TypeVar("Item", bound=Versioned)
 
 
 class ExperienceQueue(Generic[Item]):
-    """First in, first out; gives out items that are at most `max_staleness` policy versions old (RULE 31, *discard*).
+    """First in, first out; gives out items that are at most `max_staleness` policy versions old.
 
     `max_staleness` 0 is synchronous training: only what the present policy sampled is trained on. What happens depends
     on versions and on the order of the calls alone, never on the clock.
