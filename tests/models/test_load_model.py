@@ -289,6 +289,11 @@ def test_an_adapter_without_its_base(tmp_path):
         load(tmp_path)
 
 
+def test_a_revision_of_a_folder(folder):
+    with pytest.raises(ModelError, match=r"model\.revision = 'v2', but model\.path = .* is a folder"):
+        load(folder, revision="v2")
+
+
 def test_a_gguf_file_that_is_not_there(tmp_path):
     (tmp_path / "other.gguf").touch()
     with pytest.raises(ModelError, match=r"there is no such file in .*; allowed: other\.gguf"):

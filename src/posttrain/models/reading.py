@@ -57,6 +57,7 @@ def find_source(config: ModelConfig) -> Source:
         arguments["gguf_file"] = config.gguf_file
         _check_gguf(config, folder)
     if folder.is_dir():
+        _check_revision(config)
         _check_folder(config, folder)
         return Source(str(folder), folder, arguments)
     if folder.is_file():
@@ -99,6 +100,16 @@ def _check_gguf(config: ModelConfig, folder: Path) -> None:
             given=f"model.gguf_file = {config.gguf_file!r}: there is no such file in {config.path!r}",
             allowed=", ".join(there) or "a GGUF file in that folder, which has none",
             fix="Correct model.gguf_file.",
+        )
+
+
+def _check_revision(config: ModelConfig) -> None:
+    """transformers takes a revision of a folder, too, and reads the folder as it is."""
+    if config.revision is not None:
+        raise ModelError(
+            given=f"model.revision = {config.revision!r}, but model.path = {config.path!r} is a folder",
+            allowed="a revision of a model on the Hub",
+            fix="Leave model.revision out; a folder holds one revision.",
         )
 
 

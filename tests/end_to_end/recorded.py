@@ -1,0 +1,177 @@
+"""A tiny run and everything that it leaves behind, as one flat mapping: what two runs differ in can then be asked for.
+
+    place.record({"train.learning_rate": 0.02})   ->   {"metrics/loss": [...], "rollouts/reward": [...], "weights": ...}
+
+Left out is what no two runs have in common (times, memory) and what only repeats a setting (config.yaml, and the
+arguments that evaluation.json lists beside its results).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from posttrain.config import load_config
+from posttrain.errors import PosttrainError
+from posttrain.train.api import run_folder, train_resolved
+
+Record = Mapping[str, Any]
+
+REPEATED = {"prompts", "samples", "confidence", "temperature", "top_p", "max_completion_length", "seed"}
+"""Settings that an evaluation lists beside its results."""
+
+
+class Place:
+    """A folder with models, data and rewards, in which runs are made; each different run is made once."""
+
+    def __init__(self, folder: Path, plain: Mapping[str, Any]) -> None:
+        self.folder, self.plain = folder, plain
+        self.known: dict[str, Record] = {}
+
+    def record(self, changes: Mapping[str, Any], *, with_effort: bool = False) -> Record:
+        """What a run of the plain settings with these changes leaves behind."""
+        key = json.dumps([changes, with_effort])
+        if key not in self.known:
+            self.known[key] = self.run(changes, with_effort=with_effort)
+        return self.known[key]
+
+    def run(self, changes: Mapping[str, Any], *, with_effort: bool = False) -> Record:
+        """The same, made anew. Paths in the settings are relative to the folder."""
+        with contextlib.chdir(self.folder):
+            return run_and_record(self.plain, changes, with_effort)
+
+
+def run_and_record(plain: Mapping[str, Any], changes: Mapping[str, Any], with_effort: bool) -> Record:
+    effort = Effort()
+    found: dict[str, Any] = {}
+    folder = None
+    try:
+        resolved = load_config(plain, changes)
+        folder = run_folder(resolved.config)
+        with effort.measured() if with_effort else contextlib.nullcontext():
+            train_resolved(resolved)
+    except PosttrainError as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    if with_effort:
+        found |= effort.found()
+    return found | read_run(folder) if folder is not None and folder.exists() else found
+
+
+def read_run(folder: Path) -> Record:
+    """The run folder as one flat mapping."""
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {
+        "folder": str(folder.parent),
+        "files": [str(file) for file in files],
+        "events": list(read_events(folder)),
+        "weights": [digest(file) for file in sorted(folder.glob("checkpoints/*/model/*.safetensors"))[-1:]],
+        **read_metrics(folder),
+        **read_rollouts(folder),
+        **read_evaluations(folder),
+    }
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def read_events(folder: Path) -> Iterator[str]:
+    for event in read_lines(folder / "events.jsonl"):
+        if event["kind"] != "error":  # the error itself is part of the record
+            yield f"{event['kind']}: {event['message']}"
+
+
+def read_metrics(folder: Path) -> Record:
+    """Each metric over the steps, and which metrics there are at all."""
+    rows = read_lines(folder / "metrics.jsonl")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    measured = [name for name in names if not name.startswith(("time/", "memory/"))]
+    return {"metric names": names} | {f"metrics/{name}": [row.get(name) for row in rows] for name in measured}
+
+
+def read_rollouts(folder: Path) -> Record:
+    """Each column over all completions of the run."""
+    columns: dict[str, list[Any]] = {}
+    for file in sorted((folder / "rollouts").glob("*.parquet")):
+        for name, values in parquet.read_table(file).to_pydict().items():
+            columns.setdefault(f"rollouts/{name}", []).extend(values)
+    return columns
+
+
+def read_evaluations(folder: Path) -> Record:
+    """The results in evaluation.json, and the answers behind them."""
+    file = folder / "evaluation.json"
+    found = dict(flatten(json.loads(file.read_text()), "evaluation")) if file.exists() else {}
+    for answers in sorted((folder / "evaluations").glob("*.jsonl")):
+        for record in read_lines(answers):
+            texts = [answer["text"] for answer in (record["greedy"], *record["samples"])]
+            found.setdefault(f"answers/{answers.stem}", []).append([record["prompt"], *texts])
+    return found
+
+
+def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, below in value.items():
+        if key not in REPEATED:
+            yield from flatten(below, f"{name}/{key}")
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+
+
+class Effort(TorchDispatchMode):
+    """Counts what settings of memory and speed decide; none of it is a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.training_passes = 0
+        """Forward passes with gradient."""
+        self.decoded_rows = 0
+        """Most rows that were decoded together."""
+        self.largest_logits = 0
+        """Most positions whose logits were held at once, in `vocabulary` columns."""
+        self.kept_numbers = 0
+        """Numbers kept for backward passes."""
+        self.vocabulary = 0
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        def keep(tensor: Tensor) -> Tensor:
+            self.kept_numbers += tensor.numel()
+            return tensor
+
+        with self, saved_tensors_hooks(keep, lambda tensor: tensor):
+            yield
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.embedding.default:
+            weight, ids = args[:2]
+            self.vocabulary = weight.shape[0]
+            self.training_passes += torch.is_grad_enabled()
+            self.decoded_rows = max(self.decoded_rows, ids.shape[0] if ids.shape[-1] == 1 else 0)
+        if func in PRODUCTS and out.shape[-1] == self.vocabulary:
+            self.largest_logits = max(self.largest_logits, out.shape[0])
+        return out
+
+    def found(self) -> Record:
+        counted = ("training_passes", "decoded_rows", "largest_logits", "kept_numbers")
+        return {f"effort/{name}": getattr(self, name) for name in counted}

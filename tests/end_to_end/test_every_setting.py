@@ -1,0 +1,429 @@
+"""Promise 6: no dead setting. Each setting changes what a run computes, records, keeps or refuses.
+
+One table, CASES: a setting, another value for it, and what must then differ from the run without that change: a metric,
+a column of the rollouts, the weights, an evaluation, an event, a file. Where a value is refused, the message is given.
+Settings of memory and speed must change how much is computed at once (`effort`, counted while the run goes on) and
+leave the results alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import datasets.config
+import gguf
+import huggingface_hub.constants
+import pytest
+import torch
+import transformers.dynamic_module_utils
+from datasets.packaged_modules.json.json import Json
+from tests.end_to_end.recorded import Place, Record
+from tests.tiny import tiny_model
+from transformers import LlamaForCausalLM
+
+from posttrain.algorithms import ALGORITHMS
+from posttrain.config import describe_fields
+
+CHARACTERS = "0123456789 "
+NUMERIC = {"name": "numeric", "settings": {"absolute_tolerance": 2500}}
+
+PLAIN: dict[str, Any] = {
+    "model": {"path": "model", "device": "cpu"},
+    "algorithm": "grpo",
+    "data": {"train": "prompts.jsonl", "eval_fraction": 0.25},
+    "rewards": [NUMERIC],
+    "sampling": {"group_size": 4, "max_completion_length": 4},
+    "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-2},
+    "evaluation": {"prompts": 4, "samples": 1},
+    "checkpoint": {"every": 0},
+    "guards": {"max_truncated": 1.0},
+    "report": False,
+}
+"""Two steps of a random model over digits; the reward is 1 for a number close to the answer, else 0."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting given another value."""
+
+    setting: str
+    """As `describe_fields` calls it, or ALGORITHM.SETTING."""
+    value: Any
+    changes: str = ""
+    """What must differ: the name of something in a record, or the part of the name before a slash."""
+    refused: str = ""
+    """What the run must be refused or stopped with instead; a regular expression."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Settings beside the plain ones, with and without the change."""
+    keeps: str = ""
+    """What must stay the same, but for rounding."""
+
+    @property
+    def before(self) -> dict[str, Any]:
+        key = self.setting.partition(".")[0]
+        return {**({"algorithm": key} if key in ALGORITHMS else {}), **self.given}
+
+    @property
+    def after(self) -> dict[str, Any]:
+        key, _, name = self.setting.partition(".")
+        path = f"algorithm.{name}" if key in ALGORITHMS else self.setting.replace(".N", ".0")
+        return {**self.before, path: self.value}
+
+    @property
+    def with_effort(self) -> bool:
+        return self.changes.startswith("effort")
+
+
+def reward(function: str, **settings: Any) -> dict[str, Any]:
+    return {"function": f"rewards.py:{function}", **settings}
+
+
+SEVERAL_UPDATES = {"train.epochs": 3, "train.learning_rate": 0.05}
+"""The policy moves within a step, so that ratios and bounds on them matter."""
+CLIPPED = SEVERAL_UPDATES | {"algorithm.clip_low": 0.9, "algorithm.clip_high": 9.0}
+LORA = {"lora": {"rank": 4}}
+CHAT = {"model.chat_template": "chat.jinja"}
+HUB_DATA = {"data.train": "numbers"}
+CHECK = {"check": [NUMERIC]}
+FAILING = {"rewards": [reward("fails_sometimes")], "guards.max_unscored": 1.0}
+SLOW = {"rewards": [reward("slow")], "guards.max_unscored": 1.0}
+LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
+NO_GPU = not torch.cuda.is_available()
+
+CASES = [
+    Case("model.path", "other_model", "weights"),
+    Case("model.gguf_file", "other.gguf", "weights", given={"model": {"path": "gguf", "gguf_file": "model.gguf"}}),
+    Case("model.revision", "v2", "weights", given={"model": "me/tiny"}),
+    Case("model.revision", "v2", refused="ModelError: model.revision = 'v2', but .* is a folder"),
+    Case(
+        "model.trust_remote_code",
+        False,
+        refused="ModelError: .* needs Python code that comes with the model",
+        given={"model": "custom_model", "model.trust_remote_code": True},
+    ),
+    Case("model.attention", "eager", "weights"),
+    Case("model.chat_template", "chat.jinja", "rollouts/prompt"),
+    Case("model.chat_template_kwargs", {"shout": True}, "rollouts/prompt", given=CHAT),
+    Case("model.precision", "bfloat16", "weights"),
+    Case("model.device", "cuda", refused="ModelError: model.device = 'cuda', but this machine has")
+    if NO_GPU
+    else Case("model.device", "cuda", "weights"),
+    Case("lora", {"rank": 4}, "files"),
+    Case("lora.rank", 2, "weights", given=LORA),
+    Case("lora.alpha", 8, "weights", given=LORA),
+    Case("lora.dropout", 0.5, "weights", given=LORA),
+    Case("lora.target_modules", ["q_proj"], "weights", given=LORA),
+    Case("algorithm.name", "rloo", "weights"),
+    Case("data.train", "other_prompts.jsonl", "rollouts/prompt"),
+    Case("data.eval", "other_prompts.jsonl", "answers/baseline"),
+    Case("data.split", "validation", "rollouts/prompt", given=HUB_DATA),
+    Case("data.eval_split", "validation", "answers/baseline", given=HUB_DATA | {"data.eval": "numbers"}),
+    Case("data.eval_fraction", 0.1, "answers/baseline"),
+    Case("data.prompt", "hint", "rollouts/prompt"),
+    Case("data.prompt", "{prompt} {hint}", "rollouts/prompt"),
+    Case("data.system_prompt", "99 ", "rollouts/prompt"),
+    Case("data.chat", False, "rollouts/prompt", given=CHAT),
+    Case("data.answer", "other_answer", "rollouts/reward"),
+    Case("data.max_prompt_length", 4, "rollouts/prompt"),
+    Case("data.max_rows", 8, "rollouts/prompt"),
+    Case("data.max_dropped", 0.0, refused="DataError: training data: dropped", given={"data.max_prompt_length": 4}),
+    Case("rewards", [NUMERIC, {"name": "exact_match"}], "metric names"),
+    Case("rewards.N.name", "exact_match", "rollouts/reward", given={"rewards": [{"name": "numeric"}]}),
+    Case("rewards.N.function", "rewards.py:length", "rollouts/reward", given={"rewards": [reward("digits")]}),
+    Case("rewards.N.weight", 0.5, "rollouts/reward"),
+    Case("rewards.N.timeout", 0.05, "metrics/unscored_fraction", given=SLOW),
+    Case("rewards.N.settings", {"absolute_tolerance": 500}, "rollouts/reward"),
+    Case("rewards.N.label", "close", "metric names"),
+    Case("check", [NUMERIC], "evaluation/baseline/check"),
+    Case("check.N.name", "exact_match", "evaluation/check", given={"check": [{"name": "numeric"}]}),
+    Case("check.N.function", "rewards.py:length", "evaluation/check", given={"check": [reward("digits")]}),
+    Case("check.N.timeout", 0.05, "evaluation/baseline/errors", given={"check": [reward("slow")]}),
+    Case("check.N.settings", {"absolute_tolerance": 9000}, "evaluation/check", given=CHECK),
+    Case("check.N.label", "close", "evaluation/check", given=CHECK),
+    Case("sampling.group_size", 3, "rollouts/row"),
+    Case("sampling.max_completion_length", 3, "metrics/completions/max_length"),
+    Case("sampling.temperature", 0.5, "rollouts/completion"),
+    Case("sampling.top_p", 0.9, refused="ConfigError: sampling.top_p = 0.9 in training"),
+    Case("sampling.top_k", 5, refused="ConfigError: sampling.top_k = 5 in training"),
+    Case("sampling.min_p", 0.1, refused="ConfigError: sampling.min_p = 0.1 in training"),
+    Case("sampling.stop", ["7"], "rollouts/finish_reason"),
+    Case("sampling.max_batch_rows", 2, "effort/decoded_rows", keeps="rollouts/completion"),
+    Case("train.steps", 1, "metrics/step"),
+    Case("train.prompts_per_step", 3, "rollouts/row"),
+    Case("train.learning_rate", 0.02, "weights"),
+    Case("train.schedule", "linear", "weights"),
+    Case("train.warmup_steps", 1, "weights"),
+    Case("train.min_learning_rate_ratio", 0.5, "weights", given={"train.schedule": "linear"}),
+    Case("train.weight_decay", 0.1, "weights"),
+    Case("train.adam_beta1", 0.5, "weights"),
+    Case("train.adam_beta2", 0.9, "weights"),
+    Case("train.adam_eps", 1e-3, "weights"),
+    Case("train.max_grad_norm", 0.0, "weights"),
+    Case("train.minibatches", 2, "weights"),
+    Case("train.epochs", 2, "weights"),
+    Case("train.tokens_per_microbatch", 20, "effort/training_passes", keeps="metrics/grad_norm"),
+    Case("train.logprob_chunk_tokens", 8, "effort/largest_logits", keeps="metrics/grad_norm"),
+    Case("train.gradient_checkpointing", True, "effort/kept_numbers", keeps="metrics/grad_norm"),
+    Case("train.mask_truncated", True, "weights"),
+    Case("train.max_staleness", 1, refused="ConfigError: train.max_staleness = 1"),
+    Case("evaluation.every", 1, "events"),
+    Case("evaluation.prompts", 2, "answers/baseline"),
+    Case("evaluation.samples", 2, "answers/baseline"),
+    Case("evaluation.temperature", 0.1, "answers/baseline"),
+    Case("evaluation.max_completion_length", 2, "answers/baseline"),
+    Case("evaluation.confidence", 0.5, "evaluation/baseline/greedy/score/low"),
+    Case("evaluation.forgetting", "text.txt", "evaluation/forgetting"),
+    Case("checkpoint.every", 1, "files"),
+    Case("checkpoint.keep", 1, "files"),
+    Case("guards.max_unscored", 0.0, refused="RewardError: step 1: .* got no reward", given=FAILING),
+    Case(
+        "guards.no_signal_steps",
+        1,
+        refused="GuardStop: step 1: all 8 answers got reward 0",
+        given={"rewards": [{"name": "numeric"}]},
+    ),
+    Case("guards.max_truncated", 0.0, "events"),
+    Case("guards.truncated_steps", 1, refused="GuardStop: step 1: .* were cut", given={"guards.max_truncated": 0.0}),
+    Case("guards.publish_tolerance", 1e-12, refused="PublishError: token .* in the sampler", given=LONG_PROMPTS),
+    Case("output", "elsewhere/mine", "folder"),
+    Case("seed", 1, "rollouts/completion"),
+    Case("report", True, "files"),
+    Case("reinforce.baseline", "none", "weights"),
+    Case("reinforce.baseline_decay", 0.1, "weights", given={"algorithm.baseline": "moving_average", "train.steps": 3}),
+    Case("reinforce.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("reinforce.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("reinforce.kl_coef", 0.1, "weights"),
+    Case("reinforce.gamma", 0.5, "weights"),
+    Case("reinforce.entropy_coef", 0.1, "weights"),
+    Case("rloo.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("rloo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("rloo.kl_coef", 0.1, "weights"),
+    Case("rloo.entropy_coef", 0.1, "weights"),
+    Case("grpo.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("grpo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("grpo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
+    Case("grpo.kl_coef", 0.1, "weights"),
+    Case("grpo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("grpo.entropy_coef", 0.1, "weights"),
+    Case("dr_grpo.max_completion_length", 100, "metrics/grad_norm"),
+    Case("dr_grpo.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("dr_grpo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("dr_grpo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
+    Case("dr_grpo.kl_coef", 0.1, "weights"),
+    Case("dr_grpo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("dr_grpo.entropy_coef", 0.1, "weights"),
+]
+
+
+def test_every_setting_has_a_case():
+    """A new setting fails here until it has a line above."""
+    settings = {doc.path for doc in describe_fields()}
+    settings |= {f"{key}.{setting.name}" for key, algorithm in ALGORITHMS.items() for setting in fields(algorithm)}
+    assert {case.setting for case in CASES} == settings
+
+
+def test_without_a_change_nothing_differs(place):
+    """Or the test below would prove nothing."""
+    once, again = place.run({}, with_effort=True), place.run({}, with_effort=True)
+    assert once == again
+    assert all(share < 1 for share in once["metrics/frac_reward_zero_std"]), "a step without signal changes no weight"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.setting)
+def test_a_setting_changes_something(place, case):
+    before = place.record(case.before, with_effort=case.with_effort)
+    after = place.record(case.after, with_effort=case.with_effort)
+    assert "error" not in before
+    if case.refused:
+        assert re.search(case.refused, after.get("error", "it ran to its end"))
+        return
+    assert "error" not in after
+    assert part(after, case.changes) != part(before, case.changes), f"{case.changes} is the same with and without"
+    if case.keeps:
+        assert part(after, case.keeps) == approximately(part(before, case.keeps))
+
+
+def part(record: Record, name: str) -> Record:
+    """What has this name, or this name before a slash."""
+    return {key: value for key, value in record.items() if key == name or key.startswith(f"{name}/")}
+
+
+def approximately(record: Record) -> Record:
+    return {k: pytest.approx(v, rel=1e-3) if isinstance(v[0], float) else v for k, v in record.items()}
+
+
+def test_code_that_comes_with_a_model_runs_only_when_asked_for(place):
+    marker = place.folder / "executed"
+    custom_model(place.folder / "marking_model", code=f"open({str(marker)!r}, 'w').close()")
+    place.record({"model": "marking_model"})
+    assert not marker.exists()
+    place.record({"model": "marking_model", "model.trust_remote_code": True})
+    assert marker.exists()
+
+
+# --- the place where the runs are made --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Iterator[Place]:
+    """Models of every form, data and rewards; what the Hub would serve is found in caches of this folder."""
+    folder = tmp_path_factory.mktemp("settings")
+    tiny_model(folder / "model", characters=CHARACTERS)
+    tiny_model(folder / "other_model", characters=CHARACTERS, seed=1)
+    custom_model(folder / "custom_model")
+    for name, seed in (("model.gguf", 0), ("other.gguf", 1)):
+        write_gguf(folder / "gguf" / name, seed=seed)
+    for revision, seed in (("main", 0), ("v2", 1)):
+        cache_on_hub(folder / "hub" / "models--me--tiny", revision, seed=seed)
+    write_prompts(folder / "prompts.jsonl", seed=0)
+    write_prompts(folder / "other_prompts.jsonl", seed=1)
+    cache_dataset(folder, "numbers", splits=("train", "validation", "test"))
+    (folder / "rewards.py").write_text(REWARDS)
+    (folder / "chat.jinja").write_text(TEMPLATE)
+    (folder / "text.txt").write_text("3 1 4 1 5 9 2 6 5 3 5 8 9 7 9")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "hub"))
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder / "datasets"))
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
+        patch.setattr(sys, "path", sys.path.copy())  # transformers adds its folder of modules
+        patch.setattr(os, "fsync", lambda descriptor: None)  # that files survive a crash is tested elsewhere
+        yield Place(folder, PLAIN)
+
+
+REWARDS = """
+import time
+
+
+def length(completions):
+    return [len(completion) / 4 for completion in completions]
+
+
+def digits(completions):
+    return [sum(map(str.isdigit, completion)) / 4 for completion in completions]
+
+
+def slow(completions):
+    time.sleep(0.2)
+    return length(completions)
+
+
+def fails_sometimes(completion):
+    if "3" in completion:
+        raise ValueError("a three")
+    return len(completion) / 4
+"""
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{{ ' ' * 2 }}{% endfor %}{{ '0' if shout is defined }}"
+
+
+def write_prompts(file: Path, *, seed: int, count: int = 24) -> None:
+    dice = random.Random(seed)
+    prompts = dice.sample([10**length + number for length in (1, 2, 3, 4) for number in range(9)], k=count)
+    rows = [
+        {
+            "prompt": str(prompt),
+            "answer": str(dice.randrange(5000)),
+            "other_answer": str(dice.randrange(5000)),
+            "hint": f"{number} 0",
+        }
+        for number, prompt in enumerate(prompts)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def custom_model(folder: Path, code: str = "") -> None:
+    """A model of an architecture that transformers does not know, with the Python code for it."""
+    tiny_model(folder, characters=CHARACTERS)
+    (folder / "configuration_custom.py").write_text(
+        "from transformers import LlamaConfig\n\n\nclass CustomConfig(LlamaConfig):\n    model_type = 'custom_llama'\n"
+    )
+    (folder / "modeling_custom.py").write_text(
+        "from transformers import LlamaForCausalLM\n\nfrom .configuration_custom import CustomConfig\n\n"
+        f"{code}\n\n\nclass CustomForCausalLM(LlamaForCausalLM):\n    config_class = CustomConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text()) | {
+        "model_type": "custom_llama",
+        "architectures": ["CustomForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_custom.CustomConfig",
+            "AutoModelForCausalLM": "modeling_custom.CustomForCausalLM",
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def cache_on_hub(repository: Path, revision: str, *, seed: int) -> None:
+    """A revision of a model as huggingface_hub keeps it once it was downloaded."""
+    commit = f"{seed:040x}"
+    tiny_model(repository / "snapshots" / commit, characters=CHARACTERS, seed=seed)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / revision).write_text(commit)
+
+
+def cache_dataset(folder: Path, name: str, *, splits: Sequence[str]) -> None:
+    """A dataset as the library datasets keeps it once it was downloaded."""
+    files = {split: folder / f"{name}-{split}.jsonl" for split in splits}
+    for seed, file in enumerate(files.values()):
+        write_prompts(file, seed=seed)
+    data_files = {split: str(file) for split, file in files.items()}
+    builder = Json(
+        cache_dir=str(folder / "datasets"), dataset_name=name, config_id="default", hash="0", data_files=data_files
+    )
+    builder.download_and_prepare()
+
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers": "blk",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def write_gguf(file: Path, *, seed: int) -> None:
+    """A tiny model with its tokenizer in one GGUF file."""
+    model = LlamaForCausalLM.from_pretrained(tiny_model(file.parent / "whole", characters=CHARACTERS, seed=seed))
+    config, writer = model.config, gguf.GGUFWriter(file, "llama")
+    tokens = ["<unk>", "<s>", "</s>", *CHARACTERS.replace(" ", "▁")]
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * len(CHARACTERS))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    for name, tensor in model.state_dict().items():
+        for ours, theirs in GGUF_NAMES.items():
+            name = name.replace(ours, theirs)
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
