@@ -65,7 +65,7 @@ TASKS: dict[str, Task] = {
             difficulties=range(4, 17),
             unit="letters",
             longest_answer=_identity,
-            tiny=TinyRecipe(demonstrations=36),
+            tiny=TinyRecipe(demonstrations=40),
         ),
         Task(
             name="reverse",

@@ -35,9 +35,9 @@ def demo_config(*, seed: int = 0, output: Path | str | None = None, steps: int =
         train=TrainConfig(
             steps=steps,
             prompts_per_step=64,
-            learning_rate=7e-4,
+            learning_rate=5e-4,
             schedule="linear",
-            warmup_steps=min(10, steps),
+            warmup_steps=min(20, steps),
         ),
         evaluation=EvaluationConfig(prompts=256, samples=4),
         checkpoint=CheckpointConfig(every=100),
