@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack) -> Run:
-    """Everything that a run needs, in its first state; data, texts and rewards are looked at before the model is loaded.
+    """Everything that a run needs, in its first state; looks at data, texts and rewards before it loads the model.
 
     What has to be closed at the end, such as the processes that compute rewards, goes into `resources`.
     """
