@@ -324,7 +324,7 @@ class TrainConfig(Part):
     """Optimizer steps per batch: the rows of a step are divided among them."""
     epochs: Count = 1
     """Passes over each batch. With more than one update per batch the ratios of the algorithm do their work."""
-    tokens_per_microbatch: Count = 16384
+    tokens_per_microbatch: Count = 4096
     """Tokens in one forward and backward pass. It decides memory and speed, never the gradient."""
     logprob_chunk_tokens: Count = 1024
     """Tokens whose logits are held at once: memory is this times the vocabulary. It never changes a result."""
