@@ -30,7 +30,6 @@ TESTED = {
     "rich": "15.0.0",
     "typer": "0.29.2",
     "math-verify": "0.9.0",
-    "plotly": "7.1.0",
     "psutil": "7.2.2",
     "numpy": "2.4.6",
     "packaging": "26.3",

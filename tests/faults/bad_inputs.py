@@ -503,7 +503,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="A reward that raises",
             files={"rewards.py": reward("return [1 / 0]")},
-            says="2 of 2 completions .100%. have no reward, and the limit is 20%.*ZeroDivisionError.*return .1 / 0.*max_unscored",
+            says="2 of 2 completions .100%. have no reward, and the limit is 20%.*ZeroDivisionError.*return .1 / 0",
             exit_code=4,
         ),
         BadInput(

@@ -25,7 +25,7 @@ UsageError: Any = typer.BadParameter.__base__
 app = typer.Typer(
     name="posttrain",
     help="Post-train language models by reinforcement learning and preference optimisation, with a proof at every "
-    "stage.\n\n\b\nExamples:\n  posttrain demo\n  posttrain train recipes/demo.yaml train.steps=20\n"
+    "stage.\n\n\b\nExamples:\n  posttrain demo\n  posttrain train my_run.yaml train.steps=20\n"
     "  posttrain VERB --help",
     no_args_is_help=True,
     add_completion=False,

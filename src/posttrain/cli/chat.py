@@ -32,9 +32,9 @@ def chat(
 
     \b
     Examples:
-      posttrain chat runs/demo
-      posttrain chat runs/demo -m "47+35="
-      echo "47+35=" | posttrain chat runs/demo --json
+      posttrain chat runs/tiny-sort-grpo-1
+      posttrain chat runs/tiny-sort-grpo-1 -m "47+35="
+      echo "47+35=" | posttrain chat runs/tiny-sort-grpo-1 --json
     """
     from posttrain.evaluate.chat import ChatSession
 

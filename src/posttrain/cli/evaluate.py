@@ -41,8 +41,8 @@ def evaluate(
 
     \b
     Examples:
-      posttrain eval runs/demo
-      posttrain eval runs/demo -k 16 --answers answers.jsonl
+      posttrain eval runs/tiny-sort-grpo-1
+      posttrain eval runs/tiny-sort-grpo-1 -k 16 --answers answers.jsonl
       posttrain eval Qwen/Qwen3-0.6B --data gsm8k_test.jsonl --reward math -k 8
     """
     from posttrain.evaluate.api import evaluate as evaluate_model

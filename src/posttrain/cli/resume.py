@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/demo.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/tiny-sort-grpo-1.")],
     steps: Annotated[
         int | None, typer.Option(min=1, help="Train up to this step instead of the configured one.")
     ] = None,
@@ -27,8 +27,8 @@ def resume(
 
     \b
     Examples:
-      posttrain resume runs/demo
-      posttrain resume runs/demo --steps 400
+      posttrain resume runs/tiny-sort-grpo-1
+      posttrain resume runs/tiny-sort-grpo-1 --steps 400
     """
     from posttrain.train.api import resume as resume_run
 

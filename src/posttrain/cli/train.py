@@ -37,10 +37,10 @@ def train(
 
     \b
     Examples:
-      posttrain train recipes/demo.yaml
-      posttrain train my.yaml train.steps=50 algorithm.clip_high=0.28
-      posttrain train my.yaml --train.learning-rate 1e-6 --output runs/first
-      posttrain train my.yaml 'rewards=[{name: math}]' --dry-run
+      posttrain train my_run.yaml
+      posttrain train my_run.yaml train.steps=50 algorithm.clip_high=0.28
+      posttrain train my_run.yaml --train.learning-rate 1e-6 --output runs/first
+      posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
     """
     from posttrain.config import check, load_config, to_yaml
     from posttrain.config_text import write_value
@@ -81,7 +81,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
         raise ConfigError(
             given=f"{len(configs)} configuration files: {', '.join(configs)}" if configs else "no configuration file",
             allowed="one YAML or TOML file, and settings as section.key=value",
-            fix="posttrain train my.yaml train.steps=50",
+            fix="posttrain train my_run.yaml train.steps=50",
         )
     return configs[0], overrides
 

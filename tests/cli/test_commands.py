@@ -1,0 +1,256 @@
+"""Every verb: help without torch, one JSON object, settings in any spelling, an exit code that says what happened."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain import environment
+from posttrain.cli.train import split_arguments
+from posttrain.errors import ConfigError
+
+VERBS = ("demo", "check", "train", "resume", "eval", "chat", "explain", "data check")
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_examples_of_the_verb(posttrain, verb):
+    exit_code, out, err = posttrain(*verb.split(), "--help")
+    assert exit_code == 0
+    assert err == ""
+    assert re.search(rf"Examples: *\n +posttrain {verb}", out), out
+
+
+def test_help_lists_every_verb(posttrain):
+    exit_code, out, _ = posttrain("--help")
+    assert exit_code == 0
+    assert all(f" {verb.split()[0]} " in out for verb in VERBS)
+
+
+def test_help_is_shown_without_importing_anything_heavy():
+    code = f"""
+import sys
+from posttrain.cli import run
+for verb in {VERBS!r}:
+    assert run([*verb.split(), "--help"]) == 0, verb
+heavy = {{"torch", "transformers", "datasets", "peft", "pyarrow"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("verb", ["", "train", "resume", "eval", "chat", "data", "data check"])
+def test_a_verb_without_its_argument_shows_its_help_and_did_not_work(posttrain, verb):
+    exit_code, out, _ = posttrain(*verb.split())
+    assert exit_code == 2
+    assert f"Usage: posttrain {verb}".rstrip() in out
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+COMMANDS = (
+    "check",
+    "explain",
+    "explain grpo",
+    "data check train.jsonl",
+    "data check train.jsonl --model model",
+    "train run.yaml --dry-run",
+    "train run.yaml",
+    "eval finished -k 1",
+    "chat finished -m ab --max-completion-length 4",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_is_one_object(posttrain, command):
+    exit_code, found = posttrain.json(*command.split())
+    assert exit_code == 0
+    assert isinstance(found, dict)
+
+
+def test_a_run_says_where_everything_is_and_how_good_it_is_on_stdout_and_its_progress_on_stderr(posttrain):
+    exit_code, out, err = posttrain("train", "run.yaml", "--json")
+    found = json.loads(out)
+    assert exit_code == 0
+    assert found["folder"] == "run"
+    assert found["steps"] == 2
+    assert (Path(found["model_path"]) / "config.json").is_file()
+    assert 0 <= found["evaluation"]["trained"]["greedy"]["score"]["mean"] <= 1
+    assert "step 2/2" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "expected_code"),
+    [
+        ("trian", "UsageError", 2),
+        ("eval model --samples -1", "UsageError", 2),
+        ("train run.yaml train.steps=0", "ConfigError", 2),
+        ("data check missing.jsonl", "DataError", 2),
+        ("train run.yaml train.steps=9 guards.no_signal_steps=1 'rewards=[{name: exact_match}]'", "GuardStop", 4),
+    ],
+)
+def test_an_error_is_one_object_too(posttrain, command, kind, expected_code):
+    exit_code, found = posttrain.json(*shlex.split(command))
+    assert exit_code == expected_code
+    assert found["error"]["type"] == kind
+    assert found["error"]["exit_code"] == expected_code
+    assert found["error"]["message"]
+
+
+def test_what_a_reward_prints_does_not_get_into_the_json(posttrain, place):
+    body = "    print('called')\n    return [float(len(text)) for text in completions]\n"
+    (place / "rewards.py").write_text(f"print('imported')\n\n\ndef vowels(completions, **columns):\n{body}")
+    exit_code, found = posttrain.json("train", "run.yaml")
+    assert exit_code == 0
+    assert found["steps"] == 2
+
+
+# --- settings on the command line ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "train.learning_rate=1e-5 seed=3",
+        "--train.learning_rate=1e-5 --seed=3",
+        "--train.learning_rate 1e-5 --seed 3",
+        "--train.learning-rate 1e-5 seed=3",
+    ],
+)
+@pytest.mark.parametrize("first", ["run.yaml", ""])
+def test_a_setting_is_the_same_in_every_spelling_and_place(posttrain, settings, first):
+    arguments = [*first.split(), *settings.split(), *([] if first else ["run.yaml"])]
+    exit_code, found = posttrain.json("train", *arguments, "--dry-run")
+    assert exit_code == 0
+    assert found["config"]["train"]["learning_rate"] == 1e-5
+    assert found["config"]["seed"] == 3
+    assert found["origins"]["train.learning_rate"] == found["origins"]["seed"] == "command line"
+    assert found["origins"]["train.steps"] == "file:run.yaml"
+    assert found["origins"]["train.warmup_steps"] == "default"
+
+
+def test_a_dry_run_prints_a_config_that_can_be_trained_and_leaves_nothing_behind(posttrain, place):
+    before = sorted(place.iterdir())
+    command = ("train", "run.yaml", "--dry-run", "--output", "elsewhere: 1")
+    _, resolved = posttrain.json(*command)
+    exit_code, out, _ = posttrain(*command)
+    assert exit_code == 0
+    assert sorted(place.iterdir()) == before
+    (place / "resolved.yaml").write_text(out)
+    _, again = posttrain.json("train", "resolved.yaml", "--dry-run")
+    assert again["config"] == resolved["config"]
+    assert again["config"]["output"] == "elsewhere: 1"
+
+
+def test_a_dry_run_checks_the_rules_that_span_sections(posttrain):
+    exit_code, _, err = posttrain("train", "run.yaml", "--dry-run", "sampling.group_size=1")
+    assert exit_code == 2
+    assert "sampling.group_size = 1, but grpo" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no configuration file"),
+        (["a.yaml", "b.yaml"], "2 configuration files: a.yaml, b.yaml"),
+        (["a.yaml", "--train.steps"], "--train.steps has no value"),
+        (["a.yaml", "--train.steps", "--seed", "1"], "--train.steps has no value"),
+        (["a.yaml", "--quite", "seed=1"], "--quite is neither an option nor a setting.*Did you mean --quiet"),
+        (["a.yaml", "-x"], "-x is neither an option nor a setting"),
+    ],
+)
+def test_what_is_no_setting_is_refused(arguments, message):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        split_arguments(arguments)
+
+
+def test_a_value_may_hold_an_equals_sign_and_a_config_file_may_have_one_in_its_name(place):
+    (place / "lr=1.yaml").touch()
+    assert split_arguments(["lr=1.yaml", "--data.prompt", "{a}={b}"]) == ("lr=1.yaml", ["data.prompt={a}={b}"])
+
+
+# --- exit codes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_of_ours_is_exit_code_1_with_its_traceback_and_an_explanation(posttrain, monkeypatch):
+    monkeypatch.setattr(environment, "check_environment", lambda: 1 / 0)
+    exit_code, out, err = posttrain("check")
+    assert exit_code == 1
+    assert out == ""
+    assert err.startswith("Traceback")
+    assert "ZeroDivisionError: division by zero\n  This is a fault in posttrain" in err
+
+
+def test_an_environment_that_cannot_be_used_is_exit_code_1(posttrain, monkeypatch):
+    monkeypatch.setitem(environment.TESTED, "no-such-package", "1.0")
+    exit_code, found = posttrain.json("check")
+    assert exit_code == 1
+    assert found["usable"] is False
+
+
+def test_data_that_cannot_be_used_is_exit_code_2(posttrain, place):
+    (place / "odd.jsonl").write_text('{"query": "ab"}\n')
+    exit_code, found = posttrain.json("data", "check", "odd.jsonl")
+    assert exit_code == 2
+    assert found["usable"] is False
+
+
+def test_a_folder_whose_run_never_began_can_be_used_again(posttrain, place):
+    exit_code, _, err = posttrain("train", "run.yaml", "data.train=missing.jsonl")
+    assert exit_code == 2
+    assert "Nothing was trained; run has the details in error.json and can be used again." in err
+    assert (place / "run" / "error.json").is_file()
+    assert posttrain("train", "run.yaml")[0] == 0
+    assert not (place / "run" / "error.json").exists()
+
+
+def test_a_run_that_failed_half_way_says_where_it_is_and_goes_on_once_it_can(posttrain, place):
+    rewards = (place / "rewards.py").read_text()
+    (place / "rewards.py").write_text(
+        rewards.replace("[sum", "[1 / 0 if len(texts) == 8 else sum").replace(
+            "completions, **columns):", "completions, **columns):\n    texts = completions"
+        )
+    )
+    exit_code, _, err = posttrain("train", "run.yaml")
+    assert exit_code == 4
+    assert "The run is in run; `posttrain resume run` continues it" in err
+    (place / "rewards.py").write_text(rewards)
+    exit_code, out, _ = posttrain("resume", "run")
+    assert exit_code == 0
+    assert "run/checkpoints/step-000002/model" in out
+
+
+def test_more_steps_can_be_asked_for_when_a_run_is_resumed(posttrain):
+    assert posttrain("train", "run.yaml")[0] == 0
+    exit_code, found = posttrain.json("resume", "run", "--steps", "3")
+    assert exit_code == 0
+    assert found["steps"] == 3
+
+
+def test_every_answer_of_an_evaluation_can_be_kept(posttrain, place):
+    exit_code, out, _ = posttrain(
+        "eval",
+        "model",
+        "--data",
+        "eval.jsonl",
+        "--reward",
+        "rewards.py:vowels",
+        "-k",
+        "2",
+        "--max-completion-length",
+        "4",
+        "--answers",
+        "answers.jsonl",
+    )
+    assert exit_code == 0
+    assert "score" in out
+    assert len((place / "answers.jsonl").read_text().splitlines()) >= 4

@@ -1,0 +1,103 @@
+"""The command line as real processes: without a terminal, on one, in a pipe, and stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli import run
+
+POSTTRAIN = (sys.executable, "-m", "posttrain")
+COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-9]|4[0-9]|9[0-9])[0-9;]*m")
+
+
+def start(*arguments: str, cwd: Path, **options) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*POSTTRAIN, *arguments], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
+
+
+@contextmanager
+def a_terminal_for_stdout(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What comes to the screen, complete when the `with` block has ended."""
+    ours, theirs = pty.openpty()
+    screen: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # Linux says so when nobody has the terminal any more
+            while part := os.read(ours, 65536):
+                screen.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(theirs, "w") as stdout, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stdout)
+        yield screen
+    reader.join()
+    os.close(ours)
+
+
+def test_without_a_terminal_a_run_prints_plain_complete_lines_and_no_library_says_a_word(place):
+    process = start("train", "run.yaml", cwd=place, stdin=subprocess.DEVNULL)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err == ""
+    assert "\x1b" not in out
+    assert "\r" not in out
+    assert re.search(r"^step 2/2  reward [\d.]+ ", out, re.MULTILINE)
+    assert "run/checkpoints/step-000002/model" in out
+    assert "Loading weights" not in out
+    assert "Writing model shards" not in out
+
+
+@pytest.mark.parametrize("no_color", ["1", ""])
+def test_a_run_on_a_terminal_has_colours_unless_they_are_not_wanted(place, monkeypatch, no_color):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with a_terminal_for_stdout(monkeypatch) as screen:
+        assert run(["train", "run.yaml"]) == 0
+    text = b"".join(screen).decode()
+    assert "step 2/2" in text
+    assert bool(COLOUR.search(text)) == (not no_color)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(place):
+    process = start("train", "run.yaml", "train.steps=100000", cwd=place)
+    wait_for(place / "run" / "metrics.jsonl", process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    done = json.loads((place / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert f"Interrupted: stopped after step {done}, with a checkpoint" in err
+    assert "`posttrain resume run` continues it" in err
+    assert "Traceback" not in err
+    assert (place / "run" / "checkpoints" / f"step-{done:06d}" / "manifest.json").is_file()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_to_show():
+    process = subprocess.run(
+        f"{' '.join(POSTTRAIN)} explain grpo | head -1", shell=True, capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0
+    assert process.stderr == ""
+    assert "GRPO" in process.stdout
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
