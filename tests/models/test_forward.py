@@ -154,9 +154,10 @@ def test_the_gradient_does_not_depend_on_the_split_into_microbatches(name, parts
 
 
 def test_more_padding_changes_nothing():
+    """Padding of -1: whoever looks it up in the embedding fails."""
     model = tiny_model(LLAMA)
     tokens, mask_BT = rows(LENGTHS)
-    wider = Tokens(input_ids_BT=nn.functional.pad(tokens.input_ids_BT, (0, 5), value=2), lengths_B=tokens.lengths_B)
+    wider = Tokens(input_ids_BT=nn.functional.pad(tokens.input_ids_BT, (0, 5), value=-1), lengths_B=tokens.lengths_B)
     expected = token_logprobs(model, tokens, mask_BT, temperature=1.0).logprobs_BT
     actual = token_logprobs(model, wider, nn.functional.pad(mask_BT, (0, 5)), temperature=1.0).logprobs_BT
     assert torch.equal(actual[:, : mask_BT.shape[1]], expected)
