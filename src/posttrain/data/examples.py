@@ -8,11 +8,11 @@ tokenised apart, as in generation, so that training sees the ids that sampling w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from posttrain.data.dropped import Dropped, refuse_too_many, summary
-from posttrain.data.prompts import Renderer
+from posttrain.data.prompts import Renderer, fault_in_messages, with_input
 from posttrain.data.read import Row
 from posttrain.errors import DataError
 from posttrain.types import Example
@@ -93,18 +93,17 @@ def detect_form(rows: Sequence[Row]) -> str:
 
 
 def _fault(row: Row, form: str) -> str:
+    """Why a row cannot become an example; "" when it can."""
     for name in FORMS[form]:
         value = row.values.get(name)
         if value is None:
             return f"no value in column {name!r}"
-        if name == "messages":
-            if not isinstance(value, list) or not all(
-                isinstance(m, dict) and "role" in m and "content" in m for m in value
-            ):
-                return "messages that are not a list of role and content"
-            if not any(message["role"] == "assistant" for message in value):
-                return "messages without an assistant turn"
-        elif not isinstance(value, str) and not (name == "prompt" and isinstance(value, list)):
+        if name == "messages" or (name in ("prompt", "completion") and isinstance(value, list)):
+            if fault := fault_in_messages(value):
+                return f"{name}: {fault}"
+            if name != "prompt" and not any(message["role"] == "assistant" for message in value):
+                return f"{name} without an assistant turn"
+        elif not isinstance(value, str):
             return f"column {name!r} is a {type(value).__name__}, not text"
     return ""
 
@@ -119,27 +118,29 @@ def _segments(row: Row, form: str, renderer: Renderer, eos_ids: Collection[int])
         yield from _turns(values["messages"], row, renderer, eos_ids)
     else:
         prompt, completion = _pair(values, form)
+        if isinstance(completion, list):
+            renderer = replace(renderer, chat=True)
         messages = renderer.messages(prompt)
         if messages is not None:
-            answer = {"role": "assistant", "content": completion}
-            yield from _turns([*messages, answer], row, renderer, eos_ids, last_only=True)
+            answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+            yield from _turns([*messages, *answer], row, renderer, eos_ids, first=len(messages))
         else:
             yield Segment(ids=renderer.ids(renderer.text(prompt), is_chat=False), trained=False)
             ids = tuple(renderer.tokenizer(completion, add_special_tokens=False).input_ids)
             yield Segment(ids=_closed(ids, renderer, eos_ids), trained=True)
 
 
-def _pair(values: dict[str, Any], form: str) -> tuple[Any, str]:
+def _pair(values: dict[str, Any], form: str) -> tuple[Any, Any]:
+    """Prompt and completion, each as text or as chat messages."""
     if form == "prompt and completion":
         return values["prompt"], values["completion"]
-    given = values.get("input")
-    return (f"{values['instruction']}\n\n{given}" if given else values["instruction"]), values["output"]
+    return with_input(values["instruction"], values.get("input")), values["output"]
 
 
 def _closed(ids: tuple[int, ...], renderer: Renderer, eos_ids: Collection[int]) -> tuple[int, ...]:
     """With an EOS at the end: a model that never sees one never learns to stop."""
-    eos = renderer.tokenizer.eos_token_id
-    return ids if (ids and ids[-1] in eos_ids) or eos is None else (*ids, int(eos))
+    eos = cast("int | None", renderer.tokenizer.eos_token_id)
+    return ids if (ids and ids[-1] in eos_ids) or eos is None else (*ids, eos)
 
 
 def _turns(
@@ -148,12 +149,15 @@ def _turns(
     renderer: Renderer,
     eos_ids: Collection[int],
     *,
-    last_only: bool = False,
+    first: int = 0,
 ) -> Iterator[Segment]:
-    """The rendered conversation, cut at the assistant's turns. Works with any template that only ever appends."""
-    done = ""
-    assistant = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    for place in assistant[-1:] if last_only else assistant:
+    """The rendered conversation, cut at the assistant's turns from message `first` on, which are trained.
+
+    Works with any template that only ever appends. The last turn gets an EOS where the template writes none.
+    """
+    done, answer = "", ()
+    assistant = [place for place, message in enumerate(messages) if message["role"] == "assistant" and place >= first]
+    for place in assistant:
         before, after = _render(messages, place, row, renderer, done)
         yield Segment(ids=renderer.ids(before[len(done) :], is_chat=True), trained=False)
         answer = renderer.ids(after[len(before) :], is_chat=True)
@@ -161,14 +165,14 @@ def _turns(
         yield Segment(ids=answer[:end], trained=True)
         yield Segment(ids=answer[end:], trained=False)
         done = after
+    if not any(token in eos_ids for token in answer):
+        yield Segment(ids=_closed((), renderer, eos_ids), trained=True)
 
 
 def _render(messages: Sequence[dict[str, Any]], place: int, row: Row, renderer: Renderer, done: str) -> tuple[str, str]:
     """The text up to the assistant's turn at `place`, and with it."""
-    template = renderer.tokenizer.apply_chat_template
-    kwargs = dict(renderer.template_kwargs or {})
-    before = str(template(list(messages[:place]), tokenize=False, add_generation_prompt=True, **kwargs))
-    after = str(template(list(messages[: place + 1]), tokenize=False, **kwargs))
+    before = renderer.render(messages[:place], add_generation_prompt=True)
+    after = renderer.render(messages[: place + 1], add_generation_prompt=False)
     if not before.startswith(done) or not after.startswith(before):
         raise DataError(
             given=f"{row.origin}: the chat template rewrites earlier turns when a turn is added, so the assistant's "

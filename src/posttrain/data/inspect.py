@@ -18,6 +18,7 @@ from posttrain.data.examples import detect_form, render_examples
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 from posttrain.errors import DataError
+from posttrain.types import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,7 +104,10 @@ class DataReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, ready for `json.dumps`."""
-        uses = [{**asdict(use), "lengths": {what: found._asdict() for what, found in use.lengths.items()}} for use in self.uses]
+        uses = [
+            {**asdict(use), "lengths": {what: found._asdict() for what, found in use.lengths.items()}}
+            for use in self.uses
+        ]
         for use, plain in zip(self.uses, uses, strict=True):
             plain["dropped"] = dict(Counter(dropped.reason for dropped in use.dropped))
             plain["dropped_rows"] = [dropped._asdict() for dropped in use.dropped]
@@ -131,19 +135,17 @@ def inspect_data(
     source: str | Sequence[str],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    prompt: str | None = None,
     config: DataConfig | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> DataReport:
     """Read the whole source and report what a run would make of it.
 
-    Without a tokenizer lengths are in characters and chat messages are shown in a plain form of their own. `config` gives
-    the other settings of `data`. Raises `DataError` when the source cannot be read.
+    Without a tokenizer lengths are in characters and chat messages are shown in a plain form of their own. `config`
+    holds the other settings of `data`: prompt, answer, split and so on. Raises `DataError` when the source cannot be
+    read.
     """
     sources = source if isinstance(source, str) else list(source)
     settings = (config or DataConfig(train=sources)).model_copy(update={"max_dropped": 1.0})
-    if prompt is not None:
-        settings = settings.model_copy(update={"prompt": prompt})
     rows = read_rows(sources, split=settings.split, max_rows=settings.max_rows)
     renderer = (
         Renderer.of(settings, tokenizer, template_kwargs)
@@ -171,7 +173,7 @@ def inspect_data(
 def _as_examples(rows: Sequence[Row], settings: DataConfig, renderer: Renderer) -> Use:
     if settings.prompt is not None:
         raise DataError(given="data.prompt is set, which only training with rewards reads")
-    eos = renderer.tokenizer.eos_token_id
+    eos = cast("int | None", renderer.tokenizer.eos_token_id)
     found = render_examples(
         rows,
         renderer,
@@ -193,7 +195,7 @@ def _as_examples(rows: Sequence[Row], settings: DataConfig, renderer: Renderer) 
         samples=tuple(
             Sample(
                 origin=rows[example.index].origin,
-                parts=_parts(example.input_ids, example.completion_mask, renderer.tokenizer.decode),
+                parts=_parts(example, lambda ids: str(renderer.tokenizer.decode(ids))),
             )
             for example in found.examples[:SAMPLES]
         ),
@@ -237,10 +239,10 @@ def _repeated(keys: Sequence[Any]) -> int:
     return len(keys) - len(set(keys))
 
 
-def _parts(
-    ids: Sequence[int], mask: Sequence[bool], decode: Callable[[list[int]], str]
-) -> tuple[tuple[str, bool], ...]:
-    runs = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
+def _parts(example: Example, decode: Callable[[list[int]], str]) -> tuple[tuple[str, bool], ...]:
+    """The text in stretches that are trained or not."""
+    pairs = zip(example.input_ids, example.completion_mask, strict=True)
+    runs = groupby(pairs, key=lambda pair: pair[1])
     return tuple((decode([token for token, _ in run]), trained) for trained, run in runs)
 
 

@@ -81,15 +81,24 @@ class Renderer:
         messages = self.messages(prompt)
         if messages is None:
             return (self.system_prompt or "") + str(prompt)
+        return self.render(messages, add_generation_prompt=True)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """The messages under the chat template."""
         if not self.tokenizer.chat_template:
             raise DataError(
-                given="the prompts are chat messages, but the tokenizer has no chat template",
+                given="the data has chat messages, but the tokenizer has no chat template",
                 allowed="plain text, or a tokenizer with a chat template",
-                fix="Name a template in model.chat_template, or give prompts as text.",
+                fix="Name a template in model.chat_template, or give the data as text.",
             )
         kwargs = dict(self.template_kwargs or {})
         return str(
-            self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **kwargs)
+            self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **kwargs,
+            )
         )
 
     def ids(self, text: str, *, is_chat: bool) -> tuple[int, ...]:
@@ -147,6 +156,8 @@ class PromptColumn:
     """Where a row's prompt is: a column, or a template over columns."""
 
     name: str | None = None
+    context: str | None = None
+    """A column whose text, where a row has any, stands below that of `name`: the input of Alpaca's instructions."""
     template: str | None = None
 
     @staticmethod
@@ -156,7 +167,7 @@ class PromptColumn:
             found = next((name for name in PROMPT_COLUMNS if name in columns), None)
             if found is None:
                 raise _no_column("column for the prompt", ", ".join(PROMPT_COLUMNS), columns)
-            return PromptColumn(name=found)
+            return PromptColumn(name=found, context="input" if found == "instruction" and "input" in columns else None)
         if "{" not in setting:
             if setting not in columns:
                 raise _no_column(f"the column {setting!r} (data.prompt)", "a column of the data", columns, setting)
@@ -167,7 +178,9 @@ class PromptColumn:
         return PromptColumn(template=setting)
 
     def describe(self) -> str:
-        return f"column {self.name!r}" if self.name else f"template {self.template!r}"
+        if self.name is None:
+            return f"template {self.template!r}"
+        return f"column {self.name!r}" + (f" with {self.context!r} below it" if self.context else "")
 
     def of(self, row: Row) -> str | list[dict[str, Any]] | Dropped:
         """Text, chat messages, or why there is neither."""
@@ -176,14 +189,27 @@ class PromptColumn:
             missing = [name for name, value in values.items() if value is None]
             if missing:
                 return Dropped(row.origin, f"no value in column {missing[0]!r}")
-            return self.template.format_map(values)
-        prompt = row.values.get(self.name or "")
+            prompt = self.template.format_map(values)
+        else:
+            prompt = row.values.get(self.name or "")
         if prompt is None:
             return Dropped(row.origin, f"no value in column {self.name!r}")
         if isinstance(prompt, str):
-            return prompt if prompt.strip() else Dropped(row.origin, "empty prompt")
-        fault = _fault_in_messages(prompt)
+            below = row.values.get(self.context) if self.context else None
+            return with_input(prompt, below) if prompt.strip() else Dropped(row.origin, "empty prompt")
+        fault = fault_in_messages(prompt)
+        if not fault and prompt[-1]["role"] == "assistant":
+            fault = "messages that end with an assistant turn"
         return Dropped(row.origin, fault) if fault else prompt
+
+
+def with_input(instruction: str, given: Any) -> str:
+    """Alpaca's two columns as one text.
+
+    >>> with_input("Add.", "1 2"), with_input("Sing.", "")
+    ('Add.\\n\\n1 2', 'Sing.')
+    """
+    return f"{instruction}\n\n{given}" if given else instruction
 
 
 def _fields(template: str) -> list[str]:
@@ -197,17 +223,14 @@ def _fields(template: str) -> list[str]:
         ) from None
 
 
-def _fault_in_messages(prompt: Any) -> str:
-    """What is wrong with a prompt that should be chat messages; "" if nothing."""
-    if not isinstance(prompt, list):
-        return f"prompt is a {type(prompt).__name__}, neither text nor messages"
-    if not prompt:
-        return "empty prompt"
-    for message in prompt:
-        if not isinstance(message, dict) or "role" not in message or "content" not in message:
-            return "message without role and content"
-    if prompt[-1]["role"] == "assistant":
-        return "messages that end with an assistant turn"
+def fault_in_messages(value: Any) -> str:
+    """What is wrong with a value that should be chat messages; "" if nothing."""
+    if not isinstance(value, list):
+        return f"a {type(value).__name__}, neither text nor messages"
+    if not value:
+        return "no messages"
+    if not all(isinstance(message, dict) and "role" in message and "content" in message for message in value):
+        return "message without role and content"
     return ""
 
 

@@ -120,9 +120,10 @@ def _file_rows(path: Path) -> Iterator[Row]:
 
 
 def _text(path: Path) -> io.TextIOBase:
+    newline = "" if _form(path) == ".csv" else None
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")  # type: ignore[return-value]
-    return path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None)
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)  # type: ignore[return-value]
+    return path.open(encoding="utf-8-sig", newline=newline)
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
@@ -184,7 +185,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 yield _as_row(dict(values), f"{path.name}:{reader.line_num}")
         except csv.Error as error:
             raise DataError(
-                given=f"{path.name}, line {reader.line_num}: broken CSV ({error})",
+                given=f"{path.name}, line {reader.reader.line_num}: broken CSV ({error})",
                 allowed="CSV with a header line",
                 fix="Mend the quotes of that line.",
             ) from None

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from posttrain.errors import DataError
 
 ALPHABET = string.ascii_lowercase + string.digits + "+-*=<>:, "
-"""Every character of every built-in task: the vocabulary of the tiny models, so that each of them can read all tasks."""
+"""Every character of every built-in task: the vocabulary of the tiny models, so that each can read all tasks."""
 
 EVAL_SHARE = 5
 """One problem in so many is held out."""
@@ -103,7 +103,8 @@ class Task:
                 given=f"{n} {split} rows of {self.name} with {self.difficulty} {self.unit}, which has no more than "
                 f"{len(found)} different ones",
                 allowed=f"up to {len(found)} rows",
-                fix=f"Set data.max_rows = {len(found)}, or ask for harder ones: task:{self.name}:{self.difficulty + 1}.",
+                fix=f"Set data.max_rows = {len(found)}, or ask for harder ones: "
+                f"task:{self.name}:{self.difficulty + 1}.",
             )
         return [{"prompt": prompt, "answer": answer} for prompt, answer in found.items()]
 

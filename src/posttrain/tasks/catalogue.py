@@ -126,7 +126,7 @@ def find_task(name: str) -> RowSource:
     Raises `DataError` for a name or a difficulty that there is not.
 
     >>> find_task("sort:8").rows(1)
-    [{'prompt': 'fahfeaeg>', 'answer': 'aaeeffgh'}]
+    [{'prompt': 'dadbghih>', 'answer': 'abddghhi'}]
     """
     if name.startswith("reasoning_gym/"):
         from posttrain.tasks.reasoning_gym import ReasoningGymTask

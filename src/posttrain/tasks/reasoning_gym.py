@@ -51,7 +51,7 @@ class ReasoningGymTask:
             misses, index = misses + 1, index + 1
         if len(found) < n:
             raise DataError(
-                given=f"{n} {split} rows of reasoning_gym/{self.name}, which has no more than {len(found)} different ones",
+                given=f"{n} {split} rows of reasoning_gym/{self.name}, which has no more than {len(found)} different",
                 allowed=f"up to {len(found)} rows",
                 fix=f"Set data.max_rows = {len(found)}.",
             )
@@ -59,7 +59,7 @@ class ReasoningGymTask:
 
 
 def score(completion: str, reasoning_gym: dict[str, Any]) -> float:
-    """A reward: reasoning-gym's own score, from 0 to 1, of what stands in the last <answer> tags, else of all the text."""
+    """A reward: reasoning-gym's own score, 0 to 1, of what stands in the last <answer> tags, else of all the text."""
     tagged = ANSWER.findall(completion)
     answer = (tagged[-1] if tagged else completion).strip()
     item = _item(reasoning_gym["name"], reasoning_gym["seed"], reasoning_gym["index"])
@@ -74,14 +74,14 @@ def _item(name: str, seed: int, index: int) -> dict[str, Any]:
 @functools.lru_cache(maxsize=64)
 def _generator(name: str, seed: int) -> Any:
     _names()
-    import reasoning_gym
+    import reasoning_gym  # pyright: ignore[reportMissingImports]
 
     return reasoning_gym.create_dataset(name, seed=seed, size=ENDLESS)
 
 
 def _names() -> list[str]:
     try:
-        from reasoning_gym.factory import DATASETS
+        from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise DataError(
             given=f"task:reasoning_gym/... needs the package reasoning-gym ({error})",

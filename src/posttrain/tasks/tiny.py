@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from posttrain.config import ModelConfig
 
 PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 CONTEXT_LENGTH = 128
 WARMUP_STEPS = 10
 PREFIX = "tiny:"
@@ -52,7 +53,7 @@ def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+        single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -76,9 +77,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed:
         max_position_embeddings=CONTEXT_LENGTH,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -108,7 +109,7 @@ def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyR
     rendered = render_examples(
         rows,
         Renderer(tokenizer=tokenizer, chat=False),
-        eos_ids={tokenizer.eos_token_id},
+        eos_ids={EOS_ID},
         max_length=CONTEXT_LENGTH,
         max_dropped=0.0,
         what=f"demonstrations of {task.name}",
@@ -127,7 +128,7 @@ def imitate(model: LlamaForCausalLM, examples: Sequence[Example], recipe: TinyRe
     sft, updater = ALGORITHMS["sft"](), Updater(model.parameters(), settings)
     for step in range(1, recipe.steps + 1):
         chosen = rows_for_step(seed, step, recipe.rows_per_step, len(examples))
-        tokens, mask_BT = collate_examples([examples[row] for row in chosen], pad_id=model.config.pad_token_id)
+        tokens, mask_BT = collate_examples([examples[row] for row in chosen], pad_id=PAD_ID)
         batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(chosen)), tokens=tokens)
         outputs = token_logprobs(model, tokens, mask_BT, temperature=1.0)
         loss, _ = sft.loss(outputs, batch, count_totals(batch))

@@ -1,0 +1,215 @@
+"""A row becomes the ids that sampler and trainer use: the right columns, one BOS, no EOS, nothing lost in silence."""
+
+from __future__ import annotations
+
+import pytest
+from tests.data.samples import real_tokenizer, rows_of, shared_file
+
+from posttrain.config import DataConfig
+from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
+from posttrain.data.read import read_rows
+from posttrain.errors import DataError
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def render(rows, renderer, *, room: int = 1000, **settings) -> PromptSet:
+    config = DataConfig(train="rows.jsonl", **settings)
+    return render_prompts(rows, config, renderer, max_prompt_length=room, what="training data")
+
+
+def texts(found: PromptSet) -> list[str]:
+    return [prompt.text for prompt in found.prompts]
+
+
+# --- which column --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["prompt", "question", "problem", "instruction"])
+def test_the_usual_prompt_columns_are_found(renderer, name):
+    found = render(rows_of({"id": 1, name: "hello"}), renderer)
+    assert texts(found) == ["hello"]
+    assert found.columns == f"prompt from column {name!r}, no answer column"
+
+
+@pytest.mark.parametrize("name", ["answer", "Answer", "solution", "ground_truth", "gold"])
+def test_the_usual_answer_columns_reach_rewards_as_answer(renderer, name):
+    (prompt,) = render(rows_of({"prompt": "1+1", name: 2, "level": "easy"}), renderer).prompts
+    assert prompt.columns["answer"] == 2
+    assert prompt.columns["level"] == "easy"
+    assert "prompt" not in prompt.columns
+
+
+def test_a_named_answer_column_wins_over_the_usual_ones(renderer):
+    (prompt,) = render(rows_of({"prompt": "1+1", "answer": "x", "result": 2}), renderer, answer="result").prompts
+    assert prompt.columns["answer"] == 2
+
+
+def test_a_template_joins_columns(renderer):
+    rows = rows_of({"Body": "Two and two.", "Question": "How many?", "Answer": 4.0})
+    found = render(rows, renderer, prompt="{Body} {Question} {{x}}")
+    assert texts(found) == ["Two and two. How many? {x}"]
+    assert found.columns == "prompt from template '{Body} {Question} {{x}}', answer from 'Answer'"
+
+
+def test_alpaca_rows_keep_their_input(renderer):
+    rows = rows_of({"instruction": "Add.", "input": "1 2", "output": "3"}, {"instruction": "Sing.", "input": ""})
+    assert texts(render(rows, renderer)) == ["Add.\n\n1 2", "Sing."]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"no column for the prompt; its columns are text, Label; allowed: prompt, question, problem, instruction"),
+        (
+            {"prompt": "Text"},
+            r"no column 'Text' \(data.prompt\); its columns are text, Label.*\n  Did you mean 'text'\?",
+        ),
+        ({"prompt": "{txt} {Label}"}, r"no column 'txt' \(data.prompt\); .*\n  Did you mean 'text'\?"),
+        ({"prompt": "{}"}, r"no column '' \(data.prompt\); its columns are text, Label"),
+        ({"prompt": "{text"}, r"data.prompt = '\{text' is not a template .*\n  Close every brace"),
+        ({"prompt": "text", "answer": "label"}, r"no column 'label' \(data.answer\).*\n  Did you mean 'Label'\?"),
+    ],
+)
+def test_a_missing_column_lists_those_there_are(renderer, settings, message):
+    with pytest.raises(DataError, match=message):
+        render(rows_of({"text": "a", "Label": 1}), renderer, **settings)
+
+
+# --- what the model reads ------------------------------------------------------------------------------------------
+
+
+def test_plain_text_gets_one_bos_and_no_eos(renderer, tokenizer):
+    (prompt,) = render(rows_of({"prompt": "hello"}), renderer).prompts
+    assert tokenizer.convert_ids_to_tokens(prompt.ids) == ["<bos>", *"hello"]
+    assert prompt.messages is None
+
+
+def test_an_eos_that_the_tokenizer_adds_is_taken_off(renderer, tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    ends = [("<bos>", tokenizer.bos_token_id), ("<eos>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A <eos>", special_tokens=ends)
+    assert tokenizer("a").input_ids[-1] == tokenizer.eos_token_id
+    (prompt,) = render(rows_of({"prompt": "hello"}), renderer).prompts
+    assert tokenizer.eos_token_id not in prompt.ids
+
+
+def test_plain_text_becomes_a_user_turn_where_there_is_a_chat_template(chat_renderer, chat_tokenizer):
+    (prompt,) = render(rows_of({"prompt": "hello"}), chat_renderer).prompts
+    assert prompt.text == "<bos>u:hello<eos>a:"
+    assert chat_tokenizer.convert_ids_to_tokens(prompt.ids) == ["<bos>", *"u:hello", "<eos>", *"a:"]
+    assert prompt.messages == tuple(HELLO)
+
+
+def test_messages_and_a_system_prompt_go_through_the_template(chat_tokenizer):
+    renderer = Renderer(tokenizer=chat_tokenizer, chat=True, system_prompt="Be kind.")
+    (prompt,) = render(rows_of({"prompt": HELLO}), renderer).prompts
+    assert prompt.text == "<bos>s:Be kind.<eos>u:hello<eos>a:"
+
+
+def test_chat_can_be_switched_off_and_must_be_possible_when_on(chat_tokenizer, tokenizer):
+    config = DataConfig(train="x.jsonl", chat=False)
+    (prompt,) = render(rows_of({"prompt": "hello"}), Renderer.of(config, chat_tokenizer)).prompts
+    assert prompt.text == "hello"
+    tokenizer.chat_template = None
+    with pytest.raises(DataError, match=r"data.chat = true, but the tokenizer has no chat template"):
+        Renderer.of(DataConfig(train="x.jsonl", chat=True), tokenizer)
+    with pytest.raises(DataError, match=r"data has chat messages, but the tokenizer has no chat template"):
+        render(rows_of({"prompt": HELLO}), Renderer.of(DataConfig(train="x.jsonl"), tokenizer))
+
+
+def test_template_variables_reach_the_template(tokenizer):
+    tokenizer.chat_template = "{{ messages[0]['content'] }}{% if loud %}!{% endif %}"
+    renderer = Renderer.of(DataConfig(train="x.jsonl"), tokenizer, {"loud": True})
+    assert texts(render(rows_of({"prompt": "hello"}), renderer)) == ["hello!"]
+
+
+@pytest.mark.parametrize("name", ["tokenizers/qwen2.5", "tokenizers/smollm2", "models/minimind2-small"])
+def test_real_chat_templates_are_tokenised_as_they_are(name):
+    tokenizer = real_tokenizer(name)
+    (prompt,) = render(rows_of({"prompt": "hello"}), Renderer.of(DataConfig(train="x.jsonl"), tokenizer)).prompts
+    whole = tokenizer.apply_chat_template(HELLO, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert list(prompt.ids) == whole
+    assert "hello" in prompt.text
+    assert prompt.text.rstrip().endswith("assistant")
+
+
+def test_a_real_tokenizer_that_writes_bos_writes_one():
+    tokenizer = real_tokenizer("models/stories260K")
+    (prompt,) = render(rows_of({"prompt": "Once"}), Renderer.of(DataConfig(train="x.jsonl"), tokenizer)).prompts
+    assert list(prompt.ids).count(tokenizer.bos_token_id) == 1
+    assert tokenizer.eos_token_id not in prompt.ids
+
+
+# --- what is dropped -----------------------------------------------------------------------------------------------
+
+
+def test_unusable_rows_are_counted_with_reason_and_place(renderer):
+    rows = rows_of(
+        {"prompt": "fine"},
+        {"prompt": "  "},
+        {"prompt": None},
+        {"prompt": 7},
+        {"other": 1},
+        {"prompt": []},
+        {"prompt": [{"role": "user"}]},
+        {"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"prompt": "much too long"},
+    )
+    found = render(rows, renderer, room=6, max_dropped=1.0)
+    assert texts(found) == ["fine"]
+    assert [(dropped.origin, dropped.reason) for dropped in found.dropped] == [
+        ("rows:2", "empty prompt"),
+        ("rows:3", "no value in column 'prompt'"),
+        ("rows:4", "a int, neither text nor messages"),
+        ("rows:5", "no value in column 'prompt'"),
+        ("rows:6", "no messages"),
+        ("rows:7", "message without role and content"),
+        ("rows:8", "messages that end with an assistant turn"),
+        ("rows:9", "prompt longer than 6 tokens"),
+    ]
+    assert found.dropped_summary.startswith("dropped 8 of 9 rows: 2 no value")
+
+
+def test_a_template_over_empty_columns_is_an_empty_prompt(renderer):
+    rows = rows_of({"a": "x", "b": "y"}, {"a": "", "b": " "}, {"a": "x", "b": None})
+    found = render(rows, renderer, prompt="{a} {b}", max_dropped=1.0)
+    assert [dropped.reason for dropped in found.dropped] == ["empty prompt", "no value in column 'b'"]
+
+
+def test_the_index_is_the_row_of_the_data_not_of_the_usable_prompts(renderer):
+    found = render(rows_of({"prompt": ""}, {"prompt": "a"}, {"prompt": ""}, {"prompt": "b"}), renderer, max_dropped=0.5)
+    assert [prompt.index for prompt in found.prompts] == [1, 3]
+
+
+def test_the_lower_of_two_length_limits_holds(renderer):
+    rows = rows_of({"prompt": "abc"}, {"prompt": "abcdef"})
+    assert texts(render(rows, renderer, room=100, max_prompt_length=4)) == ["abc"]
+    assert texts(render(rows, renderer, room=4, max_prompt_length=100)) == ["abc"]
+
+
+def test_too_many_dropped_rows_are_an_error_that_names_the_first_three(renderer):
+    rows = rows_of(*[{"prompt": ""}] * 6, *[{"prompt": "a"}] * 4)
+    message = r"training data: dropped 6 of 10 rows: 6 empty prompt \(rows:1, rows:2, rows:3\); allowed: at most 50%"
+    with pytest.raises(DataError, match=message):
+        render(rows, renderer)
+    assert len(render(rows, renderer, max_dropped=0.6)) == 4
+
+
+def test_nothing_left_is_an_error_whatever_may_be_dropped(renderer):
+    with pytest.raises(DataError, match=r"dropped 1 of 1 rows: 1 prompt longer than 3 tokens"):
+        render(rows_of({"prompt": "abcdef"}), renderer, room=3, max_dropped=1.0)
+
+
+def test_prompts_in_both_parts_are_counted_word_for_word(renderer):
+    train = render(rows_of({"prompt": "a"}, {"prompt": "b"}), renderer).prompts
+    heldout = render(rows_of({"prompt": "b"}, {"prompt": "c"}, {"prompt": "b"}), renderer).prompts
+    assert overlap(train, heldout) == 2
+
+
+def test_gsm8k_loses_no_row_and_keeps_its_answers(renderer):
+    rows = read_rows(str(shared_file("math/gsm8k_test.jsonl")), max_rows=50)
+    found = render(rows, Renderer(tokenizer=real_tokenizer("tokenizers/qwen2.5"), chat=True))
+    assert len(found) == 50
+    assert "####" in found.prompts[0].columns["answer"]

@@ -1,0 +1,152 @@
+"""Every form of file gives the same rows, each row knows its place, and what is broken is named by file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from tests.data.samples import jsonl, shared_file
+
+from posttrain.data.read import read_rows
+from posttrain.errors import DataError
+
+ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": 'say "hi",\nplease', "answer": "hi"}]
+
+
+def csv_text() -> str:
+    return 'prompt,answer\n1+1=,2\n"say ""hi"",\nplease",hi\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", jsonl(*ROWS)),
+        ("rows.jsonl.gz", jsonl(*ROWS)),
+        ("rows.json", json.dumps(ROWS, indent=1)),
+        ("rows.json.gz", json.dumps(ROWS)),
+        ("rows.csv", csv_text()),
+        ("rows.csv.gz", csv_text()),
+        ("windows.jsonl", "\ufeff" + jsonl(*ROWS).replace("\n", "\r\n")),
+        ("blank_lines.jsonl", "\n" + jsonl(*ROWS) + "\n\n"),
+    ],
+)
+def test_every_form_of_file_gives_the_same_rows(write, name, content):
+    assert [row.values for row in read_rows(str(write(name, content)))] == ROWS
+
+
+def test_parquet_keeps_types_and_nesting(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "hi"}], "answer": 2.5}, {"prompt": [], "answer": None}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert [row.values for row in read_rows(str(tmp_path / "rows.parquet"))] == rows
+
+
+def test_a_carriage_return_inside_a_quoted_field_survives_compression(write):
+    text = 'prompt\r\n"a\r\nb"\r\n'
+    plain, packed = (read_rows(str(write(name, text))) for name in ("a.csv", "a.csv.gz"))
+    assert plain[0].values == packed[0].values == {"prompt": "a\r\nb"}
+
+
+def test_a_row_knows_its_file_and_line(write):
+    lines = write("train.jsonl", "\n" + jsonl({"prompt": "a"}) + "\n" + jsonl({"prompt": "b"}))
+    array = write("train.json", json.dumps([{"prompt": "a"}]))
+    table = write("train.csv", 'prompt\n"two\nlines"\nb\n')
+    assert [row.origin for row in read_rows(str(lines))] == ["train.jsonl:2", "train.jsonl:4"]
+    assert [row.origin for row in read_rows(str(array))] == ["train.json[0]"]
+    assert [row.origin for row in read_rows(str(table))] == ["train.csv:3", "train.csv:4"]
+
+
+def test_globs_and_lists_are_read_in_order(write, tmp_path):
+    write("b.jsonl", jsonl({"prompt": "b"}))
+    write("a.jsonl", jsonl({"prompt": "a"}))
+    write("z.csv", "prompt\nz\n")
+    found = read_rows([str(tmp_path / "z.csv"), str(tmp_path / "*.jsonl")])
+    assert [row.values["prompt"] for row in found] == ["z", "a", "b"]
+
+
+def test_max_rows_takes_the_first_rows_of_each_source(write):
+    a, b = write("a.jsonl", jsonl(*[{"n": n} for n in range(5)])), write("b.jsonl", jsonl({"n": 9}))
+    assert [row.values["n"] for row in read_rows([str(a), str(b)], max_rows=2)] == [0, 1, 9]
+
+
+def test_a_task_is_generated_by_seed_and_split():
+    train, again = (read_rows("task:sort", max_rows=5, seed=3) for _ in range(2))
+    assert train == again
+    assert train[0].origin == "task:sort, train row 0"
+    assert train != read_rows("task:sort", max_rows=5, seed=4)
+    assert not {row.values["prompt"] for row in train} & {
+        row.values["prompt"] for row in read_rows("task:sort", max_rows=5, split="eval", seed=3)
+    }
+
+
+def test_gsm8k_is_read_whole():
+    rows = read_rows(str(shared_file("math/gsm8k_test.jsonl")))
+    assert len(rows) == 1319
+    assert set(rows[0].values) == {"question", "answer"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "broken.jsonl",
+            jsonl({"prompt": "a"}) + '{"prompt": "b", oops}\n',
+            r"broken.jsonl, line 2, column 17: broken JSON .* near '.*\"b\", oops}'",
+        ),
+        ("cut.jsonl", '{"prompt": "abc', r"cut.jsonl, line 1, column 12: broken JSON \(Unterminated string"),
+        ("broken.json", '[{"a": 1},\n {"b" 2}]', r"broken.json, line 2, column 7: broken JSON"),
+        ("lines.json", jsonl({"a": 1}, {"a": 2}), "looks like JSONL: rename it to .jsonl"),
+        ("one.json", '{"a": 1}', r"holds a JSON dict; allowed: an array of objects"),
+        ("list.jsonl", "[1, 2]\n", r"list.jsonl:1 is a JSON list, not an object"),
+        ("text.jsonl", '"just text"\n', r"text.jsonl:1 is a JSON str, not an object"),
+        ("empty.jsonl", "", "empty.jsonl holds no rows; allowed: at least one row"),
+        ("empty.json", " ", "empty.json holds no rows"),
+        ("header.csv", "prompt,answer\n", "header.csv holds no rows"),
+        ("wide.csv", "a,b\n1,2,3\n", r"wide.csv, line 2: its number of fields differs from the header's 2"),
+        ("narrow.csv", "a,b\n1\n", r"narrow.csv, line 2: its number of fields differs"),
+        ("quotes.csv", 'a,b\n1,"open\n', r"quotes.csv, line 2: broken CSV \(unexpected end of data\)"),
+        (
+            "latin.jsonl",
+            '{"prompt": "é"}\n'.encode("latin-1"),
+            r"latin.jsonl cannot be read .*utf-8.*whole file in UTF-8",
+        ),
+        ("no.parquet", "PAR?", "no.parquet cannot be read"),
+        ("notes.txt", "hello", r"notes.txt has a form that is not known; allowed: .jsonl, .json, .csv, .parquet"),
+    ],
+)
+def test_what_is_broken_is_named_by_file_and_line(write, name, content, message):
+    with pytest.raises(DataError, match=message):
+        read_rows(str(write(name, content)))
+
+
+def test_a_cut_gzip_file_is_an_error(tmp_path):
+    whole = gzip.compress(jsonl(*[{"prompt": str(n)} for n in range(1000)]).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cut.jsonl.gz cannot be read \(Compressed file ended"):
+        read_rows(str(tmp_path / "cut.jsonl.gz"))
+
+
+def test_a_missing_file_a_folder_and_a_glob_without_match(tmp_path, write):
+    write("train.jsonl", jsonl({"prompt": "a"}))
+    with pytest.raises(DataError, match=r"gone.jsonl does not exist; allowed: a file, a glob"):
+        read_rows(str(tmp_path / "gone.jsonl"))
+    with pytest.raises(DataError, match=r"is a folder with train.jsonl; allowed: a file or a glob"):
+        read_rows(str(tmp_path))
+    with pytest.raises(DataError, match=r"no file matches .*\*.csv"):
+        read_rows(str(tmp_path / "*.csv"))
+
+
+def test_a_dataset_name_without_a_network_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        DataError,
+        match=r"is no file here, and the Hugging Face dataset .*cannot be loaded(.|\n)*without a network, download",
+    ):
+        read_rows("no/such-dataset-here")
+
+
+def test_an_unknown_task_gets_a_suggestion():
+    with pytest.raises(DataError, match=r"there is no task 'sorting'; allowed: sort, .*\n  Did you mean 'sort'\?"):
+        read_rows("task:sorting")

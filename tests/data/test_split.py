@@ -1,0 +1,61 @@
+"""Held-out rows: named, generated, or a share of the training rows that the seed alone decides."""
+
+from __future__ import annotations
+
+import pytest
+from tests.data.samples import jsonl
+
+from posttrain.config import DataConfig
+from posttrain.data.split import read_split
+from posttrain.errors import DataError
+
+
+@pytest.fixture
+def hundred(write) -> str:
+    return str(write("train.jsonl", jsonl(*[{"prompt": str(n)} for n in range(100)])))
+
+
+def numbers(rows) -> list[int]:
+    return [int(row.values["prompt"]) for row in rows]
+
+
+def test_a_share_of_the_rows_is_held_out_and_no_row_is_lost_or_in_both_parts(hundred):
+    train, heldout = read_split(DataConfig(train=hundred, eval_fraction=0.2), seed=0)
+    assert len(heldout) == 20
+    assert sorted(numbers(train) + numbers(heldout)) == list(range(100))
+    assert numbers(train) == sorted(numbers(train))
+
+
+def test_the_seed_decides_which(hundred):
+    config = DataConfig(train=hundred, eval_fraction=0.2)
+    assert read_split(config, seed=1) == read_split(config, seed=1)
+    assert read_split(config, seed=1).heldout != read_split(config, seed=2).heldout
+
+
+def test_a_named_source_is_used_instead(hundred, write):
+    named = str(write("test.jsonl", jsonl({"prompt": "7"})))
+    train, heldout = read_split(DataConfig(train=hundred, eval=named), seed=0)
+    assert (len(train), numbers(heldout)) == (100, [7])
+
+
+def test_a_task_brings_its_own_held_out_rows():
+    train, heldout = read_split(DataConfig(train="task:sort", max_rows=300), seed=0)
+    assert len(train) == len(heldout) == 300
+    assert not {row.values["prompt"] for row in train} & {row.values["prompt"] for row in heldout}
+
+
+def test_a_named_task_gives_its_held_out_rows(hundred):
+    heldout = read_split(DataConfig(train=hundred, eval="task:sort", max_rows=5), seed=0).heldout
+    assert heldout[0].origin == "task:sort, eval row 0"
+
+
+def test_at_least_one_row_is_held_out_and_one_is_left(write):
+    two = str(write("two.jsonl", jsonl({"prompt": "1"}, {"prompt": "2"})))
+    assert [len(part) for part in read_split(DataConfig(train=two, eval_fraction=0.01), seed=0)] == [1, 1]
+    one = str(write("one.jsonl", jsonl({"prompt": "1"})))
+    with pytest.raises(DataError, match=r"data.eval_fraction = 0.5 of 1 rows leaves nothing to train on"):
+        read_split(DataConfig(train=one, eval_fraction=0.5), seed=0)
+
+
+def test_nothing_is_held_out_at_zero(hundred):
+    assert [len(part) for part in read_split(DataConfig(train=hundred, eval_fraction=0.0), seed=0)] == [100, 0]
