@@ -16,6 +16,10 @@ hypothesis.settings.load_profile("reproducible")
 Ragged = Sequence[Sequence[float]]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden runs anew (tests/golden)")
+
+
 @dataclass(frozen=True)
 class TokenFixture:
     """Fixture T of the algorithm reference: four completions of 3, 2, 4 and 1 tokens, in float64.

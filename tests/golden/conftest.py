@@ -1,0 +1,72 @@
+"""Golden runs: numbers of each step on file, to notice what no unit test looks at.
+
+`pytest tests/golden --update-golden` writes the files anew; the commit says why the numbers moved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+Steps = Sequence[Mapping[str, float]]
+
+FOLDER = Path(__file__).parent
+MEASURED = ("loss", "reward", "grad_norm", "entropy")
+DIGITS = 9
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The numbers of one run: metric -> one value per step."""
+
+    file: Path
+    update: bool = False
+    """--update-golden was given."""
+
+    def check(self, steps: Steps, *, rtol: float, atol: float, no_drift: bool = True) -> None:
+        """`compare`, after writing the file where that is asked for: for the member of a class that makes its file."""
+        if self.update:
+            lines = [f'  "{name}": {json.dumps(values)}' for name, values in series(steps).items()]
+            self.file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        self.compare(steps, rtol=rtol, atol=atol, no_drift=no_drift)
+
+    def compare(self, steps: Steps, *, rtol: float, atol: float, no_drift: bool = True) -> None:
+        """Each number as on file, within `atol + rtol * |expected|`.
+
+        With `no_drift` the differences nearly average to zero, as those of rounding do: their mean is smaller than that
+        by the root of the number of steps. So a small change to one side cannot hide in the tolerance.
+        """
+        assert self.file.exists(), f"{self.file.name} is missing; pytest tests/golden --update-golden writes it"
+        expected, found = json.loads(self.file.read_text()), series(steps)
+        assert {name: len(numbers) for name, numbers in found.items()} == {n: len(v) for n, v in expected.items()}
+        for name, numbers in expected.items():
+            differences = [new - old for new, old in zip(found[name], numbers, strict=True)]
+            allowed = [atol + rtol * abs(number) for number in numbers]
+            for step, (difference, limit) in enumerate(zip(differences, allowed, strict=True), start=1):
+                assert abs(difference) <= limit, (
+                    f"{name} of step {step} is {found[name][step - 1]}, on file {numbers[step - 1]}"
+                )
+            drift, limit = mean(differences), mean(allowed) / math.sqrt(len(numbers))
+            assert not no_drift or abs(drift) <= limit, f"{name} drifts by {drift:+.2g}, allowed {limit:.2g}"
+
+
+def series(steps: Steps) -> dict[str, list[float]]:
+    """What is kept of a run; a supervised one has no reward."""
+    names = [name for name in MEASURED if name in steps[0]]
+    return {name: [float(f"{step[name]:.{DIGITS}g}") for step in steps] for name in names}
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str], Golden]:
+    """`golden("grpo").check(steps, rtol=..., atol=...)`."""
+    update = bool(request.config.getoption("--update-golden"))
+    return lambda name: Golden(FOLDER / f"{name}.json", update)

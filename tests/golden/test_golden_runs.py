@@ -1,0 +1,220 @@
+"""Twenty steps of each algorithm give the numbers on file, and so does every other way to compute the same steps.
+
+The completions are recorded, not sampled: a rounding difference could flip a sampled token, and from there on two runs
+of an equivalence class would learn from different data.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny import tiny_model
+
+from posttrain.algorithms import ALGORITHMS
+from posttrain.config import load_config, to_yaml
+from posttrain.report.terminal import TerminalView
+from posttrain.rewards import build_rewards
+from posttrain.train.feed import SampledFeed
+from posttrain.train.loop import train_step
+from posttrain.train.run import Run
+from posttrain.train.setup import set_up
+from posttrain.train.store import RunStore
+from posttrain.types import Batch, Completion, Experience, Prompt
+
+STEPS = 20
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+
+UPDATES = {
+    "reinforce": {"train.minibatches": 2},
+    "rloo": {"train.minibatches": 2},
+    "grpo": {"train.epochs": 2},
+    "dr_grpo": {"train.epochs": 2},
+    "sft": {"train.minibatches": 2},
+}
+"""Two updates per batch: in the first alone all ratios are 1, and a group-normalised loss is 0."""
+
+
+# --- what must follow the golden runs ---------------------------------------------------------------------------------
+
+
+def test_every_algorithm_has_a_golden_run():
+    assert UPDATES.keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("algorithm", UPDATES)
+def test_an_algorithm_follows_its_golden_run(train, golden, algorithm):
+    golden(algorithm).check(train(algorithm), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train.tokens_per_microbatch": 20},
+        {"train.logprob_chunk_tokens": 5},
+        {"train.gradient_checkpointing": True},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_setting_of_memory_and_speed_leaves_the_golden_run_as_it_is(train, golden, settings):
+    golden("grpo").compare(train("grpo", settings), **CLOSE)
+
+
+def test_the_order_of_the_rows_leaves_the_golden_run_as_it_is(train, golden):
+    golden("grpo").compare(train("grpo", change=permute_rows), **CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", UPDATES)
+def test_one_percent_more_loss_is_noticed(train, golden, algorithm):
+    """Adam takes the same steps for a loss that is longer by a factor; the golden run still tells."""
+    with pytest.raises(AssertionError, match=r"of step 1 is .*, on file"):
+        golden(algorithm).compare(train(algorithm, change=one_percent_more_loss), **CLOSE)
+
+
+def test_a_small_error_to_one_side_is_noticed(golden):
+    """Half of what each number may differ by, but always upwards."""
+    series = json.loads(golden("sft").file.read_text())
+    steps = [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
+    golden("sft").compare(steps, **CLOSE)
+    with pytest.raises(AssertionError, match=r"loss drifts by \+0\.00017"):
+        golden("sft").compare([{name: value * (1 + 5e-5) for name, value in step.items()} for step in steps], **CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", UPDATES)
+def test_every_step_of_a_golden_run_learns(golden, algorithm):
+    """Rewards vary, gradients are there, entropy is that of a policy that still tries."""
+    numbers = json.loads(golden(algorithm).file.read_text())
+    assert all(len(values) == STEPS for values in numbers.values())
+    assert all(norm > 1e-2 for norm in numbers["grad_norm"])
+    assert all(entropy > 1 for entropy in numbers["entropy"])
+    assert len(set(numbers["loss"])) == STEPS
+    assert len(set(numbers.get("reward", numbers["loss"]))) > STEPS / 2
+
+
+# --- how a golden run is made -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train(folder, tmp_path) -> Callable[..., list[dict[str, float]]]:
+    """`train(algorithm, settings, change=...)`: the metrics of each step; `change` may replace parts of the run."""
+
+    def run_steps(
+        algorithm: str, settings: Mapping[str, Any] | None = None, change: Callable[[Run], None] = lambda run: None
+    ) -> list[dict[str, float]]:
+        resolved = load_config(recipe(folder, algorithm), UPDATES[algorithm] | dict(settings or {}))
+        with RunStore.create(tmp_path / "run", to_yaml(resolved)) as store, ExitStack() as resources:
+            run = set_up(resolved, store, TerminalView(quiet=True), resources)
+            if run.feed.samples:
+                run.feed = replay(run)
+            change(run)
+            return [one_step(run, step) for step in range(1, STEPS + 1)]
+
+    return run_steps
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model, and words with their letters in order."""
+    folder = tmp_path_factory.mktemp("golden")
+    tiny_model(folder / "model")
+    dice = random.Random(0)
+    words = ["".join(dice.choices(string.ascii_lowercase, k=dice.randint(2, 5))) for _ in range(24)]
+    rows = [{"prompt": word, "completion": "".join(sorted(word)), "answer": "-"} for word in words]
+    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def recipe(folder: Path, algorithm: str) -> dict[str, Any]:
+    """Adam's epsilon is far above the rounding of a gradient: what cancels to 1e-9 must not become a whole step."""
+    return {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "algorithm": algorithm,
+        "data": {"train": str(folder / "words.jsonl"), "eval_fraction": 0},
+        "rewards": [] if algorithm == "sft" else [{"name": "exact_match"}],  # replaced by one that varies
+        "sampling": {"group_size": 4, "max_completion_length": 6},
+        "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 1e-3, "adam_eps": 1e-6},
+        "seed": 0,
+    }
+
+
+def one_step(run: Run, step: int) -> dict[str, float]:
+    fed = run.feed.take(step, version=0)
+    _, log = train_step(run, fed.experience, step)
+    return {**run.feed.metrics(fed), **log.reduce()}
+
+
+def replay(run: Run) -> SampledFeed:
+    """The feed of the run, but with recorded completions and a reward that nearly always varies within a group."""
+
+    def vowels(completion: str) -> float:
+        return sum(letter in "aeiou" for letter in completion) + 0.1 * len(completion)
+
+    assert isinstance(run.feed, SampledFeed)
+    rewards = build_rewards([vowels])
+    return SampledFeed(run.config, run.feed.prompts, Recorded(run.loaded.tokenizer), rewards, pad_id=run.loaded.pad_id)
+
+
+class Recorded:
+    """A sampler whose completions depend on the step, the prompt and the place in the group, and on no weights."""
+
+    version = 0
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.ids = tokenizer.convert_tokens_to_ids(list(string.ascii_lowercase))
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Any, *, group_size: int, seed: int
+    ) -> list[list[Completion]]:
+        length = sampling.max_completion_length
+        return [[self.one(f"{seed} {p.index} {g}", length) for g in range(group_size)] for p in prompts]
+
+    def one(self, seed: str, max_length: int) -> Completion:
+        dice = random.Random(seed)
+        ids = dice.choices(self.ids, k=dice.randint(1, max_length))
+        ended = len(ids) < max_length
+        text = self.tokenizer.decode(ids)
+        ids = (*ids, self.tokenizer.eos_token_id) if ended else tuple(ids)
+        return Completion(
+            ids=ids,
+            logprobs=(-3.7,) * len(ids),
+            versions=(0,) * len(ids),
+            finish_reason="eos" if ended else "length",
+            text=text,
+        )
+
+
+# --- changes to a run -------------------------------------------------------------------------------------------------
+
+
+def permute_rows(run: Run) -> None:
+    weigh, generator = run.weigh, torch.Generator().manual_seed(1)
+
+    def permuted(experience: Experience | Batch) -> Batch:
+        batch = weigh(experience)
+        return batch.rows(torch.randperm(batch.num_rows, generator=generator))
+
+    run.weigh = permuted  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def one_percent_more_loss(run: Run) -> None:
+    algorithm = run.algorithm
+
+    class Longer:
+        """The algorithm of the run with a small mistake in its loss."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(algorithm, name)
+
+        def loss(self, *args: Any) -> Any:
+            loss, metrics = algorithm.loss(*args)
+            return 1.01 * loss, metrics
+
+    run.algorithm = Longer()  # pyright: ignore[reportAttributeAccessIssue]
