@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.algorithms import DrGRPO, GRPO, REINFORCE, RLOO, SFT, PolicyGradient
+from posttrain.algorithms import GRPO, REINFORCE, RLOO, SFT, DrGRPO, PolicyGradient
 from posttrain.data.collate import collate
 from posttrain.models.forward import token_logprobs
 from posttrain.types import Batch, Experience, Outputs, count_totals
