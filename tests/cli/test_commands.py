@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from posttrain import environment
+from posttrain.cli.page import cli_page
 from posttrain.cli.train import split_arguments
 from posttrain.errors import ConfigError
+from posttrain.tasks import demo
 
 VERBS = ("demo", "check", "train", "resume", "eval", "chat", "explain", "data check")
 
@@ -46,6 +48,11 @@ assert not heavy, heavy
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+def test_the_page_of_the_verbs_is_up_to_date():
+    page = Path(__file__).parents[2] / "docs" / "cli.md"
+    assert page.read_text() == cli_page(), "python -m posttrain.cli.page > docs/cli.md"
 
 
 @pytest.mark.parametrize("verb", ["", "train", "resume", "eval", "chat", "data", "data check"])
@@ -254,3 +261,14 @@ def test_every_answer_of_an_evaluation_can_be_kept(posttrain, place):
     assert exit_code == 0
     assert "score" in out
     assert len((place / "answers.jsonl").read_text().splitlines()) >= 4
+
+
+@pytest.mark.slow
+def test_the_demo_tells_its_verdict_on_stderr_and_the_result_as_one_object(posttrain, monkeypatch):
+    whole = demo.demo_config
+    monkeypatch.setattr(demo, "demo_config", lambda **settings: whole(**settings, steps=2))
+    exit_code, out, err = posttrain("demo", "--output", "demo", "--quiet", "--json")
+    assert exit_code == 0
+    assert json.loads(out)["steps"] == 2
+    assert "before" in err
+    assert "after" in err

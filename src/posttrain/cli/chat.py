@@ -33,8 +33,8 @@ def chat(
     \b
     Examples:
       posttrain chat runs/tiny-sort-grpo-1
-      posttrain chat runs/tiny-sort-grpo-1 -m "47+35="
-      echo "47+35=" | posttrain chat runs/tiny-sort-grpo-1 --json
+      posttrain chat runs/tiny-sort-grpo-1 -m "fbdaec>"
+      echo "fbdaec>" | posttrain chat runs/tiny-sort-grpo-1 --json
     """
     from posttrain.evaluate.chat import ChatSession
 

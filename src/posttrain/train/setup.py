@@ -34,7 +34,7 @@ from posttrain.train.run import Run, Weigh
 from posttrain.train.weigh import AsBatch, Fill, Weighing, fill_logprobs
 
 if TYPE_CHECKING:
-    from posttrain.config import Resolved, RewardConfig, RunConfig
+    from posttrain.config import CheckConfig, Resolved, RewardConfig, RunConfig
     from posttrain.report.terminal import TerminalView
     from posttrain.train.store import RunStore
 
@@ -161,7 +161,7 @@ class Judges(NamedTuple):
     def of(config: RunConfig, resources: ExitStack) -> Judges:
         """Found, imported and understood; `resources` ends their processes."""
 
-        def build(entries: Sequence[RewardConfig]) -> RewardSet | None:
+        def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig]) -> RewardSet | None:
             return resources.enter_context(build_rewards(entries)) if entries else None
 
         return Judges(rewards=build(config.rewards), check=build(config.check))

@@ -45,8 +45,8 @@ class Weighing:
 class AsBatch:
     """`weigh` for offline algorithms: their data is a batch already."""
 
-    def __call__(self, batch: Batch) -> Batch:
-        return batch
+    def __call__(self, experience: Batch) -> Batch:
+        return experience
 
     def state_dict(self) -> dict[str, Any]:
         return {}
