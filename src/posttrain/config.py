@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -270,7 +270,10 @@ class RewardConfig(_Scorer):
 class CheckConfig(_Scorer):
     """One independent check, written as a reward is. It has no weight: checks are shown one by one, never summed."""
 
-    weight: ClassVar[float] = 1.0
+    @property
+    def weight(self) -> float:
+        """For whoever builds it like a reward."""
+        return 1.0
 
 
 class SamplingConfig(Part):

@@ -148,8 +148,8 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
     if isinstance(error, CheckpointError):  # says itself what to do: there may be nothing to continue from
         return f"The run is in {folder}."
     return (
-        f"The run is in {folder}; `posttrain resume {folder}` continues it from its newest checkpoint, with the settings "
-        f"of {folder}/config.yaml."
+        f"The run is in {folder}; `posttrain resume {folder}` continues it from its newest checkpoint, with the "
+        f"settings of {folder}/config.yaml."
     )
 
 
