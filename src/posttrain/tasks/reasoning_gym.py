@@ -18,7 +18,8 @@ from posttrain.errors import DataError
 from posttrain.tasks.base import PATIENCE, split_of
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-ENDLESS = 2**31 - 1
+SIZE = 16_384
+"""Items of a generator. Some draw all of them in advance, so that this number is part of what they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +41,18 @@ class ReasoningGymTask:
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
         """`n` different questions; which split one belongs to is decided by its text, as for the built-in tasks."""
         found: dict[str, dict[str, Any]] = {}
-        misses = index = 0
-        while len(found) < n and misses < PATIENCE:
+        misses = 0
+        for index in range(SIZE):
+            if len(found) == n or misses == PATIENCE:
+                break
             item = _item(self.name, seed, index)
             question = item["question"]
             if split_of(question) == split and question not in found:
                 origin = {"name": self.name, "seed": seed, "index": index}
                 found[question] = {"prompt": question, "answer": item["answer"], "reasoning_gym": origin}
                 misses = 0
-            misses, index = misses + 1, index + 1
+            else:
+                misses += 1
         if len(found) < n:
             raise DataError(
                 given=f"{n} {split} rows of reasoning_gym/{self.name}, which has no more than {len(found)} different",
@@ -76,7 +80,7 @@ def _generator(name: str, seed: int) -> Any:
     _names()
     import reasoning_gym  # pyright: ignore[reportMissingImports]
 
-    return reasoning_gym.create_dataset(name, seed=seed, size=ENDLESS)
+    return reasoning_gym.create_dataset(name, seed=seed, size=SIZE)
 
 
 def _names() -> list[str]:
