@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.tiny import tiny_model
 
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import DataError, ModelError
 from posttrain.evaluate.chat import ChatSession
 
 TEMPLATE = (
@@ -89,7 +89,7 @@ def test_a_run_folder_answers_with_its_newest_checkpoint(place):
 def test_a_run_without_a_checkpoint_is_an_error(place):
     (place / "early").mkdir()
     shutil.copy(place / "finished" / "config.yaml", place / "early")
-    with pytest.raises(ConfigError, match="early has no checkpoint yet"):
+    with pytest.raises(ModelError, match="early has no checkpoint yet"):
         ChatSession("early")
 
 

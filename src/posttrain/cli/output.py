@@ -18,7 +18,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but warnings
 ShowSamples = Annotated[bool, typer.Option("--show-samples", help="Show completions of every tenth step.")]
 
 _QUIET = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -33,8 +33,10 @@ def silence_libraries() -> None:
     """Keep transformers, datasets and the hub client from writing between our lines. A variable that is set stays.
 
     Must run before they are imported; the command line does so first of all. Python callers keep their own settings.
+    Downloads alone show a bar, on a terminal only: they take long, and come before our first line.
     """
-    for name, value in _QUIET.items():
+    downloads = {} if sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    for name, value in (_QUIET | downloads).items():
         os.environ.setdefault(name, value)
 
 

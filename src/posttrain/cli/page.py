@@ -35,9 +35,10 @@ as YAML. `--dry-run` prints what the run would use and where each value comes fr
 **Stopping.** The first Ctrl-C (or SIGTERM) lets the step finish and saves a checkpoint, the second stops at once.
 `posttrain resume` goes on from the newest checkpoint that verifies; on a CPU the weights end up the same bit for bit.
 
-**Quiet.** Progress bars and notes of other libraries are switched off; a variable of theirs that is set, such as
-`TRANSFORMERS_VERBOSITY=info`, is respected. Models and datasets of the Hugging Face Hub are kept where `HF_HOME` says,
-and `HF_HUB_OFFLINE=1` keeps to them. `POSTTRAIN_CACHE` is where the built-in tiny models are kept.
+**Quiet.** Progress bars and notes of other libraries are switched off, except for downloads on a terminal; a variable
+of theirs that is set, such as `TRANSFORMERS_VERBOSITY=info`, is respected. Models and datasets of the Hugging Face Hub
+are kept where `HF_HOME` says, and `HF_HUB_OFFLINE=1` keeps to them. `POSTTRAIN_CACHE` is where the built-in tiny models
+are kept.
 """
 
 

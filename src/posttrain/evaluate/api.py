@@ -15,15 +15,15 @@ from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, Sampling
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
-from posttrain.errors import ConfigError, DataError, ModelError
+from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
+from posttrain.evaluate.trained import trained_model
 from posttrain.evaluate.votes import Extract
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, RewardSet, build_rewards
 from posttrain.rollout.local import LocalSampler
 from posttrain.tasks.tiny import resolve_model_path
-from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.measure import EVALUATION_SEED
 from posttrain.types import Prompt
 
@@ -148,15 +148,8 @@ def _subject(model: str | Path | ModelConfig | LoadedModel) -> Subject:
 def _run_subject(folder: Path) -> Subject:
     """The newest checkpoint of a run and everything that the run measured itself with."""
     config = load_config(folder / "config.yaml").config
-    newest = Checkpoints(folder / "checkpoints", config.checkpoint.keep).newest()
-    if newest is None:
-        raise ModelError(
-            given=f"the run {folder} has no checkpoint yet",
-            allowed="a run that has saved one, or a model folder",
-            fix=f"`posttrain resume {folder}` continues it.",
-        )
     return Subject(
-        model=config.model.model_copy(update={"path": str(newest.model), "gguf_file": None, "revision": None}),
+        model=trained_model(folder, config),
         data=config.data,
         rows=read_split(config.data, config.seed).heldout,
         rewards=config.rewards,

@@ -10,11 +10,11 @@ import torch
 
 from posttrain.config import DataConfig, ModelConfig, SamplingConfig, load_config
 from posttrain.data.prompts import Renderer
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import DataError
+from posttrain.evaluate.trained import trained_model
 from posttrain.models.load import load_model
 from posttrain.rollout.local import LocalSampler
 from posttrain.tasks.tiny import resolve_model_path
-from posttrain.train.checkpoint import Checkpoints
 from posttrain.types import Prompt
 
 
@@ -37,7 +37,7 @@ class ChatSession:
         """`model_or_run` is a model folder or name, or a run folder: its newest checkpoint that verifies, with the
         system prompt and the chat template that it was trained with. `system` goes before those.
 
-        Raises ConfigError for a run without a checkpoint, and what `load_model` and `Checkpoints.newest` raise.
+        Raises what `trained_model` and `load_model` raise.
         """
         model, data = _model_and_data(Path(model_or_run))
         self.model_path = model.path
@@ -87,13 +87,5 @@ def _model_and_data(place: Path) -> tuple[ModelConfig, DataConfig | None]:
     """The model to open and, for a run, how its prompts were rendered."""
     if not (place / "config.yaml").is_file():
         return resolve_model_path(ModelConfig(path=str(place)), seed=0), None
-    checkpoint = Checkpoints(place / "checkpoints", keep=1).newest()
-    if checkpoint is None:
-        raise ConfigError(
-            given=f"the run {place} has no checkpoint yet",
-            allowed="a run with at least one checkpoint, or a model folder",
-            fix=f"Wait for its first checkpoint, or go on with `posttrain resume {place}`.",
-        )
     config = load_config(place / "config.yaml").config
-    trained = {"path": str(checkpoint.model), "gguf_file": None, "revision": None}
-    return config.model.model_copy(update=trained), config.data
+    return trained_model(place, config), config.data
