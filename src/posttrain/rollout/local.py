@@ -5,9 +5,10 @@ different lengths are decoded together; finished rows leave the batch. When ther
 together, prompts are taken in waves, those with the longest prompts first, so that what does not fit fails at once.
 
 **Reproducibility.** A completion depends on `(seed, prompt.index, g)`, the prompt, the weights and the settings, not on
-the rows beside it: each row has its own random stream. What may differ with the composition of a batch is the last bit
-of a logit, because matrix products are blocked by shape. A token flips only when its uniform number falls into that
-gap, about once in a million tokens in float32; in bfloat16 such flips are common.
+the rows beside it: each row has its own random stream. What may differ with the composition of a batch are the last
+bits of a logit, because padding and the shape of a product decide in which order it is summed. In float32 that changes
+few draws (measured with 15M parameters and 32000 tokens, batches of 64 against 8 and 24: 2 of 65536), in bfloat16 many.
+The same call always gives the same result.
 
 B rows, P prompts, T tokens, V vocabulary.
 """
@@ -161,12 +162,12 @@ class LocalSampler:
         """Sample token after token until every row has ended."""
         device, length = decoding.device, sampling.max_completion_length
         greedy = sampling.temperature == 0
-        uniforms_BT = None if greedy else uniform_streams(seed, streams, length).to(device)
+        uniforms_BT2 = None if greedy else uniform_streams(seed, streams, length).to(device)
         eos_ids = torch.tensor(sorted(self.eos_ids), dtype=torch.long, device=device)
         transcript = Transcript(len(streams), length, device)
         for t in range(length):
-            uniforms_B = None if uniforms_BT is None else uniforms_BT[transcript.rows_B, t]
-            ids_B, logprobs_B = choose(logits_BV, sampling, uniforms_B)
+            uniforms_B2 = None if uniforms_BT2 is None else uniforms_BT2[transcript.rows_B, t]
+            ids_B, logprobs_B = choose(logits_BV, sampling, uniforms_B2)
             transcript.append(ids_B, logprobs_B)
             transcript.end(torch.isin(ids_B, eos_ids), "eos")
             if stop:

@@ -1,14 +1,14 @@
-"""Choosing the next token: pure functions of logits and of one uniform number per row.
+"""Choosing the next token: pure functions of logits and of uniform random numbers.
 
-    s = z / temperature                                   float32 (RULE 1, RULE 2)
-    s = truncate(s)                                       -inf outside of top-k, top-p and min-p
-    y = min{v : sum_{w <= v} p_w > u},  p = softmax(s)    inverse CDF in the order of the vocabulary
+    s = z / temperature               float32 (RULE 1, RULE 2)
+    s = truncate(s)                   -inf outside of top-k, top-p and min-p
+    y ~ softmax(s)                    inverse CDF: first a block of the vocabulary, then a token of the block
     logprob = log_softmax(s)_y
 
 The log-probability is that of the distribution which the token was drawn from: truncated and renormalised where
 truncation is on, so it then is not comparable with what a forward pass over the whole vocabulary says.
 
-B rows, V vocabulary, T tokens.
+B rows, V vocabulary, T tokens; N blocks of b tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCK = 256
 _NUCLEUS_GUESSES = (256, 4096)
 
 
-def choose(logits_BV: Tensor, settings: SamplingSettings, uniforms_B: Tensor | None) -> tuple[Tensor, Tensor]:
+def choose(logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None) -> tuple[Tensor, Tensor]:
     """The next token of every row and its log-probability, `[B]` each.
 
     Temperature 0 takes the likeliest token (of equals the first), needs no random numbers, ignores truncation, which
@@ -37,11 +37,11 @@ def choose(logits_BV: Tensor, settings: SamplingSettings, uniforms_B: Tensor | N
     if settings.temperature == 0:
         ids_B = logits_BV.argmax(dim=-1)
         return ids_B, token_logprobs(logits_BV, ids_B, temperature=0)
-    assert uniforms_B is not None, "sampling at a temperature above 0 needs a uniform number per row"
+    assert uniforms_B2 is not None, "sampling at a temperature above 0 needs random numbers"
     scaled_BV = _scale(logits_BV, settings.temperature)
     scaled_BV = truncate(scaled_BV, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
     highest_B1 = scaled_BV.amax(dim=-1, keepdim=True)
-    ids_B, total_B = inverse_cdf((scaled_BV - highest_B1).exp_(), uniforms_B)
+    ids_B, total_B = inverse_cdf((scaled_BV - highest_B1).exp_(), uniforms_B2)
     return ids_B, _pick(scaled_BV, ids_B) - highest_B1.squeeze(-1) - total_B.log().float()
 
 
@@ -75,40 +75,41 @@ def truncate(scaled_BV: Tensor, *, top_k: int, top_p: float, min_p: float) -> Te
     return scaled_BV
 
 
-def inverse_cdf(weights_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The token `[B]` at which the running sum of the weights first exceeds `uniform * total`, and that total `[B]`.
+def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor]:
+    """A token `[B]` drawn in proportion to the weights, which need not sum to 1, and the sum of the weights `[B]`.
 
-    Uniforms are float64 in [0, 1). Weights need not sum to 1, and one of weight 0 is never chosen. Running sums are
-    float64, first over blocks of the vocabulary and then inside of one block: a running sum over the whole vocabulary
-    would be the largest tensor of a decoding step.
+    The first uniform number (float64, in [0, 1)) selects a block of the vocabulary, the second a token of that block:
+    the first at which the running sum (float64) exceeds `uniform * sum`. A token of weight 0 is never chosen.
 
-    >>> inverse_cdf(torch.tensor([[0.5, 0.0, 1.5]] * 3), torch.tensor([0.0, 0.25, 0.999], dtype=torch.float64))[0]
-    tensor([0, 2, 2])
+    Two numbers, because with one running sum over the vocabulary the last bit of a likely token's logit moves all the
+    boundaries after it, and rare tokens are crowded there: the same draw then often gives another token when a batch
+    is composed differently. Inside of its block the second number does not notice.
+
+    >>> inverse_cdf(torch.tensor([[0.5, 0.0, 1.5]]), torch.tensor([[0.0, 0.25]], dtype=torch.float64))
+    (tensor([2]), tensor([2.], dtype=torch.float64))
     """
     num_rows, num_tokens = weights_BV.shape
     blocks_BNb = F.pad(weights_BV, (0, -num_tokens % _BLOCK)).view(num_rows, -1, _BLOCK)
-    mass_BN = blocks_BNb.sum(dim=-1).double()
-    running_BN = mass_BN.cumsum(dim=-1)
-    target_B1 = uniforms_B.unsqueeze(-1) * running_BN[:, -1:]
-    block_B1 = _first_above(running_BN, target_B1)
-    rest_B1 = target_B1 - (running_BN - mass_BN).gather(-1, block_B1)
-    chosen_Bb = blocks_BNb[torch.arange(num_rows, device=weights_BV.device), block_B1.squeeze(-1)]
-    inside_B1 = _first_above(chosen_Bb.cumsum(dim=-1, dtype=torch.float64), rest_B1)
-    ids_B = (block_B1 * _BLOCK + inside_B1).squeeze(-1).clamp(max=num_tokens - 1)
-    return ids_B, running_BN[:, -1]
+    running_BN = blocks_BNb.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    block_B = _draw(running_BN, uniforms_B2[:, 0])
+    inside_Bb = blocks_BNb[torch.arange(num_rows, device=weights_BV.device), block_B]
+    inside_B = _draw(inside_Bb.cumsum(dim=-1, dtype=torch.float64), uniforms_B2[:, 1])
+    return (block_B * _BLOCK + inside_B).clamp(max=num_tokens - 1), running_BN[:, -1]
 
 
 def uniform_streams(seed: int, rows: Sequence[tuple[int, int]], length: int) -> Tensor:
-    """Uniform numbers in [0, 1), `[B, length]` float64: one stream for every `(prompt index, g)`.
+    """Uniform numbers in [0, 1), `[B, length, 2]` float64: one stream for every `(prompt index, g)`.
 
     Counter-based (Philox4x64: Salmon et al., SC 2011): the key is (seed, prompt index), the highest word of the counter
-    is g. A number depends on nothing else: not on the other rows, their order or `length`.
+    is g; a word of 64 bits gives the two numbers of a token. They depend on nothing else: not on the other rows, their
+    order or `length`.
     """
-    draws_BT = np.empty((len(rows), length), dtype=np.uint64)
+    words_BT = np.empty((len(rows), length), dtype=np.uint64)
     for row, (index, g) in enumerate(rows):
         key = np.array([seed % _WORD, index % _WORD], dtype=np.uint64)
-        draws_BT[row] = np.random.Philox(key=key, counter=[0, 0, 0, g]).random_raw(length)
-    return torch.from_numpy((draws_BT >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+        words_BT[row] = np.random.Philox(key=key, counter=[0, 0, 0, g]).random_raw(length)
+    halves_BT2 = np.stack([words_BT >> np.uint64(32), words_BT & np.uint64(2**32 - 1)], axis=-1)
+    return torch.from_numpy(halves_BT2.astype(np.float64) * 2.0**-32)
 
 
 def _scale(logits_BV: Tensor, temperature: float) -> Tensor:
@@ -116,14 +117,16 @@ def _scale(logits_BV: Tensor, temperature: float) -> Tensor:
     return logits_BV if temperature == 1 else logits_BV / temperature
 
 
-def _first_above(running_BN: Tensor, target_B1: Tensor) -> Tensor:
-    """The first index whose running sum exceeds the target; where rounding leaves none, the last that adds anything.
+def _draw(running_BN: Tensor, uniforms_B: Tensor) -> Tensor:
+    """The first index `[B]` whose running sum exceeds `uniform * sum`.
 
-    Sums that are not numbers give some index; the log-probability then is not a number either.
+    Where rounding leaves none, the last that adds anything. Sums that are not numbers give some index; the
+    log-probability then is not a number either.
     """
-    above_B1 = torch.searchsorted(running_BN, target_B1, right=True)
-    last_B1 = torch.searchsorted(running_BN, running_BN[:, -1:].contiguous())
-    return torch.minimum(above_B1, last_B1).clamp(max=running_BN.shape[-1] - 1)
+    total_B1 = running_BN[:, -1:].contiguous()
+    above_B1 = torch.searchsorted(running_BN, uniforms_B.unsqueeze(-1) * total_B1, right=True)
+    last_B1 = torch.searchsorted(running_BN, total_B1)
+    return torch.minimum(above_B1, last_B1).squeeze(-1).clamp(max=running_BN.shape[-1] - 1)
 
 
 def _nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
