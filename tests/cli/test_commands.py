@@ -236,11 +236,33 @@ def test_a_run_that_failed_half_way_says_where_it_is_and_goes_on_once_it_can(pos
     assert "run/checkpoints/step-000002/model" in out
 
 
-def test_more_steps_can_be_asked_for_when_a_run_is_resumed(posttrain):
+def test_more_steps_can_be_asked_for_when_a_run_is_resumed_and_are_kept(posttrain, place):
     assert posttrain("train", "run.yaml")[0] == 0
     exit_code, found = posttrain.json("resume", "run", "--steps", "3")
     assert exit_code == 0
     assert found["steps"] == 3
+    config = (place / "run" / "config.yaml").read_text()
+    assert "  steps: 3  # command line of resume\n" in config
+    assert "  learning_rate: 0.001  # file:run.yaml\n" in config, "other origins stay"
+    assert posttrain.json("resume", "run")[1]["steps"] == 3
+
+
+def test_resuming_a_run_that_is_done_says_so(posttrain):
+    assert posttrain("train", "run.yaml")[0] == 0
+    exit_code, out, _ = posttrain("resume", "run")
+    assert exit_code == 0
+    assert "all 2 steps are done; `posttrain resume run --steps N` trains on" in out
+
+
+def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has_done(posttrain, place):
+    assert posttrain("train", "run.yaml")[0] == 0
+    before = (place / "run" / "events.jsonl").read_text()
+    exit_code, _, err = posttrain("resume", "run", "--steps", "1")
+    assert exit_code == 2
+    assert "train.steps = 1, but the run has done 2 steps; allowed: at least 2." in err
+    assert (place / "run" / "events.jsonl").read_text() == before
+    assert not (place / "run" / "error.json").exists()
+    assert posttrain("resume", "run", "--steps", "3")[0] == 0, "and the lock was released"
 
 
 def test_every_answer_of_an_evaluation_can_be_kept(posttrain, place):

@@ -635,6 +635,11 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             note="While another process trains in it.",
         ),
         BadInput(
+            name="Resuming a run to fewer steps than it has done",
+            command="resume finished --steps 1",
+            says="train.steps = 1, but the run has done 2 steps; allowed: at least 2",
+        ),
+        BadInput(
             name="Resuming when every checkpoint is damaged",
             command="resume damaged",
             change=empty_state,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,10 +11,12 @@ from types import FrameType
 from typing import Any
 
 from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
-from posttrain.errors import CheckpointError, PosttrainError
+from posttrain.errors import CheckpointError, ConfigError, PosttrainError
 from posttrain.report.page import write_report
 from posttrain.report.terminal import TerminalView
+from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.loop import train_step
+from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
@@ -37,7 +40,7 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
     check(resolved.config)
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     view = view or TerminalView(quiet=True)
-    with recording(store, view), ExitStack() as resources:
+    with recording(store, view), within_memory(), ExitStack() as resources:
         store.event("start", f"{resolved.config.algorithm.name} on {resolved.config.model.path}", step=0)
         run = set_up(resolved, store, view, resources)
         view.started(run.describe())
@@ -45,23 +48,54 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
 
 
 def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView | None = None) -> Run:
-    """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped."""
+    """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
+
+    `steps` replaces the configured number of steps, in the run's config.yaml too. Raises as `train` does.
+    """
     store = RunStore.open(Path(folder))
     view = view or TerminalView(quiet=True)
-    with recording(store, view), ExitStack() as resources:
-        overrides = [] if steps is None else [f"train.steps={steps}"]
-        resolved = load_config(store.folder / "config.yaml", overrides)
-        check(resolved.config)
+    with ExitStack() as unresumed:
+        unresumed.push(store)  # whoever cannot resume a run leaves it as it is
+        resolved, checkpoint = resumable(store, steps)
+        unresumed.pop_all()
+    with recording(store, view), within_memory(), ExitStack() as resources:
         run = set_up(resolved, store, view, resources)
-        checkpoint = run.checkpoints.newest()
         if checkpoint is None:  # killed before the first one was written
             store.truncate_after(0)
         else:
             run.restore(checkpoint)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
+        if steps is not None:
+            store.config(with_steps((store.folder / "config.yaml").read_text(encoding="utf-8"), steps))
         view.started(run.describe())
+        if run.step == resolved.config.train.steps:
+            run.warn("resume", f"all {run.step} steps are done; `posttrain resume {store.folder} --steps N` trains on")
         return carry_out(run)
+
+
+def resumable(store: RunStore, steps: int | None) -> tuple[Resolved, Checkpoint | None]:
+    """With what a run goes on, and from where; changes nothing."""
+    overrides = [] if steps is None else [f"train.steps={steps}"]
+    resolved = load_config(store.folder / "config.yaml", overrides)
+    check(resolved.config)
+    checkpoint = Checkpoints(store.checkpoints, resolved.config.checkpoint.keep).newest()
+    if checkpoint is not None and checkpoint.step > resolved.config.train.steps:
+        raise ConfigError(
+            given=f"train.steps = {resolved.config.train.steps}, but the run has done {checkpoint.step} steps",
+            allowed=f"at least {checkpoint.step}",
+            fix=f"Resume with more than {checkpoint.step} steps to train further.",
+        )
+    return resolved, checkpoint
+
+
+def with_steps(config: str, steps: int) -> str:
+    """The text of a run's config.yaml with another number of steps; the origins of all other values stay.
+
+    >>> with_steps("train:\\n  steps: 2  # file:a.yaml\\n  epochs: 1  # default\\n", 3)
+    'train:\\n  steps: 3  # command line of resume\\n  epochs: 1  # default\\n'
+    """
+    return re.sub(r"(?m)^(train:\n(?: .*\n)*?  steps: ).*$", rf"\g<1>{steps}  # command line of resume", config)
 
 
 def carry_out(run: Run) -> Run:

@@ -79,8 +79,9 @@ class RunStore:
                 )
             for name in ("rollouts", "checkpoints"):
                 (folder / name).mkdir(exist_ok=True)
-            write_durably(folder / "config.yaml", config.encode())
-        return cls(folder, lock)
+        store = cls(folder, lock)
+        store.config(config)
+        return store
 
     @classmethod
     def open(cls, folder: Path) -> RunStore:
@@ -115,6 +116,10 @@ class RunStore:
     def has_begun(self) -> bool:
         """Was anything measured, trained or saved?"""
         return _has_begun(self.folder)
+
+    def config(self, text: str) -> Path:
+        """config.yaml."""
+        return self._replace("config.yaml", text.encode())
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl: `{"step": step, **values}`."""
