@@ -172,5 +172,5 @@ def test_tasks_of_reasoning_gym_are_generated_and_scored_by_its_own_code():
         assert score(f"It is <answer>{row['answer']}</answer>", row["reasoning_gym"]) == 1.0
         assert score(row["answer"], row["reasoning_gym"]) == 1.0
         assert score("no idea", row["reasoning_gym"]) < 1.0
-    with pytest.raises(DataError, match="reasoning-gym has no generator 'nope'; allowed: .*countdown"):
+    with pytest.raises(DataError, match=r"reasoning-gym has no generator 'nope'; allowed: .*countdown"):
         find_task("reasoning_gym/nope")

@@ -74,7 +74,7 @@ TASKS: dict[str, Task] = {
             difficulties=range(4, 17),
             unit="letters",
             longest_answer=_identity,
-            tiny=TinyRecipe(demonstrations=200),
+            tiny=TinyRecipe(demonstrations=100),
         ),
         Task(
             name="addition",
@@ -84,7 +84,7 @@ TASKS: dict[str, Task] = {
             unit="digits",
             longest_answer=lambda digits: digits + 1,
             rewards=NUMBER_REWARDS,
-            tiny=TinyRecipe(demonstrations=400, steps=500),
+            tiny=TinyRecipe(demonstrations=300, steps=500),
         ),
         Task(
             name="maximum",
@@ -94,7 +94,7 @@ TASKS: dict[str, Task] = {
             unit="numbers",
             longest_answer=lambda _: 2,
             rewards=NUMBER_REWARDS,
-            tiny=TinyRecipe(demonstrations=40),
+            tiny=TinyRecipe(demonstrations=120),
         ),
         Task(
             name="count",
@@ -114,7 +114,7 @@ TASKS: dict[str, Task] = {
             unit="terms",
             longest_answer=lambda terms: len(str(-19 * terms)),
             rewards=NUMBER_REWARDS,
-            tiny=TinyRecipe(demonstrations=400, steps=500),
+            tiny=TinyRecipe(demonstrations=1000, steps=500),
         ),
     )
 }
