@@ -50,7 +50,7 @@ def a_terminal_for_stdout(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[byte
 
 
 def test_without_a_terminal_a_run_prints_plain_complete_lines_and_no_library_says_a_word(place):
-    process = start("train", "run.yaml", cwd=place, stdin=subprocess.DEVNULL)
+    process = start("train", "run.yaml", "lora={rank: 2}", cwd=place, stdin=subprocess.DEVNULL)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert err == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Variables that the libraries read when they are imported: no progress bars between our lines, no logs but errors."""
+_LIBRARIES = r"(torch|transformers|peft|datasets|huggingface_hub)(\.|$)"
 
 
 def silence_libraries() -> None:
@@ -35,6 +37,8 @@ def silence_libraries() -> None:
     Must run before they are imported; the command line does so first of all. Python callers keep their own settings.
     Downloads alone show a bar, on a terminal only: they take long, and come before our first line.
     """
+    if not sys.warnoptions:  # advice to their callers, of whom the user is none
+        warnings.filterwarnings("ignore", category=FutureWarning, module=_LIBRARIES)
     downloads = {} if sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     for name, value in (_QUIET | downloads).items():
         os.environ.setdefault(name, value)
