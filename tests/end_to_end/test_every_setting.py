@@ -94,6 +94,7 @@ CHAT = {"model.chat_template": "chat.jinja"}
 HUB_DATA = {"data.train": "numbers"}
 CHECK = {"check": [NUMERIC]}
 FAILING = {"rewards": [reward("fails_sometimes")], "guards.max_unscored": 1.0}
+UNMEASURED = {"data.eval_fraction": 0.0}
 SLOW = {"rewards": [reward("slow")], "guards.max_unscored": 1.0}
 LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
 NO_GPU = not torch.cuda.is_available()
@@ -183,7 +184,8 @@ CASES = [
     Case("evaluation.forgetting", "text.txt", "evaluation/forgetting"),
     Case("checkpoint.every", 1, "files"),
     Case("checkpoint.keep", 1, "files"),
-    Case("guards.max_unscored", 0.0, refused="RewardError: step 1: .* got no reward", given=FAILING),
+    Case("guards.max_unscored", 0.0, refused="RewardError: step 1: .* got no reward", given=FAILING | UNMEASURED),
+    Case("guards.max_unscored", 0.0, refused="RewardError: .* completions .* have no reward", given=FAILING),
     Case(
         "guards.no_signal_steps",
         1,
