@@ -98,7 +98,7 @@ def test_a_run_says_where_everything_is_and_how_good_it_is_on_stdout_and_its_pro
 @pytest.mark.parametrize(
     ("command", "kind", "expected_code"),
     [
-        ("trian", "UsageError", 2),
+        ("trainx", "UsageError", 2),
         ("eval model --samples -1", "UsageError", 2),
         ("train run.yaml train.steps=0", "ConfigError", 2),
         ("data check missing.jsonl", "DataError", 2),
