@@ -1,4 +1,4 @@
-"""posttrain: post-train language models by reinforcement learning and preference optimisation, with a proof at every stage.
+"""Post-train language models by reinforcement learning and preference optimisation, with a proof at every stage.
 
     import posttrain as pt
     run = pt.train("config.yaml")

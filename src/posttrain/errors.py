@@ -11,9 +11,9 @@ class PosttrainError(Exception):
 
     `given` is a statement of what was found, `allowed` what would have been right, `fix` the line to change.
 
-    >>> print(ConfigError(given="sampling.group_size = 1", allowed="an integer of at least 2", fix="Set sampling.group_size = 8."))
-    sampling.group_size = 1; allowed: an integer of at least 2.
-      Set sampling.group_size = 8.
+    >>> print(ConfigError(given="group_size = 1", allowed="an integer of at least 2", fix="Set group_size = 8."))
+    group_size = 1; allowed: an integer of at least 2.
+      Set group_size = 8.
     """
 
     exit_code = 1

@@ -125,7 +125,7 @@ class Totals:
     """All rows, the empty ones included."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outputs:
     """What the forward pass computes for a loss. Only these tensors carry gradient."""
 

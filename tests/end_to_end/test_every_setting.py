@@ -146,7 +146,12 @@ CASES = [
     Case("check", [NUMERIC], "evaluation/baseline/check"),
     Case("check.N.name", "exact_match", "evaluation/check", given={"check": [{"name": "numeric"}]}),
     Case("check.N.function", "rewards.py:length", "evaluation/check", given={"check": [reward("digits")]}),
-    Case("check.N.timeout", 0.05, "evaluation/baseline/errors", given={"check": [reward("slow")]}),
+    Case(
+        "check.N.timeout",
+        0.05,
+        "evaluation/baseline/errors",
+        given={"check": [reward("slow")], "guards.max_unscored": 1.0},
+    ),
     Case("check.N.settings", {"absolute_tolerance": 9000}, "evaluation/check", given=CHECK),
     Case("check.N.label", "close", "evaluation/check", given=CHECK),
     Case("sampling.group_size", 3, "rollouts/row"),

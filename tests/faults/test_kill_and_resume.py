@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from tests.tiny import tiny_model, write_prompts
 
 DRIVER = Path(__file__).with_name("kill_driver.py")

@@ -133,6 +133,8 @@ def test_lengths_count_every_token_and_the_terminated_ones_apart():
         "max_length": 8,
         "clipped_ratio": 0.25,
         "mean_terminated_length": 2.0,
+        "min_terminated_length": 0.0,
+        "max_terminated_length": 4.0,
     }
 
 

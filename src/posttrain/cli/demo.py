@@ -27,9 +27,10 @@ def demo(
       posttrain demo
       posttrain demo --seed 1 --output runs/second
     """
-    from posttrain.tasks.demo import demo_config, verdict
+    from posttrain.tasks.demo import demo_config, require_improvement, verdict
     from posttrain.train.api import train
 
     run = train(demo_config(seed=seed, output=output), view=view_for(quiet=quiet, as_json=json))
     typer.echo(verdict(run.evaluation), err=json)
+    require_improvement(run.evaluation)
     return finish(run, as_json=json)

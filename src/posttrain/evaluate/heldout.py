@@ -53,6 +53,8 @@ def evaluate_sampler(
     scores = reward_set.score(prompts, groups)
     enforce_limit(scores, max_unscored)
     check_scores = check.score(prompts, [group[:1] for group in groups]) if check is not None else None
+    if check_scores is not None:
+        enforce_limit(check_scores, max_unscored)
     vote = extract or extract_for(reward_set)
     records = [
         Record(index=prompt.index, prompt=prompt.text, greedy=answers[0], samples=tuple(answers[1:]))
@@ -87,7 +89,7 @@ def summarise(
     scored = [answer for answer in greedy if answer.score is not None]
     per_problem = [[a for a in record.samples if a.score is not None] for record in records]
     totals = [answer.score for answer in chain(greedy, sampled) if answer.score is not None]
-    ks = powers_of_two(samples)
+    ks = sorted({*powers_of_two(samples), samples} - {0})
     return Evaluation(
         prompts=len(records),
         samples=samples,

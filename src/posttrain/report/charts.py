@@ -112,7 +112,7 @@ _PLOTS = (
     ),
     Plot(
         title="Sampler against trainer",
-        metrics={"sampling/logprob_difference/mean": "mean", "sampling/logprob_difference/max": "largest"},
+        metrics={"sampling/sampling_logp_difference/mean": "mean", "sampling/sampling_logp_difference/max": "largest"},
         hint="Difference of their log-probabilities of the same tokens, in nats.",
         log=True,
     ),

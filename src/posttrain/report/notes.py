@@ -143,7 +143,7 @@ def _entropy(run: RunRecord) -> Note | None:
 
 
 def _mismatch(run: RunRecord) -> Note | None:
-    points = run.series("sampling/logprob_difference/mean")
+    points = run.series("sampling/sampling_logp_difference/mean")
     if not points:
         return None
     level, worst = statistics.fmean(value for _, value in points), max(value for _, value in points)

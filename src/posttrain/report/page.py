@@ -165,7 +165,7 @@ def _tiles(run: RunRecord) -> str:
         done = run.metrics[-1]["step"]
         tiles.append(("steps", f"{done} of {planned:.0f}" if planned and planned != done else str(done)))
     if tokens := run.series("num_tokens"):
-        tiles.append(("tokens trained on", compact(tokens[-1][1])))
+        tiles.append(("tokens", compact(tokens[-1][1])))
     if times := run.series("time/step"):
         tiles.append(("time in steps", seconds(math.fsum(value for _, value in times))))
     for label, name, form in (

@@ -67,7 +67,7 @@ def _published(run: RunRecord) -> Iterator[Proof]:
 
 
 def _agreed(run: RunRecord) -> Iterator[Proof]:
-    points = [value for _, value in run.series("sampling/logprob_difference/mean")]
+    points = [value for _, value in run.series("sampling/sampling_logp_difference/mean")]
     if points:
         level = statistics.fmean(points)
         state = "yes" if level <= MISMATCH_IS_LARGE else "no"

@@ -264,8 +264,9 @@ def _gold_error(label: str, problems: Mapping[str, str], rows_of: Mapping[str, S
     rows = sorted(row for key in problems for row in rows_of[key])
     first = next(key for key in problems if rows[0] in rows_of[key])
     named = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
+    where = f"{what}: " if what else ""
     return DataError(
-        given=f'{what}{": " if what else ""}reward "{label}" cannot use the gold answer of row {rows[0]}: {problems[first]}',
+        given=f'{where}reward "{label}" cannot use the gold answer of row {rows[0]}: {problems[first]}',
         allowed=f"an answer that the reward can read; {len(rows)} of {sum(map(len, rows_of.values()))} rows have none "
         f"(counted from 0: {named})",
         fix="Correct or drop these rows.",

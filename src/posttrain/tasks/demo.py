@@ -17,6 +17,7 @@ from posttrain.config import (
     SamplingConfig,
     TrainConfig,
 )
+from posttrain.errors import GuardStop
 from posttrain.functional.intervals import Interval
 from posttrain.tasks.catalogue import TASKS
 
@@ -55,6 +56,17 @@ def verdict(evaluation: Mapping[str, Any]) -> str:
     ]
     lines[1] += " They do not overlap." if not baseline.overlaps(trained) else " They overlap: nothing is shown."
     return "\n".join(lines)
+
+
+def require_improvement(evaluation: Mapping[str, Any]) -> None:
+    """Raises `GuardStop` unless accuracy is shown to have risen: exit code 0 means that it worked."""
+    baseline, trained = (_accuracy(evaluation[name]) for name in ("baseline", "trained"))
+    if trained.low <= baseline.high:
+        raise GuardStop(
+            given=f"the demonstration shows no improvement: {_show(baseline)} before, {_show(trained)} after",
+            allowed="an interval after training that lies above the one before",
+            fix="Try another --seed; if that fails too, run `posttrain check`.",
+        )
 
 
 def _accuracy(measured: Mapping[str, Any]) -> Interval:

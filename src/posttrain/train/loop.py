@@ -29,11 +29,11 @@ def train_step(run: Run, experience: Experience | Batch, step: int) -> tuple[Bat
     Returns the batch that was learned from, and the metrics of its updates.
     """
     metrics = MetricLog()
-    torch.manual_seed(run.config.seed * 1_000_003 + step)  # dropout, where the model has any
+    torch.manual_seed((run.config.seed * 1_000_003 + step) % 2**63)  # dropout, where the model has any
     batch = run.weigh(experience)
     for minibatch in minibatches(batch, run.config.train, seed=run.config.seed, step=step):
         if count_totals(minibatch).tokens == 0:
-            continue  # nothing was scored: no gradient, and AdamW must not move on momentum alone
+            continue  # nothing was scored: there is no step to take
         minibatch = run.algorithm.prepare(minibatch)
         metrics.add(update(run, minibatch, step))
     return batch, metrics

@@ -100,7 +100,6 @@ class WithForgetting:
 
     def __init__(self, measure: Measure, reference_loss: Callable[[], float]) -> None:
         self.measure, self.reference_loss = measure, reference_loss
-        self.losses: dict[str, float] = {}
 
     def __call__(self, folder: Path, name: str) -> dict[str, Any]:
         measured = self.measure(folder, name)

@@ -97,6 +97,8 @@ def length_metrics(groups: Sequence[Sequence[Completion]]) -> Metrics:
         "completions/max_length": Max(float(max(lengths))),
         "completions/clipped_ratio": Mean(len(lengths) - len(ended), len(lengths)),
         "completions/mean_terminated_length": Mean(sum(ended), len(ended)),
+        **({"completions/min_terminated_length": Min(float(min(ended)))} if ended else {}),
+        **({"completions/max_terminated_length": Max(float(max(ended)))} if ended else {}),
     }
 
 

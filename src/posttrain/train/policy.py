@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,11 @@ class Forward:
         temperature: float,
         chunk_tokens: int,
         compute_dtype: torch.dtype,
-        entropy_gradient: bool = False,
+        entropy: Literal["none", "value", "gradient"] = "none",
         scope: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.model, self.temperature, self.chunk_tokens = model, temperature, chunk_tokens
-        self.compute_dtype, self.entropy_gradient, self.scope = compute_dtype, entropy_gradient, scope
+        self.compute_dtype, self.entropy, self.scope = compute_dtype, entropy, scope
 
     def __call__(self, batch: Batch) -> Outputs:
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
@@ -45,15 +46,15 @@ class Forward:
                 batch.tokens,
                 batch.completion_mask_BT,
                 temperature=self.temperature,
-                with_entropy=True,
+                with_entropy=self.entropy != "none",
                 chunk_tokens=self.chunk_tokens,
             )
-        if outputs.entropy_BT is None or self.entropy_gradient:
+        if outputs.entropy_BT is None or self.entropy == "gradient":
             return outputs
         return replace(outputs, entropy_BT=outputs.entropy_BT.detach())
 
     def under(self, model: nn.Module, scope: Callable[[], AbstractContextManager[object]] = nullcontext) -> Forward:
-        """The same pass through another model, or through this one within a scope."""
+        """The same log-probabilities, without entropy, of another model or of this one within a scope."""
         return Forward(
             model,
             temperature=self.temperature,
@@ -94,11 +95,12 @@ class Publisher:
 
 
 def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    """How far the sampler's log-probabilities are from the trainer's for the same tokens."""
+    """How far the sampler's log-probabilities are from the trainer's, for the same tokens and the same weights."""
     if batch.sampling_logprobs_BT is None or not batch.completion_mask_BT.any():
         return {}
-    gap: Tensor = (outputs.logprobs_BT.detach() - batch.sampling_logprobs_BT).abs()[batch.completion_mask_BT]
+    before_update_BT = outputs.logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+    gap: Tensor = (before_update_BT - batch.sampling_logprobs_BT).abs()[batch.completion_mask_BT]
     return {
-        "sampling/logprob_difference/mean": Mean(float(gap.sum()), gap.numel()),
-        "sampling/logprob_difference/max": Max(float(gap.max())),
+        "sampling/sampling_logp_difference/mean": Mean(float(gap.sum()), gap.numel()),
+        "sampling/sampling_logp_difference/max": Max(float(gap.max())),
     }

@@ -61,7 +61,7 @@ class Run:
     step: int = 0
     """Steps done, which is also the policy version."""
     num_tokens: int = 0
-    """Completion tokens trained on so far."""
+    """Prompt and completion tokens of all rows so far."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """The content of evaluation.json."""
     saves: SavePolicy = field(default_factory=SavePolicy)
@@ -139,11 +139,10 @@ class Run:
     def measure_model(self, name: str) -> None:
         """Judge the present weights; `name` is "baseline", "trained" or "step N"."""
         measured = self.measure(self.folder / "evaluations", name)
-        if not measured:
-            return
-        self.view.evaluation(name, measured[name])
-        self.store.event("evaluation", name, step=self.step, evaluation=measured[name])
-        if not name.startswith("step"):
+        if name in measured:
+            self.view.evaluation(name, measured[name])
+            self.store.event("evaluation", name, step=self.step, evaluation=measured[name])
+        if measured and not name.startswith("step"):
             self.evaluation = {**self.evaluation, **measured}
             self.store.evaluation(self.evaluation)
 
@@ -181,6 +180,13 @@ class Run:
         """Go back to the moment after the checkpoint's step; what was recorded later is dropped."""
         tensors, plain = load_state(checkpoint.state)
         parameters = trainable_parameters(self.loaded.model)
+        if parameters.keys() != tensors["policy"].keys():
+            odd = sorted(parameters.keys() ^ tensors["policy"].keys())
+            raise CheckpointError(
+                given=f"{checkpoint.path} holds other trained weights than this model has: {', '.join(odd[:3])}",
+                allowed="the weights of a run with the same model and the same LoRA settings",
+                fix="Resume with the config that the run was started with.",
+            )
         with torch.no_grad():
             for name, tensor in tensors["policy"].items():
                 parameters[name].copy_(tensor)

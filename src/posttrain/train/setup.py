@@ -76,7 +76,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         optimizer=Updater(loaded.model.parameters(), config.train),
         guards=guards,
         feed=feed,
-        publish=Publisher(loaded.model, sampler, proof, TrainerScores(forward, loaded.pad_id)),
+        publish=Publisher(loaded.model, sampler, proof, TrainerScores(forward.under(loaded.model), loaded.pad_id)),
         measure=measure,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
     )
@@ -111,7 +111,7 @@ def policy_forward(config: RunConfig, loaded: LoadedModel, algorithm: Algorithm)
         temperature=config.sampling.temperature if algorithm.data_kind == "prompts" else 1.0,
         chunk_tokens=config.train.logprob_chunk_tokens,
         compute_dtype=loaded.compute_dtype,
-        entropy_gradient="entropy" in algorithm.needs,
+        entropy="gradient" if "entropy" in algorithm.needs else "value",
     )
 
 
@@ -125,16 +125,19 @@ def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
     if needs_old_pass(config, algorithm):
-        fills.append(fill_logprobs("old_logprobs_BT", forward, split))
+        fills.append(fill_logprobs("old_logprobs_BT", forward.under(loaded.model), split))
     if "reference" in algorithm.needs:
         fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), split))
     return Weighing(algorithm, fills, mask_truncated=config.train.mask_truncated)
 
 
 def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:
-    """A ratio needs the old log-probabilities only from the second update of a batch on (RULE 6)."""
-    several_updates = config.train.epochs * config.train.minibatches > 1
-    return "old_for_advantages" in algorithm.needs or ("old" in algorithm.needs and several_updates)
+    """Only from the second update of a batch on does the policy differ from the one it started from (RULE 6)."""
+    return "old_for_advantages" in algorithm.needs or updates_per_batch(config) > 1
+
+
+def updates_per_batch(config: RunConfig) -> int:
+    return config.train.epochs * config.train.minibatches
 
 
 def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
@@ -189,7 +192,12 @@ def online(
         check.check(heldout.prompts, "held-out data")
     feed = SampledFeed(config, train.prompts, sampler, rewards, pad_id=loaded.pad_id)
     measure = HeldOutAnswers(config, sampler, heldout.prompts, rewards, check)
-    return feed, measure, [prompt.ids for prompt in train.prompts[:4]], prompt_notes(train, heldout)
+    return (
+        feed,
+        measure,
+        [prompt.ids for prompt in train.prompts[:4]],
+        [*prompt_notes(train, heldout), *update_notes(config)],
+    )
 
 
 def context_length(loaded: LoadedModel) -> int:
@@ -213,6 +221,18 @@ def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Pr
         return train, PromptSet(prompts=())
     heldout = render_prompts(rows.heldout, config.data, renderer, max_prompt_length=room, what="held-out data")
     return train, heldout
+
+
+def update_notes(config: RunConfig) -> list[str]:
+    """Updates of a batch after the first are off-policy: an algorithm without a ratio does not correct that."""
+    algorithm, updates = config.algorithm.build(), updates_per_batch(config)
+    if updates == 1 or "old" in algorithm.needs:
+        return []
+    return [
+        f"{algorithm.key} has no importance ratio as configured, but each batch is used for {updates} updates: "
+        "from the second on the gradient is biased; set algorithm.clip_low and algorithm.clip_high, or "
+        "train.minibatches = 1 and train.epochs = 1"
+    ]
 
 
 def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:

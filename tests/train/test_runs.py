@@ -1,0 +1,97 @@
+"""Whole runs of a second: what the loop does at its edges."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import posttrain
+from posttrain.errors import CheckpointError
+from posttrain.train.checkpoint import load_state
+from tests.tiny import tiny_model, write_prompts
+
+REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    tiny_model(folder / "model")
+    write_prompts(folder / "prompts.jsonl", count=20)
+    (folder / "rewards.py").write_text(REWARD)
+    (folder / "text.txt").write_text("some letters to remember " * 20)
+    return folder
+
+
+def train(folder, name, **overrides):
+    config = {
+        "model": str(folder / "model"),
+        "algorithm": "grpo",
+        "data": {"train": str(folder / "prompts.jsonl")},
+        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "sampling": {"group_size": 4, "max_completion_length": 6},
+        "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-3},
+        "evaluation": {"prompts": 2, "samples": 0},
+        "guards": {"max_truncated": 1.0},
+        "output": str(folder / name),
+        "report": False,
+    }
+    return posttrain.train(config, **overrides)
+
+
+def warnings_of(run) -> list[str]:
+    lines = (run.folder / "events.jsonl").read_text().splitlines()
+    return [event["message"] for event in map(json.loads, lines) if event["kind"] == "warning"]
+
+
+def test_forgetting_is_measured_without_held_out_prompts(folder):
+    settings = {"data.eval_fraction": 0.0, "evaluation.forgetting": str(folder / "text.txt")}
+    run = train(folder, "forgetting", **settings)
+    assert run.evaluation["forgetting"].keys() == {"baseline_loss", "trained_loss"}
+    assert any("improvement cannot be measured" in warning for warning in warnings_of(run))
+
+
+def test_the_largest_seed_is_a_seed(folder):
+    assert train(folder, "large-seed", seed=2**63 - 1).step == 2
+
+
+def test_several_updates_without_a_ratio_are_told_and_their_metrics_are_true(folder):
+    run = train(folder, "updates", algorithm="reinforce", **{"train.minibatches": 2, "train.learning_rate": 0.05})
+    assert any("no importance ratio" in warning for warning in warnings_of(run))
+    assert run.metrics[0]["policy/approx_kl_k3"] > 1e-6, "the policy moved between the two updates of a batch"
+    assert run.metrics[0]["sampling/sampling_logp_difference/max"] < 1e-4, "learning is not a mismatch"
+
+
+def test_a_single_update_needs_no_old_pass_and_has_a_ratio_of_one(folder):
+    run = train(folder, "single")
+    assert run.metrics[0]["policy/ratio_max"] == 1.0
+    assert not any("no importance ratio" in warning for warning in warnings_of(run))
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(folder):
+    run = train(folder, "lora", lora={"rank": 2})
+    checkpoint = run.checkpoints.newest()
+    assert checkpoint is not None
+    saved, _ = load_state(checkpoint.state)
+    assert all("lora" in name for name in saved["policy"])
+    full = train(folder, "full")
+    with pytest.raises(CheckpointError, match="holds other trained weights than this model has"):
+        full.restore(checkpoint)
+
+
+def test_tokens_are_counted_with_their_prompts(folder):
+    run = train(folder, "tokens")
+    counted = [row["num_tokens"] for row in run.metrics]
+    completions = 8 * run.metrics[0]["completions/mean_length"]
+    assert counted[0] > completions
+    assert counted[1] > counted[0]
+
+
+def test_training_moves_the_weights(folder):
+    run = train(folder, "moves")
+    start = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+    trained = run.loaded.model.state_dict()
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in trained.items())
