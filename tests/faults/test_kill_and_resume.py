@@ -92,10 +92,10 @@ def kill_and_compare(folder: Path, name: str, algorithm: str, kills: int, seed: 
 
 
 def test_three_kills_and_resumes_change_no_bit(folder):
-    kill_and_compare(folder, "full", "reinforce", kills=3, seed=1)
+    kill_and_compare(folder, "lora-three", "grpo", kills=3, seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "algorithm"), [("ten", "grpo"), ("lora-ten", "grpo")])
+@pytest.mark.parametrize(("name", "algorithm"), [("ten", "grpo"), ("ten-reinforce", "reinforce"), ("lora-ten", "grpo")])
 def test_ten_kills_and_resumes_change_no_bit(folder, name, algorithm):
     kill_and_compare(folder, name, algorithm, kills=10, seed=2)

@@ -95,3 +95,9 @@ def test_training_moves_the_weights(folder):
     start = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
     trained = run.loaded.model.state_dict()
     assert any(not torch.equal(tensor, start[name]) for name, tensor in trained.items())
+
+
+def test_dropout_of_the_adapters_is_for_the_update_alone(folder):
+    """With two updates per batch the old pass runs before the first: it must see the policy that sampled."""
+    run = train(folder, "dropout", lora={"rank": 4, "dropout": 0.5}, **{"train.minibatches": 2})
+    assert [row["sampling/sampling_logp_difference/max"] < 1e-5 for row in run.metrics] == [True, True]

@@ -87,6 +87,7 @@ def load_policy(config: RunConfig) -> LoadedModel:
     loaded = load_model(resolve_model_path(config.model, config.seed))
     if config.lora is not None:
         loaded = replace(loaded, model=apply_lora(loaded.model, config.lora, seed=config.seed))
+    loaded.model.eval()  # new adapters start in training mode; dropout is for the update alone
     if config.train.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return loaded
