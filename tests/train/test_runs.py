@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
+from tests.tiny import tiny_model, write_prompts
 from transformers import AutoModelForCausalLM
 
 import posttrain
 from posttrain.errors import CheckpointError
 from posttrain.train.checkpoint import load_state
-from tests.tiny import tiny_model, write_prompts
 
 REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
 

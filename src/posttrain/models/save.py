@@ -7,6 +7,7 @@ the policy tensor by tensor, because no weight format notices a wrong value.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,16 @@ def save_model(
         return SavedModel(model=folder, adapter=None)
     adapter = folder.with_name("adapter")
     model.save_pretrained(str(adapter), save_embedding_layers=False)  # "auto" would ask the Hub
+    _sort_targets(adapter / "adapter_config.json")
     return SavedModel(model=folder, adapter=adapter)
+
+
+def _sort_targets(path: Path) -> None:
+    """peft writes a set in an order that changes from process to process; the same adapter is the same file here."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config.get("target_modules"), list):
+        config["target_modules"].sort()
+    path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
