@@ -109,7 +109,64 @@ class Min(NamedTuple):
         return Min(min(self.value, other.value))
 
 
-Metric = Mean | Max | Min
+class _Moments(NamedTuple):
+    count: float
+    total: float
+    squares: float
+
+
+class Spread(_Moments):
+    """A metric that is the standard deviation (of the population: / n) of everything that was merged.
+
+    `Spread(count, sum, sum of squares)`; NaN over nothing.
+    """
+
+    def __float__(self) -> float:
+        if not self.count:
+            return float("nan")
+        return max(0.0, self.squares / self.count - (self.total / self.count) ** 2) ** 0.5
+
+    def item(self) -> float:
+        return float(self)
+
+    def merge(self, other: Spread) -> Spread:
+        return Spread(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class EffectiveShare(_Moments):
+    """The effective sample size of weights as a share of their number, (sum w)^2 / (n sum w^2), over the whole step.
+
+    `EffectiveShare(count, sum, sum of squares)`; NaN where all weights are 0. Never a mean over micro-batches.
+    """
+
+    def __float__(self) -> float:
+        return self.total**2 / (self.count * self.squares) if self.squares else float("nan")
+
+    def item(self) -> float:
+        return float(self)
+
+    def merge(self, other: EffectiveShare) -> EffectiveShare:
+        return EffectiveShare(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class ExplainedVariance(NamedTuple):
+    """1 - Var(error) / Var(target) over everything that was merged; NaN for targets that do not vary."""
+
+    error: Spread
+    target: Spread
+
+    def __float__(self) -> float:
+        variance = float(self.target) ** 2
+        return 1.0 - float(self.error) ** 2 / variance if variance > 0 else float("nan")
+
+    def item(self) -> float:
+        return float(self)
+
+    def merge(self, other: ExplainedVariance) -> ExplainedVariance:
+        return ExplainedVariance(self.error.merge(other.error), self.target.merge(other.target))
+
+
+Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance
 Metrics = dict[str, Metric]
 
 
@@ -166,7 +223,11 @@ class Experience:
     values_BT: Tensor | None = None
     teacher_logprobs_BT: Tensor | None = None
     rewards_KPG: Tensor | None = None
+    """Each reward function by itself, without its weight; NaN where it did not apply."""
+    reward_weights_K: Tensor | None = None
+    """The weight of each in the sum; None: all 1."""
     greedy_rewards_P: Tensor | None = None
+    """Reward of the greedy completion of each prompt; NaN where it could not be scored."""
     scored_PG: Tensor
     """False where no reward could be computed: out of the group statistics and out of the loss."""
     truncated_PG: Tensor
@@ -185,6 +246,7 @@ class Experience:
         values_BT: Tensor | None = None,
         teacher_logprobs_BT: Tensor | None = None,
         rewards_KPG: Tensor | None = None,
+        reward_weights_K: Tensor | None = None,
         greedy_rewards_P: Tensor | None = None,
         scored_PG: Tensor | None = None,
         truncated_PG: Tensor | None = None,
@@ -211,6 +273,7 @@ class Experience:
             values_BT=values_BT,
             teacher_logprobs_BT=teacher_logprobs_BT,
             rewards_KPG=rewards_KPG,
+            reward_weights_K=reward_weights_K,
             greedy_rewards_P=greedy_rewards_P,
             scored_PG=~rewards_PG.isnan() if scored_PG is None else scored_PG.bool(),
             truncated_PG=no_PG if truncated_PG is None else truncated_PG.bool(),
@@ -239,8 +302,14 @@ class Batch:
 
     completion_mask_BT: Tensor
     advantages_BT: Tensor | None = None
+    rewards_B: Tensor | None = None
+    """Reward of each completion; a row without one is not in the mask."""
     old_logprobs_BT: Tensor | None = None
     sampling_logprobs_BT: Tensor | None = None
+    current_logprobs_BT: Tensor | None = None
+    """The policy's own log-probabilities right before this update, without gradient: for what couples its rows."""
+    correction_BT: Tensor | None = None
+    """Off-policy weight of each token, 0 where it is rejected; None: no correction."""
     ref_logprobs_BT: Tensor | None = None
     values_BT: Tensor | None = None
     """Critic values from before the update."""
@@ -260,6 +329,7 @@ class Batch:
         return Batch(
             completion_mask_BT=experience.scored_mask_BT,
             advantages_BT=advantages_BT,
+            rewards_B=experience.rewards_PG.reshape(-1),
             old_logprobs_BT=experience.old_logprobs_BT,
             sampling_logprobs_BT=experience.sampling_logprobs_BT,
             ref_logprobs_BT=experience.ref_logprobs_BT,

@@ -10,33 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.variants import DIVIDED_BY_STD, GROUP_RELATIVE
+from tests.algorithms.variants import VARIANTS as ALGORITHMS
 from torch import Tensor
 
-from posttrain.algorithms import GRPO, REINFORCE, RLOO, SFT, Algorithm, DrGRPO, PolicyGradient
+from posttrain.algorithms import RLOO, Algorithm, DrGRPO, PolicyGradient
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals, count_totals
 
 NAN = float("nan")
 P, G, T = 3, 4, 7
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "reinforce": REINFORCE(),
-    "reinforce none": REINFORCE(baseline="none", gamma=0.9),
-    "reinforce clip kl": REINFORCE(clip_low=0.2, clip_high=0.2, kl_coef=0.1),
-    "rloo": RLOO(),
-    "rloo clip kl": RLOO(clip_low=0.2, clip_high=0.2, kl_coef=0.1),
-    "grpo": GRPO(),
-    "grpo k3": GRPO(clip_high=0.28, kl_coef=0.1),
-    "grpo k2 dual clip": GRPO(dual_clip=1.5, kl_coef=0.1, kl_estimator="k2"),
-    "grpo corrected": GRPO(kl_coef=0.1, kl_estimator="k3_corrected"),
-    "grpo entropy": GRPO(entropy_coef=0.1),
-    "dr_grpo": DrGRPO(max_completion_length=9),
-    "dr_grpo kl": DrGRPO(max_completion_length=9, kl_coef=0.1, entropy_coef=0.1),
-    "sft": SFT(),
-}
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-group_relative = pytest.mark.parametrize(
-    "algorithm", [ALGORITHMS[name] for name in ("rloo", "grpo", "dr_grpo")], ids=["rloo", "grpo", "dr_grpo"]
-)
+group_relative = pytest.mark.parametrize("algorithm", [ALGORITHMS[n] for n in GROUP_RELATIVE], ids=GROUP_RELATIVE)
 anything = st.integers(0, 10_000)
 few_examples = settings(max_examples=20)
 
@@ -58,10 +43,15 @@ def make_experience(seed: int = 0) -> Experience:
     log_ratios = torch.tensor([-0.6, -0.1, 0.02, 0.05, 0.3, 0.9], dtype=torch.float64)
     old_BT = -2 * uniform(rows, T)
     outside = ~mask_BT
-    rewards_PG = uniform(P, G)
+    rewards_KPG = uniform(2, P, G)
+    rewards_PG = rewards_KPG.mean(dim=0)
     rewards_PG[2, 1] = NAN
     return Experience.from_rewards(
         rewards_PG,
+        rewards_KPG=rewards_KPG,
+        greedy_rewards_P=uniform(P),
+        values_BT=uniform(rows, T).masked_fill(outside, NAN),
+        teacher_logprobs_BT=(old_BT + uniform(rows, T) - 0.5).masked_fill(outside, NAN),
         completion_mask_BT=mask_BT,
         old_logprobs_BT=old_BT.masked_fill(outside, NAN),
         sampling_logprobs_BT=(old_BT + log_ratios[(6 * uniform(rows, T)).long()]).masked_fill(outside, -torch.inf),
@@ -74,24 +64,31 @@ def make_outputs(experience: Experience) -> Outputs:
     assert experience.sampling_logprobs_BT is not None
     logprobs_BT = experience.sampling_logprobs_BT.clone().requires_grad_()
     entropy_BT = (1 + logprobs_BT.detach() ** 2).requires_grad_()
-    return Outputs(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
+    values_BT = (0.3 * logprobs_BT.detach() + 0.4).requires_grad_()
+    return Outputs(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT, values_BT=values_BT)
 
 
 def make_batch(algorithm: Algorithm, experience: Experience) -> Batch:
-    advantages_BT = None
     if isinstance(algorithm, PolicyGradient):
-        advantages_BT = algorithm.advantages(experience, algorithm.initial_state())
-    return algorithm.prepare(Batch.from_experience(experience, advantages_BT))
+        batch = algorithm.to_batch(experience, algorithm.initial_state())
+    else:
+        batch = Batch.from_experience(experience)
+    return algorithm.prepare(replace(batch, current_logprobs_BT=batch.sampling_logprobs_BT))
 
 
 def row(outputs: Outputs, index: Tensor | list[int]) -> Outputs:
     assert outputs.entropy_BT is not None
-    return Outputs(logprobs_BT=outputs.logprobs_BT[index], entropy_BT=outputs.entropy_BT[index])
+    assert outputs.values_BT is not None
+    return Outputs(
+        logprobs_BT=outputs.logprobs_BT[index],
+        entropy_BT=outputs.entropy_BT[index],
+        values_BT=outputs.values_BT[index],
+    )
 
 
 def gradients(outputs: Outputs, loss: Tensor) -> Tensor:
-    """`[2, B, T]`: with respect to log-probabilities and entropies."""
-    leaves = (outputs.logprobs_BT, outputs.entropy_BT)
+    """`[3, B, T]`: with respect to log-probabilities, entropies and values."""
+    leaves = (outputs.logprobs_BT, outputs.entropy_BT, outputs.values_BT)
     found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)  # type: ignore[arg-type]
     return torch.stack([torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)])  # type: ignore[arg-type]
 
@@ -295,7 +292,7 @@ def test_shifted_rewards_are_the_same_and_scaled_rewards_scale(
     shifted_BT = algorithm.advantages(replace(experience, rewards_PG=experience.rewards_PG + shift_P1))
     scaled_BT = algorithm.advantages(replace(experience, rewards_PG=experience.rewards_PG * scale))
     torch.testing.assert_close(shifted_BT, advantages_BT, rtol=1e-9, atol=1e-9)
-    if isinstance(algorithm, GRPO):  # divided by the standard deviation: the same, but for the 1e-6
+    if algorithm.key in DIVIDED_BY_STD:  # divided by the standard deviation: the same, but for the 1e-6
         torch.testing.assert_close(scaled_BT, advantages_BT, rtol=1e-3, atol=0)
     else:
         torch.testing.assert_close(scaled_BT, scale * advantages_BT, rtol=1e-9, atol=1e-12)
@@ -344,18 +341,18 @@ def test_gradients_agree_with_finite_differences(algorithm: Algorithm):
     experience = make_experience()
     outputs, batch = make_outputs(experience), make_batch(algorithm, experience)
     totals = count_totals(batch)
-    gradient_2BT = gradients(outputs, algorithm.loss(outputs, batch, totals)[0])
-    leaves = [outputs.logprobs_BT.detach(), outputs.entropy_BT.detach()]  # type: ignore[union-attr]
-    scale = gradient_2BT.abs().max().item()
+    gradient_3BT = gradients(outputs, algorithm.loss(outputs, batch, totals)[0])
+    leaves = [outputs.logprobs_BT.detach(), outputs.entropy_BT.detach(), outputs.values_BT.detach()]  # type: ignore[union-attr]
+    scale = gradient_3BT.abs().max().item()
 
-    for which, b, t in (gradient_2BT.abs() > 1e-3 * scale).nonzero()[::5].tolist():
+    for which, b, t in (gradient_3BT.abs() > 1e-3 * scale).nonzero()[::5].tolist():
         values = []
         for step in (1e-5, -1e-5):
             moved = [leaf.clone() for leaf in leaves]
             moved[which][b, t] += step
-            values.append(algorithm.loss(Outputs(logprobs_BT=moved[0], entropy_BT=moved[1]), batch, totals)[0].item())
+            values.append(algorithm.loss(Outputs(*moved), batch, totals)[0].item())
         difference = (values[0] - values[1]) / 2e-5
-        assert difference == pytest.approx(gradient_2BT[which, b, t].item(), rel=1e-6, abs=1e-6 * scale)
+        assert difference == pytest.approx(gradient_3BT[which, b, t].item(), rel=1e-6, abs=1e-6 * scale)
 
 
 @every_algorithm

@@ -33,20 +33,13 @@ STEPS = 20
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 UPDATES = {
-    "reinforce": {"train.minibatches": 2},
-    "rloo": {"train.minibatches": 2},
-    "grpo": {"train.epochs": 2},
-    "dr_grpo": {"train.epochs": 2},
-    "sft": {"train.minibatches": 2},
+    **dict.fromkeys(ALGORITHMS, {"train.epochs": 2}),
+    **dict.fromkeys(("reinforce", "rloo", "sft"), {"train.minibatches": 2}),
 }
 """Two updates per batch: in the first alone all ratios are 1, and a group-normalised loss is 0."""
 
 
 # --- what must follow the golden runs ---------------------------------------------------------------------------------
-
-
-def test_every_algorithm_has_a_golden_run():
-    assert UPDATES.keys() == ALGORITHMS.keys()
 
 
 @pytest.mark.parametrize("algorithm", UPDATES)

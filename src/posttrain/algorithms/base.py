@@ -12,20 +12,41 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from posttrain.algorithms.metrics import common_metrics
 from posttrain.algorithms.settings import Finite, settings
+from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
 DataKind = Literal["prompts", "examples"]
-Need = Literal["old", "old_for_advantages", "reference", "entropy"]
+Need = Literal[
+    "old",
+    "old_for_advantages",
+    "current",
+    "reference",
+    "entropy",
+    "values",
+    "teacher",
+    "greedy_reward",
+    "reward_components",
+    "signal",
+    "auxiliary",
+]
 """What an algorithm may ask the machinery for, beside the policy's own log-probabilities."""
 
 NEEDS: dict[Need, str] = {
     "old": "log-probabilities at the start of the update, as the anchor of a ratio; the pass is skipped when the batch "
     "is consumed in one update, where the policy is its own anchor",
     "old_for_advantages": "the same numbers before the first update: the pass always runs",
+    "current": "log-probabilities right before each update, without gradient: for a choice among all its tokens",
     "reference": "log-probabilities under the frozen reference model",
     "entropy": "the entropy of each token's distribution, with gradient",
+    "values": "the critic's value before each token: without gradient for the advantages, with gradient in the loss",
+    "teacher": "log-probabilities under the teacher model",
+    "greedy_reward": "the reward of one greedy completion per prompt, sampled and scored beside the others",
+    "reward_components": "each reward function by itself, beside the weighted sum",
+    "signal": "groups whose rewards differ: prompts without signal are replaced by others until the step is full",
+    "auxiliary": "a next-token loss on other data, added to each update",
 }
 
 
@@ -38,8 +59,9 @@ class Card:
     summary: str
     """One sentence: the idea."""
     choices: dict[str, str]
-    """The row of the nine choices (baseline, normalisation, ratio, trust region, KL, aggregation, correction, filter,
-    shaping), or of the four choices of a preference loss."""
+    """The row of the nine choices of a policy-gradient method (baseline, normalisation, ratio, trust_region, kl,
+    aggregation, correction, filter, shaping) by the names that `policy_gradient` knows, or of the four choices of a
+    preference loss in words."""
     use_when: str
     avoid_when: str
     differs: tuple[str, ...] = ()
@@ -95,6 +117,21 @@ class PolicyGradient(Algorithm):
     def advantages(self, experience: Experience, state: Any = None) -> Tensor:
         """`[B, T]` advantages, 0 outside the trained tokens, without gradient."""
         raise NotImplementedError
+
+    def to_batch(self, experience: Experience, state: Any = None) -> Batch:
+        """What the loss reads: advantages and, for a critic, returns."""
+        return Batch.from_experience(experience, self.advantages(experience, state))
+
+    def start(self, outputs: Outputs | Tensor, batch: Batch) -> tuple[Outputs, Batch]:
+        """How every loss begins: outputs with gradient on trained tokens only."""
+        return on_trained_tokens(outputs, batch), batch
+
+    def finish(
+        self, loss: Tensor, metrics: Metrics, outputs: Outputs, batch: Batch, totals: Totals
+    ) -> tuple[Tensor, Metrics]:
+        """How every loss ends: with the entropy bonus and the metrics that all have in common."""
+        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
+        return loss, metrics | common_metrics(outputs, batch)
 
     def entropy_needs(self) -> frozenset[Need]:
         return frozenset({"entropy"}) if self.entropy_coef else frozenset()

@@ -21,16 +21,14 @@ from posttrain.algorithms.metrics import (
     KL_METRICS,
     RATIO_METRICS,
     clip_formulas,
-    common_metrics,
 )
 from posttrain.algorithms.settings import AboveOne, Count, NonNegative, settings
 from posttrain.algorithms.shared import (
     KLInLoss,
     clipped_policy_term,
-    entropy_bonus,
     kl_term,
-    on_trained_tokens,
     refuse_k1_in_loss,
+    weighted,
 )
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import center_by_group
@@ -77,25 +75,24 @@ class DrGRPO(PolicyGradient):
                 allowed="the constant length that token sums are divided by, an integer >= 1",
                 fix="Use DrGRPO(max_completion_length=...); in a run it follows sampling.max_completion_length.",
             )
-        outputs = on_trained_tokens(outputs, batch)
+        outputs, batch = self.start(outputs, batch)
         loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
-        loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = fixed_length_mean(loss_BT, batch.completion_mask_BT, totals.sequences, self.max_completion_length)
-        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
-        return loss, metrics | common_metrics(outputs, batch)
+        return self.finish(loss, metrics, outputs, batch, totals)
 
     card: ClassVar[Card] = Card(
         title="Dr. GRPO: GRPO without its two biases",
         paper="Understanding R1-Zero-Like Training, arXiv:2503.20783",
         summary="No division by the group's standard deviation and none by the length of the answer.",
         choices={
-            "baseline": "group mean",
+            "baseline": "group_mean",
             "normalisation": "none",
             "ratio": "token",
-            "trust region": "PPO clip",
-            "KL": "none (loss, k3 when kl_coef > 0)",
-            "aggregation": "sum over tokens / constant length, then mean over completions (A5)",
-            "correction": "none",
+            "trust_region": "clip",
+            "kl": "loss",
+            "aggregation": "fixed_length_mean",
+            "correction": "auto",
             "filter": "none",
             "shaping": "none",
         },

@@ -20,16 +20,14 @@ from posttrain.algorithms.metrics import (
     KL_METRICS,
     RATIO_METRICS,
     clip_formulas,
-    common_metrics,
 )
 from posttrain.algorithms.settings import AboveOne, NonNegative, settings
 from posttrain.algorithms.shared import (
     KLInLoss,
     clipped_policy_term,
-    entropy_bonus,
     kl_term,
-    on_trained_tokens,
     refuse_k1_in_loss,
+    weighted,
 )
 from posttrain.functional.baselines import center_by_group, group_std
 from posttrain.functional.reductions import sequence_mean
@@ -71,25 +69,24 @@ class GRPO(PolicyGradient):
         return experience.broadcast(centered_PG / (group_std(rewards_PG, scored_PG) + STD_EPSILON))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = on_trained_tokens(outputs, batch)
+        outputs, batch = self.start(outputs, batch)
         loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
-        loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, batch.completion_mask_BT, totals.sequences)
-        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
-        return loss, metrics | common_metrics(outputs, batch)
+        return self.finish(loss, metrics, outputs, batch, totals)
 
     card: ClassVar[Card] = Card(
         title="GRPO: Group Relative Policy Optimization",
         paper="DeepSeekMath, arXiv:2402.03300",
         summary="The mean reward of all answers to the same prompt takes the place of a critic.",
         choices={
-            "baseline": "group mean",
-            "normalisation": "group standard deviation (G - 1)",
+            "baseline": "group_mean",
+            "normalisation": "group_std",
             "ratio": "token",
-            "trust region": "PPO clip",
-            "KL": "loss, k3 (off by default)",
-            "aggregation": "mean over tokens, then over completions (A3)",
-            "correction": "none",
+            "trust_region": "clip",
+            "kl": "loss",
+            "aggregation": "sequence_mean",
+            "correction": "auto",
             "filter": "none",
             "shaping": "none",
         },

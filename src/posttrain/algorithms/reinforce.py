@@ -22,17 +22,15 @@ from posttrain.algorithms.metrics import (
     KL_METRICS,
     RATIO_METRICS,
     clip_formulas,
-    common_metrics,
     ratio_metrics,
 )
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import (
     advantages_of,
     clipped_policy_term,
-    entropy_bonus,
-    on_trained_tokens,
     refuse_half_a_clip,
     sampled_kl,
+    weighted,
 )
 from posttrain.functional.baselines import batch_mean, place_on_last_token, return_to_go
 from posttrain.functional.masks import masked
@@ -101,29 +99,28 @@ class REINFORCE(PolicyGradient):
         return 0.0
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = on_trained_tokens(outputs, batch)
+        outputs, batch = self.start(outputs, batch)
         mask_BT = batch.completion_mask_BT
         if self.clip_low is None or self.clip_high is None:
             loss_BT = -advantages_of(batch) * outputs.logprobs_BT
             metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
         else:
             loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
-        loss = sequence_sum(loss_BT, mask_BT, totals.sequences)
-        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
-        return loss, metrics | common_metrics(outputs, batch)
+        loss = sequence_sum(weighted(loss_BT, batch), mask_BT, totals.sequences)
+        return self.finish(loss, metrics, outputs, batch, totals)
 
     card: ClassVar[Card] = Card(
         title="REINFORCE",
         paper="Williams 1992, Simple statistical gradient-following algorithms",
         summary="Raise the probability of what was rewarded more than the baseline, token by token.",
         choices={
-            "baseline": "none, batch mean or moving average",
+            "baseline": "batch_mean",
             "normalisation": "none",
-            "ratio": "none (token when clipped)",
-            "trust region": "none (PPO clip when clip_low and clip_high are set)",
-            "KL": "reward of each token, k1 (off by default)",
-            "aggregation": "sum over tokens, mean over completions (A4)",
-            "correction": "none",
+            "ratio": "none",
+            "trust_region": "none",
+            "kl": "reward",
+            "aggregation": "sequence_sum",
+            "correction": "auto",
             "filter": "none",
             "shaping": "none",
         },

@@ -21,15 +21,14 @@ from posttrain.algorithms.metrics import (
     RATIO_METRICS,
     clip_formulas,
     clip_metrics,
-    common_metrics,
     ratio_metrics,
 )
 from posttrain.algorithms.settings import NonNegative, settings
-from posttrain.algorithms.shared import advantages_of, entropy_bonus, on_trained_tokens, refuse_half_a_clip, sampled_kl
+from posttrain.algorithms.shared import advantages_of, refuse_half_a_clip, sampled_kl, weighted
 from posttrain.functional.baselines import has_signal, leave_one_out_mean
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio
-from posttrain.functional.reductions import sequence_sum
+from posttrain.functional.reductions import sequence_mean, sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
 
@@ -63,33 +62,33 @@ class RLOO(PolicyGradient):
         return experience.broadcast(masked(advantages_PG, scored_PG & has_signal(rewards_PG, scored_PG)))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = on_trained_tokens(outputs, batch)
+        outputs, batch = self.start(outputs, batch)
         mask_BT = batch.completion_mask_BT
         metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
         if self.clip_low is None or self.clip_high is None:
-            loss = sequence_sum(-advantages_of(batch) * outputs.logprobs_BT, mask_BT, totals.sequences)
+            loss_BT = weighted(-advantages_of(batch) * outputs.logprobs_BT, batch)
+            loss = sequence_sum(loss_BT, mask_BT, totals.sequences)
         else:
             advantage_B1 = _per_completion(advantages_of(batch), mask_BT)
             ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
             nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)
             loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
-            loss = sequence_sum(loss_B1, nonempty_B1, totals.sequences)
+            loss = sequence_mean(weighted(loss_B1.expand(mask_BT.shape), batch), mask_BT, totals.sequences)
             metrics |= clip_metrics(ratio_B1, advantage_B1, nonempty_B1, self.clip_low, self.clip_high)
-        loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
-        return loss, metrics | common_metrics(outputs, batch)
+        return self.finish(loss, metrics, outputs, batch, totals)
 
     card: ClassVar[Card] = Card(
         title="RLOO: REINFORCE Leave-One-Out",
         paper="Back to Basics, arXiv:2402.14740",
         summary="REINFORCE whose baseline is the mean reward of the other answers to the same prompt: unbiased.",
         choices={
-            "baseline": "mean of the other G - 1 completions",
+            "baseline": "leave_one_out",
             "normalisation": "none",
-            "ratio": "none (whole completion when clipped)",
-            "trust region": "none (PPO clip when clip_low and clip_high are set)",
-            "KL": "reward of the whole completion, k1 (off by default)",
-            "aggregation": "sum over tokens, mean over completions (A4)",
-            "correction": "none",
+            "ratio": "none",
+            "trust_region": "none",
+            "kl": "reward_sequence",
+            "aggregation": "sequence_sum",
+            "correction": "auto",
             "filter": "none",
             "shaping": "none",
         },

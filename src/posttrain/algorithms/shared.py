@@ -35,6 +35,11 @@ def advantages_of(batch: Batch) -> Tensor:
     return batch.advantages_BT.detach()
 
 
+def weighted(loss_BT: Tensor, batch: Batch) -> Tensor:
+    """The policy term times the off-policy weight of each token, where there is a correction; never the KL term."""
+    return loss_BT if batch.correction_BT is None else batch.correction_BT * loss_BT
+
+
 def reference_of(batch: Batch, setting: str) -> Tensor:
     """The reference log-probabilities; asking for a KL to nothing is an error (RULE 15)."""
     if batch.ref_logprobs_BT is None:
