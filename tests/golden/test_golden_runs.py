@@ -33,8 +33,8 @@ STEPS = 20
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 UPDATES = {
-    **dict.fromkeys(ALGORITHMS, {"train.epochs": 2}),
-    **dict.fromkeys(("reinforce", "rloo", "sft"), {"train.minibatches": 2}),
+    **{key: {"train.epochs": 2} for key in ALGORITHMS},
+    **{key: {"train.minibatches": 2} for key in ("reinforce", "rloo", "sft")},
 }
 """Two updates per batch: in the first alone all ratios are 1, and a group-normalised loss is 0."""
 
