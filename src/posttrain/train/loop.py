@@ -31,11 +31,13 @@ def train_step(run: Run, experience: Experience | Batch, step: int) -> tuple[Bat
     metrics = MetricLog()
     torch.manual_seed((run.config.seed * 1_000_003 + step) % 2**63)  # dropout, where the model has any
     batch = run.weigh(experience)
+    updates = 0
     for minibatch in minibatches(batch, run.config.train, seed=run.config.seed, step=step):
         if count_totals(minibatch).tokens == 0:
             continue  # nothing was scored: there is no step to take
-        minibatch = run.algorithm.prepare(minibatch)
+        minibatch = run.algorithm.prepare(run.refresh(minibatch, moved=updates > 0))
         metrics.add(update(run, minibatch, step))
+        updates += 1
     return batch, metrics
 
 

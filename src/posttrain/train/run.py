@@ -41,6 +41,14 @@ class Weigh(Protocol):
     def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
 
+class Refresh(Protocol):
+    """What an update needs to know of the policy as it is right before that update."""
+
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
+        """`moved`: has an earlier update on this batch changed the policy since it was weighed?"""
+        ...
+
+
 @dataclass
 class Run:
     """What `train` and `resume` return; while training, what the loop works with."""
@@ -52,6 +60,7 @@ class Run:
     algorithm: Algorithm
     forward: Forward
     weigh: Weigh
+    refresh: Refresh
     optimizer: Updater
     guards: Guards
     feed: Feed

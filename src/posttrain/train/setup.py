@@ -30,8 +30,8 @@ from posttrain.train.loop import microbatches
 from posttrain.train.measure import HeldOutAnswers, HeldOutLoss, Measure, WithForgetting
 from posttrain.train.optimizer import Updater
 from posttrain.train.policy import Forward, Publisher, TrainerScores
-from posttrain.train.run import Run, Weigh
-from posttrain.train.weigh import AsBatch, Fill, Weighing, fill_logprobs
+from posttrain.train.run import Refresh, Run, Weigh
+from posttrain.train.weigh import AsBatch, Fill, Weighing, as_weighed, fill_logprobs, with_current_logprobs
 
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, Resolved, RewardConfig, RunConfig
@@ -73,6 +73,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         algorithm=algorithm,
         forward=forward,
         weigh=weighing(config, algorithm, loaded, forward),
+        refresh=refreshing(config, algorithm, loaded, forward),
         optimizer=Updater(loaded.model.parameters(), config.train),
         guards=guards,
         feed=feed,
@@ -130,6 +131,14 @@ def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     if "reference" in algorithm.needs:
         fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), split))
     return Weighing(algorithm, fills, mask_truncated=config.train.mask_truncated)
+
+
+def refreshing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Refresh:
+    """What is computed anew before each update of a batch."""
+    if "current" not in algorithm.needs:
+        return as_weighed
+    split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
+    return with_current_logprobs(forward.under(loaded.model), split)
 
 
 def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:

@@ -11,8 +11,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from posttrain.algorithms import PolicyGradient
+from posttrain.train.run import Refresh
 from posttrain.types import Batch, Experience, Outputs
 
 Fill = Callable[[Experience], Experience]
@@ -30,7 +32,9 @@ class Weighing:
     def __call__(self, experience: Experience) -> Batch:
         for fill in self.fills:
             experience = fill(experience)
-        batch = Batch.from_experience(experience, self.algorithm.advantages(experience, self.state))
+        batch = self.algorithm.to_batch(experience, self.state)
+        if "current" in self.algorithm.needs:  # the policy has not moved yet: the old pass, where there was one, tells
+            batch = replace(batch, current_logprobs_BT=experience.old_logprobs_BT)
         self.state = self.algorithm.next_state(self.state, experience)
         return without_truncated(batch, experience) if self.mask_truncated else batch
 
@@ -61,15 +65,35 @@ def without_truncated(batch: Batch, experience: Experience) -> Batch:
     return replace(batch, completion_mask_BT=batch.completion_mask_BT & keep_B1)
 
 
+def as_weighed(minibatch: Batch, *, moved: bool) -> Batch:
+    """`refresh` for algorithms that do not look at the policy between the updates of a batch."""
+    return minibatch
+
+
+def with_current_logprobs(forward: Forward, split: Split) -> Refresh:
+    """`refresh` that fills `current_logprobs_BT`; no pass where weighing has done it and no update came between."""
+
+    def refresh(minibatch: Batch, *, moved: bool) -> Batch:
+        if not moved and minibatch.current_logprobs_BT is not None:
+            return minibatch
+        return replace(minibatch, current_logprobs_BT=scored(minibatch, forward, split))
+
+    return refresh
+
+
+@torch.no_grad()
+def scored(batch: Batch, forward: Forward, split: Split) -> Tensor:
+    """`[B, T]` log-probabilities of the batch, without gradient; 0 where the mask is False."""
+    logprobs_BT = torch.zeros(batch.completion_mask_BT.shape, device=batch.completion_mask_BT.device)
+    for rows, micro in split(batch):
+        logprobs_BT[rows] = forward(micro).logprobs_BT.float()
+    return logprobs_BT
+
+
 def fill_logprobs(name: str, forward: Forward, split: Split) -> Fill:
     """A collaborator that computes `[B, T]` log-probabilities without gradient and puts them into the field `name`."""
 
-    @torch.no_grad()
     def fill(experience: Experience) -> Experience:
-        batch = Batch.from_experience(experience)
-        logprobs_BT = torch.zeros(batch.completion_mask_BT.shape, device=batch.completion_mask_BT.device)
-        for rows, micro in split(batch):
-            logprobs_BT[rows] = forward(micro).logprobs_BT.float()
-        return replace(experience, **{name: logprobs_BT})
+        return replace(experience, **{name: scored(Batch.from_experience(experience), forward, split)})
 
     return fill
