@@ -8,6 +8,10 @@ meaningless (the caller masks it).
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import comb, sqrt
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -15,6 +19,8 @@ from posttrain.functional.masks import last_token, masked
 
 EQUAL_REWARDS = 1e-8
 """Rewards of a group that differ by less than this times max(1, |mean|) count as equal (RULE 11)."""
+WHITEN_EPSILON = 1e-8
+"""Added to the variance under the root when tokens are whitened (RULE 19)."""
 
 
 def group_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
@@ -33,6 +39,33 @@ def leave_one_out_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 def batch_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """Scalar: mean over all scored completions of the batch."""
     return masked(rewards_PG, scored_PG).sum() / scored_PG.sum().clamp(min=1)
+
+
+def length_weighted_mean(rewards_PG: Tensor, scored_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+    """`[P, 1]`: sum of length * reward over sum of lengths, of the scored completions (OPO, arXiv:2505.23585).
+
+    The baseline of least variance, if the squared norm of a completion's gradient grows with its length. The plain mean
+    where all scored completions of the prompt are empty.
+    """
+    weights_PG = masked(lengths_PG.to(rewards_PG.dtype), scored_PG)
+    total_P1 = weights_PG.sum(dim=-1, keepdim=True)
+    weighted_P1 = (weights_PG * masked(rewards_PG, scored_PG)).sum(dim=-1, keepdim=True)
+    return torch.where(total_P1 > 0, weighted_P1 / total_P1.clamp(min=1), group_mean(rewards_PG, scored_PG))
+
+
+def nonzero_share(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """Scalar: share of the scored completions whose reward is not 0; 1 where there is none, so that it can divide.
+
+    GPG (arXiv:2504.02546) divides the advantages of a batch by it: rewards of 0 are taken for answers without signal.
+    """
+    nonzero = (scored_PG & (rewards_PG != 0)).sum()
+    return torch.where(nonzero > 0, nonzero / scored_PG.sum().clamp(min=1), 1.0).to(rewards_PG.dtype)
+
+
+def batch_std(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """Scalar: standard deviation over all scored completions of the batch, dividing by their number minus 1."""
+    centered_PG = masked(rewards_PG - batch_mean(rewards_PG, scored_PG), scored_PG)
+    return (centered_PG.square().sum() / (scored_PG.sum() - 1).clamp(min=1)).sqrt()
 
 
 def group_std(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
@@ -57,6 +90,103 @@ def center_by_group(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """`[P, G]`: reward minus group mean; exactly 0 in a group of equal rewards, whatever the rounding."""
     centered_PG = rewards_PG - group_mean(rewards_PG, scored_PG)
     return masked(centered_PG, scored_PG & has_signal(rewards_PG, scored_PG))
+
+
+def sum_of_normalised(rewards_KPG: Tensor, weights_K: Tensor, scored_PG: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+    """`[P, G]`: each reward function normalised within its group, weighted, summed, divided by the batch std (GDPO).
+
+        z_k = (R_k - mean(R_k)) / (std(R_k) + epsilon)     over the completions of the prompt that function k applies to
+        A   = sum_k w_k z_k / (batch_std(sum_k w_k z_k) + epsilon)                             (arXiv:2601.05242)
+
+    nan in `rewards_KPG` means that the function does not apply: the completion is not in that function's statistics.
+    The mean over the batch needs no subtraction, because each z_k sums to 0 over its group; so a group without signal
+    in any reward has advantages of exactly 0 (RULE 11).
+    """
+    total_PG = torch.zeros_like(rewards_KPG[0])
+    for rewards_PG, weight in zip(rewards_KPG, weights_K, strict=True):
+        applies_PG = scored_PG & ~rewards_PG.isnan()
+        z_PG = center_by_group(rewards_PG, applies_PG) / (group_std(rewards_PG, applies_PG) + epsilon)
+        total_PG = total_PG + weight * z_PG
+    return total_PG / (batch_std(total_PG, scored_PG) + epsilon)
+
+
+def pass_at_k_advantages(correct_PG: Tensor, scored_PG: Tensor, k: int, *, epsilon: float = 1e-6) -> Tensor:
+    """`[P, G]`: the mean, over all subsets of k answers that contain the answer, of the subset's normalised reward.
+
+    A subset has reward 1 if any of its answers is correct. With n answers, c of them correct and n - c wrong,
+
+        rho = 1 - C(n - c, k) / C(n, k)                    sigma = sqrt(rho (1 - rho))           (arXiv:2508.10751)
+        A   = (1 - rho) / (sigma + epsilon)                                                       for a correct answer
+        A   = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (sigma + epsilon)               for a wrong one
+
+    They sum to 0 over the group, and are exactly 0 where none is correct or every subset holds a correct one. Only scored
+    answers are counted; a prompt with fewer than k of them has advantages of 0.
+    """
+    right_PG = correct_PG & scored_PG
+    counts = zip(scored_PG.sum(dim=-1).tolist(), right_PG.sum(dim=-1).tolist(), strict=True)
+    pairs = [_pass_at_k_pair(n, c, k, epsilon) for n, c in counts]
+    pair_P2 = torch.tensor(pairs, dtype=torch.float64, device=scored_PG.device).reshape(-1, 2)
+    return masked(torch.where(right_PG, pair_P2[:, :1], pair_P2[:, 1:]), scored_PG)
+
+
+def _pass_at_k_pair(n: int, c: int, k: int, epsilon: float) -> tuple[float, float]:
+    """The advantage of a correct and of a wrong answer; counts are integers, so that 0 is exactly 0."""
+    if n < k:
+        return 0.0, 0.0
+    fail = Fraction(comb(n - c, k), comb(n, k))
+    fail_with = Fraction(comb(n - c - 1, k - 1), comb(n - 1, k - 1)) if c < n else Fraction(0)
+    scale = sqrt(fail * (1 - fail)) + epsilon
+    return float(fail) / scale, float(fail - fail_with) / scale
+
+
+def whiten(
+    x_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    over: Literal["tokens", "sequences"] = "tokens",
+    mean: Literal["subtract", "restore", "keep"] = "subtract",
+    population: bool = False,
+) -> Tensor:
+    """`[B, T]`: x with standard deviation 1 over the masked-in tokens of the WHOLE rollout batch (RULE 19), 0 elsewhere.
+
+    `over` tokens: every token counts once, so long completions dominate; `sqrt(variance + 1e-8)` divides. `over`
+    sequences: every completion counts once, with the mean of its tokens; `std + 1e-8` divides.
+    `mean`: "subtract" makes it 0; "restore" adds it back after the division, which scales the deviations alone (rewards
+    of PPO); "keep" divides x itself, so that 0 stays 0.
+    `population` divides the squares by n and holds the variance at 1e-8 or more, as OpenRLHF does, in place of n - 1.
+
+    Where the values do not vary (equal ones, or fewer than two) there is no scale: the result is 0 with "subtract",
+    and x itself otherwise.
+
+    >>> whiten(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])).tolist()
+    [[-0.7071067690849304, 0.7071067690849304, 0.0]]
+    """
+    values_N = x_BT[mask_BT] if over == "tokens" else _mean_of_each_row(x_BT, mask_BT)
+    if not _vary(values_N):
+        return masked(torch.zeros_like(x_BT) if mean == "subtract" else x_BT, mask_BT)
+    center = values_N.mean() if mean != "keep" else 0.0
+    white_BT = (x_BT - center) / _scale(values_N, over, population)
+    return masked(white_BT + center if mean == "restore" else white_BT, mask_BT)
+
+
+def _mean_of_each_row(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[N]`: one number per row that has trained tokens."""
+    lengths_B = mask_BT.sum(dim=-1)
+    return (masked(x_BT, mask_BT).sum(dim=-1) / lengths_B.clamp(min=1))[lengths_B > 0]
+
+
+def _vary(values_N: Tensor) -> bool:
+    """Do they differ by more than rounding? (RULE 11)"""
+    if values_N.numel() < 2:
+        return False
+    return bool(values_N.max() - values_N.min() > EQUAL_REWARDS * values_N.mean().abs().clamp(min=1))
+
+
+def _scale(values_N: Tensor, over: str, population: bool) -> Tensor:
+    variance = values_N.var(correction=0 if population else 1)
+    if population:
+        return variance.clamp(min=WHITEN_EPSILON).sqrt()
+    return (variance + WHITEN_EPSILON).sqrt() if over == "tokens" else variance.sqrt() + WHITEN_EPSILON
 
 
 def return_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float) -> Tensor:
