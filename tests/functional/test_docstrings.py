@@ -11,6 +11,7 @@ MODULES = [
     "posttrain.functional.baselines",
     "posttrain.functional.kl",
     "posttrain.functional.masks",
+    "posttrain.functional.trust_regions",
 ]
 
 

@@ -32,6 +32,25 @@ def sequence_product_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, 
     return per_token_BT.sum(dim=-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
+def sequence_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]`: s = exp(mean of the token log-ratios), the geometric mean of the token ratios (GSPO, arXiv:2507.18071).
+
+    A row without trained tokens has ratio 1.
+    """
+    total_B1 = masked(log_ratio(logprobs_BT, old_logprobs_BT), mask_BT).sum(dim=-1, keepdim=True)
+    return (total_B1 / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)).exp()
+
+
+def sequence_token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
+    """`[B, T]`: sg[s] * policy / sg[policy] of each token (GSPO-token, arXiv:2507.18071, eq. 14).
+
+    Its value is the ratio s of the whole completion, its gradient s times that of the token's own log-probability.
+    """
+    per_token_BT = log_ratio(logprobs_BT, old_logprobs_BT)  # clamped as in s: outside the range no gradient either
+    sequence_B1 = sequence_ratio(logprobs_BT, old_logprobs_BT, mask_BT).detach()
+    return sequence_B1 * (per_token_BT - per_token_BT.detach()).exp()
+
+
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Tensor:
@@ -44,3 +63,8 @@ def clipped_surrogate(
     if dual_clip is None:
         return loss
     return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+
+
+def stopped_by_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """Bool: where `clipped_surrogate` has no gradient, because the ratio has left the band in its own direction."""
+    return ((ratio < 1 - clip_low) & (advantages < 0)) | ((ratio > 1 + clip_high) & (advantages > 0))
