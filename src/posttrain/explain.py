@@ -28,6 +28,7 @@ from posttrain.errors import ConfigError
 DATA: dict[DataKind, str] = {
     "prompts": "prompts and a reward; completions are sampled during training",
     "examples": "prompts with the completions to imitate; nothing is sampled",
+    "pairs": "prompts with a chosen and a rejected answer; nothing is sampled",
 }
 FROZEN_MODELS: dict[Need, str] = {"reference": "reference, frozen (under LoRA the base model itself, no second copy)"}
 NUMBERS_TO_TRY = (0, 0.5, 2)
@@ -77,7 +78,7 @@ class Explanation:
     settings: tuple[Setting, ...]
     data_kind: DataKind
     min_group_size: int
-    """Fewest completions per prompt; of no meaning for `examples`."""
+    """Fewest completions per prompt; of no meaning where nothing is sampled."""
     needs: tuple[NeedFact, ...]
     models: tuple[str, ...]
     choices: dict[str, str]
@@ -212,7 +213,22 @@ def _index(explanations: list[Explanation]) -> str:
         "<!-- generated from the classes: python -m posttrain.explain docs/algorithms -->\n\n"
         "# Algorithms\n\nThe same from the command line: `posttrain explain grpo`.\n\n"
         + _table(("algorithm", "idea", "needs"), rows)
+        + "\n\n"
+        + _matrix([e for e in explanations if e.data_kind == "prompts"])
         + "\n"
+    )
+
+
+def _matrix(explanations: list[Explanation]) -> str:
+    """The policy-gradient family as what it is: points in a product of choices."""
+    named = ["baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "filter", "shaping"]
+    rows = [(f"[`{e.key}`]({e.key}.md)", *(e.choices[name] for name in named)) for e in explanations]
+    return (
+        "## One family\n\n"
+        "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
+        "`policy_gradient` takes, so that any other point can be had from a config; the ninth, `correction`, any of\n"
+        "them takes (off-policy weights and masks, decoupled PPO). A test holds each algorithm to its row.\n\n"
+        + _table(("algorithm", *named), rows)
     )
 
 
@@ -225,9 +241,10 @@ def _aliases(key: str, cls: type[Algorithm]) -> list[str]:
 
 
 def _formula(cls: type[Algorithm]) -> str:
-    """The docstring of the algorithm's file, without its title line."""
-    text = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
-    return text.partition("\n")[2].strip("\n")
+    """The docstring of the algorithm, or of its file where it has one of its own, without the title line."""
+    own = cls.__doc__ or ""
+    written = own if "\n" in own else sys.modules[cls.__module__].__doc__ or ""
+    return inspect.cleandoc(written).partition("\n")[2].strip("\n")
 
 
 def _schema(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
