@@ -1,0 +1,325 @@
+"""Every policy-gradient algorithm on the demonstration task, with the same rollout budget: the table of docs/.
+
+    python benchmarks/algorithms.py                    all of them, about twenty minutes on two cores
+    python benchmarks/algorithms.py grpo ppo           these again; the others stay as they are on file
+
+Each run is a process of its own with one thread, two at a time, so that peak memory is that of the run. The table is
+docs/comparison.md, the numbers behind it benchmarks/results/algorithms.json. What differs between the runs
+is in RECIPES and nowhere else; what is not given there is the algorithm's default.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "algorithms.json"
+PAGE = HERE.parent / "docs" / "comparison.md"
+STEPS, EVERY, TARGET = 200, 10, 0.8
+SEEDS_OF_A_PAGE, SEEDS_OF_THE_REST = (0, 1, 2), (0,)
+
+BASE: dict[str, Any] = {
+    "model": {"path": "tiny:sort", "device": "cpu"},
+    "data": {"train": "task:sort"},
+    "rewards": [{"name": "exact_match"}],
+    "sampling": {"group_size": 8, "max_completion_length": 8, "max_batch_rows": 512},
+    "train": {
+        "steps": STEPS,
+        "prompts_per_step": 64,
+        "learning_rate": 5e-4,
+        "schedule": "linear",
+        "warmup_steps": 10,
+        "minibatches": 2,
+        "tokens_per_microbatch": 8192,
+    },
+    "evaluation": {"prompts": 256, "samples": 0, "every": EVERY},
+    "checkpoint": {"every": 0},
+    "guards": {"no_signal_steps": STEPS},
+    "report": False,
+}
+"""200 steps x 64 prompts x 8 completions of at most 8 tokens; two updates per batch, so that ratios do some work."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One line of the table."""
+
+    algorithm: Mapping[str, Any]
+    page: bool = False
+    """Does the field name it most? Then it has three seeds."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Settings beside BASE."""
+    note: str = ""
+    """What is not the default, and why."""
+
+
+ON_POLICY = {"train.minibatches": 1}
+NO_RATIO = "one update per batch, because it has no ratio that would correct a second one"
+STALE = {"train.publish_every": 4}
+STALE_NOTE = "the sampler gets new weights every fourth step only"
+RECIPES: dict[str, Recipe] = {
+    "reinforce": Recipe({"name": "reinforce"}, page=True, given=ON_POLICY, note=NO_RATIO),
+    "remax": Recipe({"name": "remax"}, page=True, given=ON_POLICY, note=NO_RATIO),
+    "rloo": Recipe({"name": "rloo"}, page=True, given=ON_POLICY, note=NO_RATIO),
+    "reinforce_plus_plus": Recipe({"name": "reinforce_plus_plus"}, page=True),
+    "reinforce_plus_plus_baseline": Recipe({"name": "reinforce_plus_plus_baseline"}),
+    "ppo": Recipe({"name": "ppo"}, page=True),
+    "grpo": Recipe({"name": "grpo"}, page=True),
+    "dr_grpo": Recipe({"name": "dr_grpo"}, page=True),
+    "lite_ppo": Recipe({"name": "lite_ppo"}),
+    "gdpo": Recipe({"name": "gdpo"}),
+    "dapo": Recipe({"name": "dapo"}, page=True),
+    "deepseek_v32": Recipe({"name": "deepseek_v32"}),
+    "gspo": Recipe({"name": "gspo"}, page=True),
+    "gspo_token": Recipe({"name": "gspo_token"}),
+    "luspo": Recipe({"name": "luspo"}),
+    "gmpo": Recipe({"name": "gmpo"}),
+    "cispo": Recipe({"name": "cispo"}, page=True),
+    "sapo": Recipe({"name": "sapo"}),
+    "vespo": Recipe({"name": "vespo"}),
+    "clip_cov": Recipe({"name": "clip_cov"}),
+    "kl_cov": Recipe({"name": "kl_cov"}),
+    "dppo": Recipe({"name": "dppo"}),
+    "opo": Recipe({"name": "opo"}, given=ON_POLICY, note=NO_RATIO),
+    "gpg": Recipe({"name": "gpg"}, given=ON_POLICY, note=NO_RATIO),
+    "topr": Recipe({"name": "topr"}),
+    "kimi_k15": Recipe({"name": "kimi_k15"}),
+    "kimi_k2": Recipe({"name": "kimi_k2"}, page=True),
+    "pass_at_k": Recipe({"name": "pass_at_k"}),
+    "policy_gradient": Recipe({"name": "policy_gradient"}, given=ON_POLICY, note=NO_RATIO),
+    "distillation": Recipe({"name": "distillation"}, note="the teacher is the model that grpo ended with, seed 0"),
+    "decoupled PPO": Recipe({"name": "grpo", "correction": "decoupled"}, page=True, given=STALE, note=STALE_NOTE),
+    "stale, uncorrected": Recipe({"name": "grpo", "correction": "none"}, given=STALE, note=STALE_NOTE),
+}
+
+
+# --- one run, in its own process --------------------------------------------------------------------------------------
+
+
+def measure(name: str, seed: int, folder: Path, teacher: str | None) -> dict[str, Any]:
+    """Train as the recipe says and take from the run folder what the table shows."""
+    from posttrain.explain import explain
+    from posttrain.train.api import train
+
+    recipe = RECIPES[name]
+    given: dict[str, Any] = dict(recipe.given) | ({"teacher": teacher} if teacher else {})
+    started = time.perf_counter()
+    run = train({**BASE, "algorithm": dict(recipe.algorithm), "output": str(folder), "seed": seed}, **given)
+    seconds = time.perf_counter() - started
+    records = run.metrics
+    curve = held_out_curve(run.folder)
+    tokens_at = {int(record["step"]): int(record["num_tokens"]) for record in records}
+    reached = next((step for step, score in curve if score >= TARGET), None)
+    greedy = {which: run.evaluation[which]["greedy"]["accuracy"] for which in ("baseline", "trained")}
+    clipped = [record["clip_ratio/region_mean"] for record in records if "clip_ratio/region_mean" in record]
+    return {
+        "name": name,
+        "seed": seed,
+        "baseline": greedy["baseline"],
+        "trained": greedy["trained"],
+        "tokens_to_target": None if reached is None else tokens_at[reached],
+        "tokens": int(records[-1]["num_tokens"]),
+        "completions": STEPS * 64 * 8,
+        "seconds": seconds,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "largest_kl": largest_kl(run.folder, seed),
+        "clip_fraction": mean(clipped) if clipped else None,
+        "models": models_of(explain(str(recipe.algorithm["name"])).models, run),
+        "curve": curve,
+        "model_path": str(run.model_path),
+    }
+
+
+def models_of(declared: Sequence[str], run: Any) -> str:
+    """The models that this run held, by the needs of the algorithm as it was set."""
+    needs = run.algorithm.needs
+    held = ["policy"]
+    held += ["critic"] if "values" in needs else []
+    held += ["reference"] if "reference" in needs else []
+    held += ["teacher"] if "teacher" in needs else []
+    assert declared, "every algorithm declares its models"
+    return ", ".join(held)
+
+
+def held_out_curve(folder: Path) -> list[tuple[int, float]]:
+    """(step, greedy accuracy) of every evaluation during and after the run."""
+    points = []
+    for line in (folder / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["kind"] == "evaluation" and event["message"] != "baseline":
+            points.append((int(event["step"]), float(event["evaluation"]["greedy"]["accuracy"]["mean"])))
+    return points
+
+
+def largest_kl(folder: Path, seed: int) -> float:
+    """Nats per completion: the largest, over every tenth step, mean of log(policy / starting model) over what it wrote.
+
+    Measured on the recorded rollouts with the starting model, so that it costs the run itself nothing and means the
+    same for algorithms with a reference and without.
+    """
+    import torch
+
+    from posttrain.config import ModelConfig
+    from posttrain.data.collate import collate
+    from posttrain.models.forward import token_logprobs
+    from posttrain.models.load import load_model
+    from posttrain.report.store import read_rollouts
+    from posttrain.tasks.tiny import resolve_model_path
+
+    start = load_model(resolve_model_path(ModelConfig(path="tiny:sort", device="cpu"), seed))
+    largest = 0.0
+    for step in range(EVERY, STEPS + 1, EVERY):
+        rows = read_rollouts(folder, step)
+        if not rows:
+            continue
+        prompts = start.tokenizer([row["prompt"] for row in rows]).input_ids
+        answers = [row["completion_ids"] for row in rows]
+        tokens, mask_BT = collate(list(zip(prompts, answers, strict=True)), start.pad_id)
+        with torch.no_grad():
+            start_B = token_logprobs(start.model, tokens, mask_BT, temperature=1.0).logprobs_BT.sum(dim=-1)
+        kl = mean(sum(r["logprobs"]) for r in rows) - float(start_B.mean())
+        largest = max(largest, kl)
+    return largest
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def run_all(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Two processes at a time, each with one thread; a run that fails is reported and does not stop the others."""
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as work:
+        jobs = [
+            (name, seed) for name in names for seed in (SEEDS_OF_A_PAGE if RECIPES[name].page else SEEDS_OF_THE_REST)
+        ]
+        needing_teacher = [job for job in jobs if job[0] == "distillation"]
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            first = [job for job in jobs if job not in needing_teacher]
+            results += [r for r in pool.map(lambda job: in_process(*job, Path(work), None), first) if r]
+            taught = next((r["model_path"] for r in results if r["name"] == "grpo"), None)
+            results += [r for r in pool.map(lambda job: in_process(*job, Path(work), taught), needing_teacher) if r]
+    return results
+
+
+def in_process(name: str, seed: int, work: Path, teacher: str | None) -> dict[str, Any] | None:
+    out = work / f"{name}-{seed}.json"
+    command = [sys.executable, __file__, "--one", name, str(seed), str(work / f"{name}-{seed}"), str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *([teacher] if teacher else [])], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        print(f"{name} seed {seed}: exit code {done.returncode}\n{done.stderr[-2000:]}", flush=True)
+        return None
+    result = json.loads(out.read_text())
+    print(f"{name} seed {seed}: {result['trained']['mean']:.3f} in {result['seconds']:.0f} s", flush=True)
+    return result
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+HEAD = """<!-- written by: python benchmarks/algorithms.py -->
+
+# The algorithms side by side
+
+The demonstration task (sort the letters of a word, reward 1 for the exact answer and else 0), the same tiny model and
+the same rollout budget for every algorithm: {steps} steps x 64 prompts x 8 completions = {completions:,} completions.
+Learning rate 5e-4, two updates per batch unless said otherwise, everything else at the algorithm's defaults. Scores are
+greedy accuracy on 256 held-out words with the 95% interval; with three seeds the median run is shown, and behind it all
+three.
+
+This compares *settings on one small task*: it shows that each algorithm learns, what it costs and how far it moves. It
+does not rank algorithms for your task: most lines differ by less than the seeds of one line do.
+
+| algorithm | held-out score | seeds | tokens to 0.8 | seconds | peak memory | models | largest KL | clip fraction |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+FOOT = """Baseline of the starting models (one per seed): {baselines}. Tokens count prompts and completions until the
+first evaluation (every tenth step) at 0.8 or more. Seconds are those of a process with one thread beside another one.
+Peak memory is the resident set of the whole process, of which Python and the libraries take about 500 MB. KL is the mean
+over completions of log(policy / starting model), in nats per completion, the largest of every tenth step. The clip
+fraction is the mean over all steps, of tokens or, for ratios of whole completions, of completions."""
+
+
+def write_page(results: Sequence[Mapping[str, Any]]) -> None:
+    lines = [HEAD.format(steps=STEPS, completions=STEPS * 64 * 8).rstrip("\n")]
+    notes = []
+    for name, recipe in RECIPES.items():
+        runs = sorted((r for r in results if r["name"] == name), key=lambda r: r["trained"]["mean"])
+        if not runs:
+            notes.append(f"- **{name}**: no run finished.")
+            continue
+        lines.append(table_line(name, runs))
+        if any(r["trained"]["low"] <= r["baseline"]["high"] for r in runs):
+            notes.append(f"- **{name}** does not end significantly above its baseline with every seed.")
+        if recipe.note:
+            notes.append(f"- **{name}**: {recipe.note}.")
+    baselines = sorted({round(r["baseline"]["mean"], 3) for r in results})
+    lines += [
+        "",
+        FOOT.format(baselines=", ".join(map(str, baselines))),
+        "",
+        *notes,
+        "",
+    ]
+    PAGE.write_text("\n".join(lines))
+
+
+def table_line(name: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    shown = runs[len(runs) // 2]
+    score = shown["trained"]
+    tokens = [r["tokens_to_target"] for r in runs]
+    reached = [t for t in tokens if t is not None]
+    clip = shown["clip_fraction"]
+    cells = [
+        f"`{name}`",
+        f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]",
+        ", ".join(f"{r['trained']['mean']:.3f}" for r in sorted(runs, key=lambda r: r["seed"])),
+        f"{median(reached) / 1e6:.2f} M" if len(reached) == len(runs) else ("not reached" if not reached else "some"),
+        f"{median(r['seconds'] for r in runs):.0f}",
+        f"{median(r['peak_rss_mb'] for r in runs):.0f} MB",
+        shown["models"],
+        f"{max(r['largest_kl'] for r in runs):.1f}",
+        "none" if clip is None or math.isnan(clip) else f"{clip:.3f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["--one"]:
+        name, seed, folder, out, *teacher = arguments[1:]
+        Path(out).write_text(json.dumps(measure(name, int(seed), Path(folder), teacher[0] if teacher else None)))
+        return 0
+    if arguments[:1] == ["--page"]:
+        write_page(json.loads(RESULT.read_text())["runs"])
+        return 0
+    names = list(arguments) or list(RECIPES)
+    known = json.loads(RESULT.read_text())["runs"] if RESULT.exists() and arguments else []
+    fresh = run_all(names)
+    done = {(r["name"], r["seed"]) for r in fresh}
+    runs = [r for r in known if (r["name"], r["seed"]) not in done and r["name"] in RECIPES] + fresh
+    runs = [{key: value for key, value in r.items() if key != "model_path"} for r in runs]
+    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    RESULT.write_text(json.dumps({"machine": machine, "base": BASE, "runs": runs}, indent=1) + "\n")
+    write_page(runs)
+    return 0 if len(done) == sum(3 if RECIPES[n].page else 1 for n in names) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
