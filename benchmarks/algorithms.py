@@ -252,7 +252,7 @@ does not rank algorithms for your task: most lines differ by less than the seeds
 
 FOOT = """Baseline of the starting models (one per seed): {baselines}. Tokens count prompts and completions until the
 first evaluation (every tenth step) at 0.8 or more. Seconds are those of a process with one thread beside another one.
-Peak memory is the resident set of the whole process, of which Python and the libraries take about 500 MB. KL is the mean
+Peak memory is the resident set of the whole process; Python and the libraries take about 500 MB of it. KL is the mean
 over completions of log(policy / starting model), in nats per completion, the largest of every tenth step. The clip
 fraction is the mean over all steps, of tokens or, for ratios of whole completions, of completions."""
 
