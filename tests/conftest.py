@@ -93,3 +93,9 @@ def assert_ragged():
 def rewards_PG() -> Tensor:
     """Fixture R of the algorithm reference: three prompts, four completions each."""
     return torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.2, 0.9, 0.5, 0.4], [1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
+
+
+@pytest.fixture
+def lengths_PG() -> Tensor:
+    """Fixture L of the algorithm reference: the lengths of those completions."""
+    return torch.tensor([[3, 2, 4, 1], [2, 2, 3, 5], [1, 4, 2, 3]])

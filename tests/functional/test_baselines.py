@@ -1,5 +1,7 @@
 """Baselines and returns: worked numbers of fixture R, groups without signal, missing rewards, and brute force."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,13 +9,19 @@ from hypothesis import strategies as st
 
 from posttrain.functional.baselines import (
     batch_mean,
+    batch_std,
     center_by_group,
     group_mean,
     group_std,
     has_signal,
     leave_one_out_mean,
+    length_weighted_mean,
+    nonzero_share,
+    pass_at_k_advantages,
     place_on_last_token,
     return_to_go,
+    sum_of_normalised,
+    whiten,
 )
 
 NAN = float("nan")
@@ -145,3 +153,192 @@ def test_the_reward_stands_on_the_last_trained_token():
     mask_BT = torch.tensor([[1, 1, 0], [0, 1, 1], [0, 0, 0]]).bool()
     placed_BT = place_on_last_token(torch.tensor([0.3, -2.0, 5.0]), mask_BT)
     torch.testing.assert_close(placed_BT, torch.tensor([[0, 0.3, 0], [0, 0, -2.0], [0, 0, 0]]))
+
+
+# Statistics over the batch
+
+
+def test_the_length_weighted_mean_of_opo(rewards_PG, lengths_PG):
+    means_P1 = length_weighted_mean(rewards_PG, all_scored(rewards_PG), lengths_PG)
+    assert_printed(means_P1, [[0.4], [0.475], [1.0]])
+    assert_printed(rewards_PG - means_P1, [[0.6, -0.4, -0.4, 0.6], [-0.275, 0.425, 0.025, -0.075], [0, 0, 0, 0]])
+
+
+def test_with_equal_lengths_it_is_the_plain_mean_and_also_when_nothing_was_written(rewards_PG):
+    scored_PG = all_scored(rewards_PG)
+    for length in (7, 0):
+        lengths_PG = torch.full(rewards_PG.shape, length)
+        assert_printed(length_weighted_mean(rewards_PG, scored_PG, lengths_PG), [[0.5], [0.5], [1.0]])
+
+
+def test_gpg_divides_by_the_share_of_rewards_that_are_not_zero(rewards_PG):
+    scored_PG = all_scored(rewards_PG)
+    assert nonzero_share(rewards_PG, scored_PG).item() == pytest.approx(10 / 12)
+    assert_printed(
+        center_by_group(rewards_PG, scored_PG) / nonzero_share(rewards_PG, scored_PG),
+        [[0.6, -0.6, -0.6, 0.6], [-0.36, 0.48, 0, -0.12], [0, 0, 0, 0]],
+    )
+    assert nonzero_share(torch.zeros(2, 2), all_scored(torch.zeros(2, 2))).item() == 1
+
+
+def test_the_standard_deviation_of_the_batch(rewards_PG):
+    scored_PG = all_scored(rewards_PG)
+    assert batch_std(rewards_PG, scored_PG).item() == pytest.approx(0.4185110693, rel=1e-8)
+    assert_printed(
+        center_by_group(rewards_PG, scored_PG) / (batch_std(rewards_PG, scored_PG) + 1e-4),
+        [
+            [1.194426131, -1.194426131, -1.194426131, 1.194426131],
+            [-0.7166556787, 0.9555409049, 0, -0.2388852262],
+            [0, 0, 0, 0],
+        ],
+    )
+
+
+def test_statistics_of_the_batch_leave_out_what_has_no_reward():
+    rewards_PG = torch.tensor([[1.0, NAN, 0.0, 0.5]], dtype=torch.float64)
+    scored_PG, lengths_PG = ~rewards_PG.isnan(), torch.tensor([[1, 9, 2, 4]])
+    assert batch_std(rewards_PG, scored_PG).item() == pytest.approx(0.5)
+    assert nonzero_share(rewards_PG, scored_PG).item() == pytest.approx(2 / 3)
+    assert length_weighted_mean(rewards_PG, scored_PG, lengths_PG).item() == pytest.approx(3 / 7)
+
+
+# Several rewards
+
+
+SEVERAL_KPG = torch.tensor(
+    [[[1, 0, 0, 1], [0, 0, 1, 0]], [[0.1, 0.9, 0.5, 0.3], [0.2, 0.2, 0.4, 0.8]]], dtype=torch.float64
+)
+
+
+def test_rewards_that_are_normalised_one_by_one():
+    advantages_PG = sum_of_normalised(SEVERAL_KPG, torch.ones(2), torch.ones(2, 4).bool(), epsilon=1e-4)
+    assert_printed(
+        advantages_PG,
+        [
+            [-0.1593561076, 0.453584685, -0.7233296245, 0.4291010472],
+            [-1.213123913, -1.213123913, 1.507612694, 0.9186351319],
+        ],
+    )
+
+
+def test_rewards_that_are_summed_first_are_something_else():
+    total_PG, scored_PG = SEVERAL_KPG.sum(dim=0), torch.ones(2, 4).bool()
+    assert_printed(
+        center_by_group(total_PG, scored_PG) / (group_std(total_PG, scored_PG) + 1e-4),
+        [
+            [0.439026499, -0.1463421663, -1.317079497, 1.024395164],
+            [-0.7832131119, -0.7832131119, 1.305355186, 0.2610710373],
+        ],
+    )
+
+
+def test_a_reward_that_does_not_apply_is_in_no_statistic_of_its_own():
+    """Completion 1 has no second reward: the other three are normalised among themselves."""
+    rewards_KPG = SEVERAL_KPG[:, :1].clone()
+    rewards_KPG[1, 0, 1] = NAN
+    others_PG = torch.tensor([[0.1, 0.5, 0.3]], dtype=torch.float64)
+    z_PG = center_by_group(others_PG, all_scored(others_PG)) / (group_std(others_PG, all_scored(others_PG)) + 1e-6)
+    a = 0.5 / (3**-0.5 + 1e-6)
+    total_PG = torch.tensor([[a, -a, -a, a]], dtype=torch.float64)
+    total_PG[:, [0, 2, 3]] += z_PG
+    assert_printed(
+        sum_of_normalised(rewards_KPG, torch.ones(2), torch.ones(1, 4).bool()),
+        (total_PG / (total_PG.std() + 1e-6)).tolist(),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_group_without_signal_in_any_reward_stays_exactly_zero(dtype: torch.dtype):
+    rewards_KPG = torch.tensor([[[1.0, 0.0, 0.3], [0.1, 0.1, 0.1]], [[0.2, 0.2, 0.2], [0.7, 0.7, 0.7]]], dtype=dtype)
+    advantages_PG = sum_of_normalised(rewards_KPG, torch.tensor([1.0, 0.3]), torch.ones(2, 3).bool())
+    assert (advantages_PG[1] == 0).all()
+    assert (advantages_PG[0] != 0).all()
+
+
+# pass@k
+
+
+def correct(n: int, c: int) -> torch.Tensor:
+    return torch.arange(n)[None] < c
+
+
+def test_worked_pass_at_k_advantages():
+    right_PG = correct(8, 3)
+    advantages_PG = pass_at_k_advantages(right_PG, all_scored(right_PG), 4, epsilon=0.0)
+    assert_printed(advantages_PG, [[0.2773500981] * 3 + [-0.1664100589] * 5])
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 7])
+def test_pass_at_k_advantages_are_averages_over_subsets_and_sum_to_zero(n: int):
+    """Every subset of k is one group whose reward is that of its best answer; normalised over all groups (ddof 0)."""
+    for k, c in itertools.product(range(1, n + 1), range(n + 1)):
+        right_PG = correct(n, c)
+        subsets = list(itertools.combinations(range(n), k))
+        best = torch.tensor([float(any(i < c for i in subset)) for subset in subsets], dtype=torch.float64)
+        normalised = (best - best.mean()) / (best.std(correction=0) + 1e-6)
+        expected = [
+            sum(z.item() for z, subset in zip(normalised, subsets, strict=True) if i in subset)
+            / sum(i in subset for subset in subsets)
+            for i in range(n)
+        ]
+        advantages_PG = pass_at_k_advantages(right_PG, all_scored(right_PG), k)
+        torch.testing.assert_close(advantages_PG[0], torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-9)
+        assert advantages_PG.sum().item() == pytest.approx(0, abs=1e-12)
+        if c == 0 or n - c < k:
+            assert (advantages_PG == 0).all()
+
+
+def test_unscored_answers_are_not_drawn():
+    right_PG = torch.tensor([[True, False, True, False, False]])
+    scored_PG = torch.tensor([[True, True, False, True, True]])
+    four_PG = torch.tensor([[True, False, False, False]])
+    expected_PG = pass_at_k_advantages(four_PG, all_scored(four_PG), 2)
+    advantages_PG = pass_at_k_advantages(right_PG, scored_PG, 2)
+    assert advantages_PG[0, 2].item() == 0
+    assert torch.equal(advantages_PG[scored_PG], expected_PG[0])
+    assert (pass_at_k_advantages(right_PG, scored_PG, 5) == 0).all()
+
+
+# Whitening
+
+BY_SEQUENCE = [
+    ({}, [0.9456016708, -1.514500237, -1.022479855, 0.69959148, -0.2844492831, -0.5304594739]),
+    ({"population": True}, [0.9607322874, -1.538733826, -1.038840603, 0.710785676, -0.2890007694, -0.5389473807]),
+    ({"over": "sequences"}, [0.7964743344, -1.592948669, -1.115064068, 0.5575320341, -0.3982371672, -0.6371794675]),
+]
+
+
+def per_token(values_PG: torch.Tensor, lengths_PG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    mask_BT = torch.arange(6)[None] < lengths_PG.reshape(-1, 1)
+    return torch.where(mask_BT, values_PG.reshape(-1, 1), NAN), mask_BT
+
+
+@pytest.mark.parametrize(("how", "expected"), BY_SEQUENCE, ids=str)
+def test_worked_whitening(rewards_PG, lengths_PG, how: dict, expected: list[float]):
+    x_BT, mask_BT = per_token(rewards_PG, lengths_PG)
+    right, wrong, *second = expected
+    white_BT = whiten(x_BT, mask_BT, **how)
+    assert_printed(white_BT[:, 0].reshape(3, 4), [[right, wrong, wrong, right], second, [right] * 4])
+    assert torch.equal(white_BT, torch.where(mask_BT, white_BT[:, :1], 0.0))
+
+
+@pytest.mark.parametrize("over", ["tokens", "sequences"])
+def test_the_mean_is_subtracted_restored_or_kept(rewards_PG, lengths_PG, over):
+    x_BT, mask_BT = per_token(rewards_PG, lengths_PG)
+    subtracted, restored, kept = (
+        whiten(x_BT, mask_BT, over=over, mean=mean)[mask_BT] for mean in ("subtract", "restore", "keep")
+    )
+    mean = x_BT[mask_BT].mean() if over == "tokens" else rewards_PG.mean()
+    torch.testing.assert_close(restored, subtracted + mean)
+    torch.testing.assert_close(kept / subtracted, x_BT[mask_BT] / (x_BT[mask_BT] - mean))
+
+
+@pytest.mark.parametrize("population", [False, True])
+@pytest.mark.parametrize("over", ["tokens", "sequences"])
+@pytest.mark.parametrize("mask", [[[False, False]], [[True, False]], [[True, True]]], ids=["none", "one", "two equal"])
+def test_what_does_not_vary_has_no_scale(mask: list, over, population: bool):
+    """Not nan, and not a division by 1e-4: 0 when the mean is subtracted, unchanged when it stays."""
+    x_BT, mask_BT = torch.full((1, 2), 0.7), torch.tensor(mask)
+    assert (whiten(x_BT, mask_BT, over=over, population=population) == 0).all()
+    for mean in ("restore", "keep"):
+        assert torch.equal(whiten(x_BT, mask_BT, over=over, mean=mean, population=population), 0.7 * mask_BT)

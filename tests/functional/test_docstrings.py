@@ -6,11 +6,13 @@ import importlib
 import pytest
 
 MODULES = [
+    "posttrain.functional.preferences",
     "posttrain.explain",
     "posttrain.errors",
     "posttrain.functional.baselines",
     "posttrain.functional.kl",
     "posttrain.functional.masks",
+    "posttrain.functional.shaping",
     "posttrain.functional.trust_regions",
 ]
 

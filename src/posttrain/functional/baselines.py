@@ -58,8 +58,8 @@ def nonzero_share(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 
     GPG (arXiv:2504.02546) divides the advantages of a batch by it: rewards of 0 are taken for answers without signal.
     """
-    nonzero = (scored_PG & (rewards_PG != 0)).sum()
-    return torch.where(nonzero > 0, nonzero / scored_PG.sum().clamp(min=1), 1.0).to(rewards_PG.dtype)
+    nonzero = (scored_PG & (rewards_PG != 0)).sum().to(rewards_PG.dtype)
+    return torch.where(nonzero > 0, nonzero / scored_PG.sum().clamp(min=1), 1.0)
 
 
 def batch_std(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
@@ -119,8 +119,8 @@ def pass_at_k_advantages(correct_PG: Tensor, scored_PG: Tensor, k: int, *, epsil
         A   = (1 - rho) / (sigma + epsilon)                                                       for a correct answer
         A   = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (sigma + epsilon)               for a wrong one
 
-    They sum to 0 over the group, and are exactly 0 where none is correct or every subset holds a correct one. Only scored
-    answers are counted; a prompt with fewer than k of them has advantages of 0.
+    They sum to 0 over the group, and are exactly 0 where none is correct or every subset holds a correct one. Only
+    scored answers are counted; a prompt with fewer than k of them has advantages of 0.
     """
     right_PG = correct_PG & scored_PG
     counts = zip(scored_PG.sum(dim=-1).tolist(), right_PG.sum(dim=-1).tolist(), strict=True)
@@ -147,7 +147,7 @@ def whiten(
     mean: Literal["subtract", "restore", "keep"] = "subtract",
     population: bool = False,
 ) -> Tensor:
-    """`[B, T]`: x with standard deviation 1 over the masked-in tokens of the WHOLE rollout batch (RULE 19), 0 elsewhere.
+    """`[B, T]`: x with standard deviation 1 over the trained tokens of the WHOLE rollout batch, 0 elsewhere (RULE 19).
 
     `over` tokens: every token counts once, so long completions dominate; `sqrt(variance + 1e-8)` divides. `over`
     sequences: every completion counts once, with the mean of its tokens; `std + 1e-8` divides.

@@ -13,7 +13,7 @@ from posttrain.functional.masks import masked
 
 
 def soft_overlong(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
-    """DAPO's soft penalty (arXiv:2503.14476, eq. 13): 0 up to `max_length - buffer`, from there down to -1 at `max_length`.
+    """DAPO's soft penalty (arXiv:2503.14476, eq. 13): 0 up to `max_length - buffer`, then down to -1 at `max_length`.
 
     Longer completions have -1 too.
 
