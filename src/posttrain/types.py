@@ -63,6 +63,18 @@ class Example:
     completion_mask: tuple[bool, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One row of a preference dataset: two answers to the same prompt, of which the first is the better one."""
+
+    index: int
+    """Row of the dataset, counted from 0."""
+    chosen: Example
+    rejected: Example
+    margin: float | None = None
+    """By how much the chosen one is better, where the row says so."""
+
+
 class Mean(NamedTuple):
     """A metric that is reduced as (sum of numerators) / (sum of denominators), whatever the split (RULE 52)."""
 
@@ -180,6 +192,8 @@ class Totals:
     """Rows with at least one such token (RULE 8)."""
     rows: int
     """All rows, the empty ones included."""
+    pairs: int = 0
+    """Preference pairs both rows of which have at least one trained token."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +331,12 @@ class Batch:
     teacher_logprobs_BT: Tensor | None = None
     versions_BT: Tensor | None = None
     groups_B: Tensor
-    """Which prompt each row belongs to: rows may be permuted freely, groups are told by this id."""
+    """Which prompt each row belongs to: rows may be permuted freely, groups are told by this id. Of preference data,
+    which pair."""
+    chosen_B: Tensor | None = None
+    """Of preference pairs: True for the chosen row of its pair, False for the rejected one."""
+    margins_B: Tensor | None = None
+    """Of preference pairs whose data says by how much the chosen row is better: that number, on both rows."""
     row_ids_B: Tensor | None = None
     """Row of the experience that each row came from: names it in errors after any permutation or split."""
     tokens: Tokens | None = None
@@ -341,9 +360,51 @@ class Batch:
             tokens=experience.tokens,
         )
 
+    @staticmethod
+    def from_pairs(
+        completion_mask_BT: Tensor,
+        ref_logprobs_BT: Tensor | None = None,
+        *,
+        margins_N: Tensor | None = None,
+        tokens: Tokens | None = None,
+    ) -> Batch:
+        """N preference pairs: rows 0..N-1 are the chosen ones, rows N..2N-1 the rejected ones, in the same order."""
+        rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
+        if rows % 2:
+            raise ValueError(f"completion_mask_BT has {rows} rows, but pairs have two each: first all chosen rows")
+        if margins_N is not None and margins_N.shape != (rows // 2,):
+            raise ValueError(f"margins_N has shape {list(margins_N.shape)}, but there are {rows // 2} pairs")
+        return Batch(
+            completion_mask_BT=completion_mask_BT.bool(),
+            ref_logprobs_BT=ref_logprobs_BT,
+            groups_B=torch.arange(rows // 2, device=device).repeat(2),
+            chosen_B=torch.arange(rows, device=device) < rows // 2,
+            margins_B=None if margins_N is None else margins_N.repeat(2),
+            row_ids_B=torch.arange(rows, device=device),
+            tokens=tokens,
+        )
+
     @property
     def num_rows(self) -> int:
         return self.completion_mask_BT.shape[0]
+
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """`[N]` and `[N]`: the chosen row and the rejected row of each pair, in the order of the pairs' ids."""
+        if self.chosen_B is None:
+            raise ValueError("this batch holds no preference pairs; build it with Batch.from_pairs")
+        rows_B = self.groups_B.argsort(stable=True)
+        chosen_N, rejected_N = rows_B[self.chosen_B[rows_B]], rows_B[~self.chosen_B[rows_B]]
+        if not torch.equal(self.groups_B[chosen_N], self.groups_B[rejected_N]):
+            raise ValueError("a preference pair was torn apart: split a batch by its `units`")
+        return chosen_N, rejected_N
+
+    @property
+    def units(self) -> list[list[int]]:
+        """The rows that a split must keep together: the two of a pair, otherwise each row by itself."""
+        if self.chosen_B is None:
+            return [[row] for row in range(self.num_rows)]
+        return [list(pair) for pair in zip(*(rows_N.tolist() for rows_N in self.pairs), strict=True)]
 
     def rows(self, index: Tensor | Sequence[int]) -> Batch:
         """The batch of the named rows, in that order."""
@@ -359,5 +420,15 @@ def count_totals(batch: Batch) -> Totals:
     """The denominators of the optimizer step that consists of exactly these rows."""
     per_row_B = batch.completion_mask_BT.sum(dim=-1)
     return Totals(
-        tokens=int(per_row_B.sum()), sequences=int((per_row_B > 0).sum()), rows=int(batch.completion_mask_BT.shape[0])
+        tokens=int(per_row_B.sum()),
+        sequences=int((per_row_B > 0).sum()),
+        rows=int(batch.completion_mask_BT.shape[0]),
+        pairs=0 if batch.chosen_B is None else int(whole_pairs(batch).sum()),
     )
+
+
+def whole_pairs(batch: Batch) -> Tensor:
+    """`[N]`: whether both rows of a pair have at least one trained token; the others are out of the loss."""
+    trained_B = batch.completion_mask_BT.any(dim=-1)
+    chosen_N, rejected_N = batch.pairs
+    return trained_B[chosen_N] & trained_B[rejected_N]

@@ -18,7 +18,7 @@ from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
-DataKind = Literal["prompts", "examples"]
+DataKind = Literal["prompts", "examples", "pairs"]
 Need = Literal[
     "old",
     "old_for_advantages",
@@ -31,6 +31,7 @@ Need = Literal[
     "reward_components",
     "signal",
     "auxiliary",
+    "scores",
 ]
 """What an algorithm may ask the machinery for, beside the policy's own log-probabilities."""
 
@@ -47,6 +48,7 @@ NEEDS: dict[Need, str] = {
     "reward_components": "each reward function by itself, beside the weighted sum",
     "signal": "groups whose rewards differ: prompts without signal are replaced by others until the step is full",
     "auxiliary": "a next-token loss on other data, added to each update",
+    "scores": "a score of each row: the model has a scalar head instead of its next-token head",
 }
 
 
