@@ -24,7 +24,7 @@ from posttrain.algorithms.metrics import (
     ratio_metrics,
 )
 from posttrain.algorithms.settings import NonNegative, settings
-from posttrain.algorithms.shared import advantages_of, refuse_half_a_clip, sampled_kl, weighted
+from posttrain.algorithms.shared import advantages_of, per_completion, refuse_half_a_clip, sampled_kl, weighted
 from posttrain.functional.baselines import has_signal, leave_one_out_mean
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio
@@ -69,7 +69,7 @@ class RLOO(PolicyGradient):
             loss_BT = weighted(-advantages_of(batch) * outputs.logprobs_BT, batch)
             loss = sequence_sum(loss_BT, mask_BT, totals.sequences)
         else:
-            advantage_B1 = _per_completion(advantages_of(batch), mask_BT)
+            advantage_B1 = per_completion(advantages_of(batch), mask_BT)
             ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
             nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)
             loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
@@ -107,9 +107,3 @@ class RLOO(PolicyGradient):
         },
         metrics=RATIO_METRICS | clip_formulas("completions", "q") | KL_METRICS | ENTROPY_METRICS,
     )
-
-
-def _per_completion(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`[B, 1]`: the mean over the trained tokens; the advantage itself, as it is the same on each of them."""
-    total_B1 = masked(advantages_BT, mask_BT).sum(dim=-1, keepdim=True)
-    return total_B1 / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)

@@ -9,11 +9,15 @@ from torch import Tensor
 
 from posttrain.algorithms.metrics import clip_metrics, ratio_metrics
 from posttrain.errors import ConfigError
+from posttrain.functional.baselines import center_by_group, group_std
 from posttrain.functional.kl import k1, kl_estimate
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+STD_EPSILON = 1e-6
+"""Added to the standard deviation, not under the root (RULE 11)."""
 
 
 def on_trained_tokens(outputs: Outputs | Tensor, batch: Batch) -> Outputs:
@@ -33,6 +37,18 @@ def advantages_of(batch: Batch) -> Tensor:
             fix="Build it with Batch.from_experience(experience, algorithm.advantages(experience)).",
         )
     return batch.advantages_BT.detach()
+
+
+def group_normalized(experience: Experience) -> Tensor:
+    """`[B, T]` (R - mean) / (std + 1e-6) over the completions of a prompt; exactly 0 if their rewards are equal."""
+    rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
+    centered_PG = center_by_group(rewards_PG, scored_PG)
+    return experience.broadcast(centered_PG / (group_std(rewards_PG, scored_PG) + STD_EPSILON))
+
+
+def per_completion(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]`: the mean over the trained tokens; of an advantage that is the same on each of them, the advantage."""
+    return masked(x_BT, mask_BT).sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def weighted(loss_BT: Tensor, batch: Batch) -> Tensor:
