@@ -170,6 +170,7 @@ def test_worked_metrics(t):
         "policy/ratio_mean": 1.271159132,
         "policy/ratio_min": 0.670320046,
         "policy/ratio_max": 3.669296668,
+        "policy/ratio_std": 0.8197094048,
         "kl": 0.05115298934,
     }
     assert {name: float(metric) for name, metric in metrics.items()} == pytest.approx(expected, rel=1e-8)

@@ -25,16 +25,13 @@ from posttrain.algorithms.settings import AboveOne, NonNegative, settings
 from posttrain.algorithms.shared import (
     KLInLoss,
     clipped_policy_term,
+    group_normalized,
     kl_term,
     refuse_k1_in_loss,
     weighted,
 )
-from posttrain.functional.baselines import center_by_group, group_std
 from posttrain.functional.reductions import sequence_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
-
-STD_EPSILON = 1e-6
-"""Added to the standard deviation, not under the root (RULE 11)."""
 
 
 @settings
@@ -64,9 +61,7 @@ class GRPO(PolicyGradient):
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
-        rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
-        centered_PG = center_by_group(rewards_PG, scored_PG)
-        return experience.broadcast(centered_PG / (group_std(rewards_PG, scored_PG) + STD_EPSILON))
+        return group_normalized(experience)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posttrain.functional.kl import k3
 from posttrain.functional.masks import masked
-from posttrain.types import Batch, Max, Mean, Metrics, Min, Outputs
+from posttrain.types import Batch, Max, Mean, Metrics, Min, Outputs, Spread
 
 
 def mean_over(x: Tensor, mask: Tensor) -> Mean:
@@ -15,9 +15,19 @@ def mean_over(x: Tensor, mask: Tensor) -> Mean:
     return Mean(float(masked(x.detach(), mask).sum()), float(mask.sum()))
 
 
+def spread_over(x: Tensor, mask: Tensor) -> Spread:
+    """A metric: the standard deviation of `x` over the mask, reducible over micro-batches."""
+    x = masked(x.detach().double(), mask)  # its squares are subtracted from one another
+    return Spread(float(mask.sum()), float(x.sum()), float(x.square().sum()))
+
+
 def clip_formulas(share_of: str = "trained tokens", ratio: str = "rho") -> dict[str, str]:
     """The formulas of `clip_metrics`, for its unit and its ratio."""
-    low, high = f"{ratio} < 1 - clip_low", f"{ratio} > 1 + clip_high"
+    return band_formulas(share_of, f"{ratio} < 1 - clip_low", f"{ratio} > 1 + clip_high")
+
+
+def band_formulas(share_of: str, low: str, high: str) -> dict[str, str]:
+    """The formulas of `band_metrics`, for its unit and for what counts as too low and too high."""
     return {
         "clip_ratio/low_mean": f"share of {share_of} with {low} and A < 0: clipped, no gradient",
         "clip_ratio/high_mean": f"share of {share_of} with {high} and A > 0: clipped, no gradient",
@@ -36,24 +46,30 @@ def clip_metrics(
     ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Metrics:
     """Shares of elements: tokens, or whole completions where there is one ratio per completion."""
-    low = (ratio < 1 - clip_low) & (advantages < 0)
-    high = (ratio > 1 + clip_high) & (advantages > 0)
-    metrics: Metrics = {
-        "clip_ratio/low_mean": mean_over(low.float(), mask),
-        "clip_ratio/high_mean": mean_over(high.float(), mask),
-        "clip_ratio/region_mean": mean_over((low | high).float(), mask),
-        "policy/out_of_band": mean_over(((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).float(), mask),
-    }
+    metrics = band_metrics(ratio < 1 - clip_low, ratio > 1 + clip_high, advantages, mask)
     if dual_clip is not None:
         dual = (ratio > dual_clip) & (advantages < 0)
         metrics["policy/dual_clip_fraction"] = mean_over(dual.float(), mask)
     return metrics
 
 
+@torch.no_grad()
+def band_metrics(low: Tensor, high: Tensor, advantages: Tensor, mask: Tensor) -> Metrics:
+    """Shares of elements that left a band, and of those whose gradient stopped because they left it their own way."""
+    stopped_low, stopped_high = low & (advantages < 0), high & (advantages > 0)
+    return {
+        "clip_ratio/low_mean": mean_over(stopped_low.float(), mask),
+        "clip_ratio/high_mean": mean_over(stopped_high.float(), mask),
+        "clip_ratio/region_mean": mean_over((stopped_low | stopped_high).float(), mask),
+        "policy/out_of_band": mean_over((low | high).float(), mask),
+    }
+
+
 RATIO_METRICS = {
     "policy/ratio_mean": "mean of rho = exp(d), d = logprobs - old_logprobs, over the trained tokens",
     "policy/ratio_min": "smallest rho of the step",
     "policy/ratio_max": "largest rho of the step",
+    "policy/ratio_std": "standard deviation of rho over the trained tokens of the step",
     "policy/approx_kl_k1": "mean of -d: estimates KL(old || policy) per token, can be negative",
     "policy/approx_kl_k2": "mean of d^2 / 2: estimates the same, never negative, biased",
     "policy/approx_kl_k3": "mean of exp(d) - 1 - d: estimates the same, never negative, unbiased",
@@ -71,6 +87,7 @@ def ratio_metrics(log_ratio_BT: Tensor, mask_BT: Tensor) -> Metrics:
         "policy/ratio_mean": mean_over(ratio_BT, mask_BT),
         "policy/ratio_min": Min(float(ratio_BT[mask_BT].min())),
         "policy/ratio_max": Max(float(ratio_BT[mask_BT].max())),
+        "policy/ratio_std": spread_over(ratio_BT, mask_BT),
         "policy/approx_kl_k1": mean_over(-d_BT, mask_BT),
         "policy/approx_kl_k2": mean_over(d_BT.square() / 2, mask_BT),
         "policy/approx_kl_k3": mean_over(ratio_BT - 1 - d_BT, mask_BT),

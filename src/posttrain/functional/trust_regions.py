@@ -66,7 +66,8 @@ def _by(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
 def log_clip(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """z: min(d, high) where A > 0, max(d, -low) elsewhere: clipped in log space, on the side it moves to only.
 
-    To be averaged over the tokens of a completion before `exp` (GMPO, arXiv:2507.20673). A clipped token has no gradient.
+    To be averaged over the tokens of a completion before `exp` (GMPO, arXiv:2507.20673). Beyond its bound a token has
+    no gradient.
     """
     return torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
 
@@ -125,7 +126,7 @@ def clip_cov(
     """`[B, T]` bool: the tokens that Clip-Cov takes out of the update (arXiv:2505.22617).
 
     max(1, floor(share * trained tokens)) of the candidates (those that the clip has not stopped already) with
-    cov_low < covariance < cov_high: the ones of lowest number in `draw_BT`, a draw at random (`random_numbers`, RULE 24).
+    cov_low < covariance < cov_high: those of lowest number in `draw_BT`, a draw at random (`random_numbers`, RULE 24).
     """
     between_BT = (covariance_BT > cov_low) & (covariance_BT < cov_high)
     return _first(draw_BT, mask_BT & candidates_BT & between_BT, _count(share, mask_BT))
