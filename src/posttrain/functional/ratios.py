@@ -26,6 +26,12 @@ def token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
     return log_ratio(logprobs_BT, old_logprobs_BT).exp()
 
 
+def sequence_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]`: l = log(policy / old policy) of the whole completion, for losses that never take its `exp`: no clamp."""
+    anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
+    return masked(logprobs_BT - anchor_BT, mask_BT).sum(dim=-1, keepdim=True)
+
+
 def sequence_product_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
     """`[B, 1]`: q = exp(sum of the token log-ratios), the likelihood ratio of the whole completion."""
     per_token_BT = masked(log_ratio(logprobs_BT, old_logprobs_BT), mask_BT)
