@@ -42,21 +42,21 @@ def _samples(algorithm: Algorithm) -> bool:
 
 def _group_is_large_enough(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An algorithm that compares completions of the same prompt needs sampling.group_size of at least 2."""
-    size, needed = config.sampling.group_size, algorithm.min_group_size
+    size, needed = config.sampling.group_size, algorithm.group_size_needed
     if not _samples(algorithm) or size >= needed:
         return None
-    others = [n for n, a in _algorithms() if a.data_kind == "prompts" and a.min_group_size <= size]
+    other = next(n for n, a in _algorithms() if a.data_kind == "prompts" and a.min_group_size == 1)
     return ConfigError(
         given=f"sampling.group_size = {size}, but {config.algorithm.name} compares completions of the same prompt "
         f"and needs at least {needed}",
         allowed=f"an integer of at least {needed}",
-        fix=f"Set sampling.group_size = 8, or use algorithm.name = {' or '.join(others)}, which needs no group.",
+        fix=f"Set sampling.group_size = {max(8, needed)}, or use algorithm.name = {other}, which needs no group.",
     )
 
 
 def _there_is_a_reward(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """An algorithm that samples needs at least one entry in rewards."""
-    if not _samples(algorithm) or config.rewards:
+    """An algorithm that learns from rewards needs at least one entry in rewards."""
+    if not _samples(algorithm) or not algorithm.learns_from_rewards or config.rewards:
         return None
     return ConfigError(
         given=f"rewards is empty, but {config.algorithm.name} learns from rewards",
@@ -181,6 +181,31 @@ def _labels_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | Non
     return None
 
 
+def _stale_data_is_sampled(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.publish_every above 1 needs an algorithm that samples."""
+    every = config.train.publish_every
+    if every == 1 or _samples(algorithm):
+        return None
+    return ConfigError(
+        given=f"train.publish_every = {every}, but {config.algorithm.name} learns from examples and samples nothing",
+        allowed="1, or an algorithm that samples",
+        fix="Leave train.publish_every out.",
+    )
+
+
+def _rounds_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.max_sampling_rounds is for algorithms that replace groups without signal."""
+    rounds, default = config.train.max_sampling_rounds, type(config.train).model_fields["max_sampling_rounds"].default
+    if rounds == default or "signal" in algorithm.needs:
+        return None
+    return ConfigError(
+        given=f"train.max_sampling_rounds = {rounds}, but {config.algorithm.name} as configured trains on the groups of "
+        "the first round, with signal or without",
+        allowed="an algorithm with dynamic sampling",
+        fix="Set algorithm = {name: dapo, dynamic_sampling: true}, or leave train.max_sampling_rounds out.",
+    )
+
+
 RULES: tuple[Rule, ...] = (
     _group_is_large_enough,
     _there_is_a_reward,
@@ -193,4 +218,6 @@ RULES: tuple[Rule, ...] = (
     _warm_up_ends,
     _schedule_has_an_end,
     _labels_differ,
+    _stale_data_is_sampled,
+    _rounds_are_used,
 )

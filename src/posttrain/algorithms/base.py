@@ -82,12 +82,19 @@ class Algorithm:
     card: ClassVar[Card]
     data_kind: ClassVar[DataKind]
     min_group_size: ClassVar[int] = 1
+    learns_from_rewards: ClassVar[bool] = True
+    """Of algorithms that sample: False where another teacher than a reward says what is good."""
     shared_sources: ClassVar[dict[str, str]] = {}
     """Sources of the defaults of inherited settings, as `Card.sources`."""
 
     @property
     def needs(self) -> frozenset[Need]:
         return frozenset()
+
+    @property
+    def group_size_needed(self) -> int:
+        """The fewest completions per prompt that these settings can work with."""
+        return self.min_group_size
 
     def initial_state(self) -> Any:
         """What changes during a run: a small frozen dataclass of plain numbers, checkpointed; None for most."""
@@ -112,6 +119,9 @@ class PolicyGradient(Algorithm):
 
     data_kind: ClassVar[DataKind] = "prompts"
     shared_sources: ClassVar[dict[str, str]] = {"entropy_coef": "0: TRL, verl, OpenRLHF"}
+
+    auto_correction: ClassVar[str] = "tis"
+    """What `correction = auto` means for this algorithm."""
 
     entropy_coef: Finite = 0.0
     """Weight of the entropy bonus, a mean over the tokens of the step. 0 also means: no gradient of it is computed."""
@@ -140,9 +150,10 @@ class PolicyGradient(Algorithm):
 
     def require_group(self, experience: Experience) -> None:
         """The group-relative advantage of a single completion is always 0: nothing would be learnt (RULE 12)."""
-        if experience.group_size < self.min_group_size:
+        needed = self.group_size_needed
+        if experience.group_size < needed:
             raise ConfigError(
                 given=f"group_size = {experience.group_size}, but {self.key} compares completions of the same prompt",
-                allowed=f"an integer of at least {self.min_group_size}",
-                fix="Set sampling.group_size = 8, or use algorithm reinforce, which needs no group.",
+                allowed=f"an integer of at least {needed}",
+                fix=f"Set sampling.group_size = {max(8, needed)}, or use algorithm reinforce, which needs no group.",
             )

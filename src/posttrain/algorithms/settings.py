@@ -25,6 +25,7 @@ _NotBool = BeforeValidator(_refuse_bool)
 
 Finite = Annotated[float, Field(allow_inf_nan=False), _NotBool]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NotBool]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NotBool]
 AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False), _NotBool]
 UnitInterval = Annotated[float, Field(ge=0, le=1), _NotBool]
 Count = Annotated[int, Field(ge=1), _NotBool]

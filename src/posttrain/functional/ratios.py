@@ -27,7 +27,7 @@ def token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
 
 
 def sequence_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
-    """`[B, 1]`: l = log(policy / old policy) of the whole completion, for losses that never take its `exp`: no clamp."""
+    """`[B, 1]`: l = log(policy / old policy) of a whole completion, for losses that never take its `exp`: no clamp."""
     anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
     return masked(logprobs_BT - anchor_BT, mask_BT).sum(dim=-1, keepdim=True)
 
