@@ -7,71 +7,18 @@ An algorithm is a frozen record of settings with two pure functions: `advantages
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from posttrain.algorithms.declared import NEEDS, Card, DataKind, Need
 from posttrain.algorithms.metrics import common_metrics
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
-DataKind = Literal["prompts", "examples", "pairs"]
-Need = Literal[
-    "old",
-    "old_for_advantages",
-    "current",
-    "reference",
-    "entropy",
-    "values",
-    "teacher",
-    "greedy_reward",
-    "reward_components",
-    "signal",
-    "auxiliary",
-    "scores",
-]
-"""What an algorithm may ask the machinery for, beside the policy's own log-probabilities."""
-
-NEEDS: dict[Need, str] = {
-    "old": "log-probabilities at the start of the update, as the anchor of a ratio; the pass is skipped when the batch "
-    "is consumed in one update, where the policy is its own anchor",
-    "old_for_advantages": "the same numbers before the first update: the pass always runs",
-    "current": "log-probabilities right before each update, without gradient: for a choice among all its tokens",
-    "reference": "log-probabilities under the frozen reference model",
-    "entropy": "the entropy of each token's distribution, with gradient",
-    "values": "the critic's value before each token: without gradient for the advantages, with gradient in the loss",
-    "teacher": "log-probabilities under the teacher model",
-    "greedy_reward": "the reward of one greedy completion per prompt, sampled and scored beside the others",
-    "reward_components": "each reward function by itself, beside the weighted sum",
-    "signal": "groups whose rewards differ: prompts without signal are replaced by others until the step is full",
-    "auxiliary": "a next-token loss on other data, added to each update",
-    "scores": "a score of each row: the model has a scalar head instead of its next-token head",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """The facts about an algorithm that documentation, `explain`, advisor and planner read."""
-
-    title: str
-    paper: str
-    summary: str
-    """One sentence: the idea."""
-    choices: dict[str, str]
-    """The row of the nine choices of a policy-gradient method (baseline, normalisation, ratio, trust_region, kl,
-    aggregation, correction, filter, shaping) by the names that `policy_gradient` knows, or of the four choices of a
-    preference loss in words."""
-    use_when: str
-    avoid_when: str
-    differs: tuple[str, ...] = ()
-    """Where we differ from the paper and from TRL, verl and OpenRLHF."""
-    sources: dict[str, str] = field(default_factory=dict)
-    """Setting -> where its default comes from."""
-    metrics: dict[str, str] = field(default_factory=dict)
-    """Metric -> formula, beside those that every run logs."""
+__all__ = ["NEEDS", "Algorithm", "Card", "DataKind", "Need", "PolicyGradient"]
 
 
 @settings
