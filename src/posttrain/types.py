@@ -324,6 +324,8 @@ class Batch:
     """The policy's own log-probabilities right before this update, without gradient: for what couples its rows."""
     correction_BT: Tensor | None = None
     """Off-policy weight of each token, 0 where it is rejected; None: no correction."""
+    selected_BT: Tensor | None = None
+    """Tokens that `prepare` chose among all of the update, where an algorithm does so."""
     ref_logprobs_BT: Tensor | None = None
     values_BT: Tensor | None = None
     """Critic values from before the update."""

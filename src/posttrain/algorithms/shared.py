@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from posttrain.algorithms.metrics import clip_metrics, ratio_metrics
@@ -14,6 +15,7 @@ from posttrain.functional.kl import k1, kl_estimate
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio
 from posttrain.functional.reductions import token_mean
+from posttrain.functional.trust_regions import random_numbers
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
 STD_EPSILON = 1e-6
@@ -49,6 +51,13 @@ def group_normalized(experience: Experience) -> Tensor:
 def per_completion(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """`[B, 1]`: the mean over the trained tokens; of an advantage that is the same on each of them, the advantage."""
     return masked(x_BT, mask_BT).sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def draw_for(batch: Batch, seed: int) -> Tensor:
+    """`[B, T]` random numbers: of each token its own, by seed, policy version, row and position (RULE 24)."""
+    rows, columns = batch.completion_mask_BT.shape
+    rows_B = torch.arange(rows, device=batch.groups_B.device) if batch.row_ids_B is None else batch.row_ids_B
+    return random_numbers(rows_B, 0 if batch.versions_BT is None else batch.versions_BT, columns, seed)
 
 
 def weighted(loss_BT: Tensor, batch: Batch) -> Tensor:

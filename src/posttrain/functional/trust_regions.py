@@ -84,20 +84,29 @@ def divergence(logprobs: Tensor, old_logprobs: Tensor, kind: Divergence) -> Tens
     return p_old * (old_logprobs - logprobs).detach() + (1 - p_old) * others
 
 
+def moved_too_far(
+    logprobs: Tensor, old_logprobs: Tensor | None, low: float, high: float, kind: Divergence = "tv"
+) -> tuple[Tensor, Tensor]:
+    """Two bools: where the probability has fallen by a divergence above `low`, where it has risen by one above `high`.
+
+    Without old log-probabilities nothing has moved.
+    """
+    if old_logprobs is None:
+        return torch.zeros_like(logprobs, dtype=torch.bool), torch.zeros_like(logprobs, dtype=torch.bool)
+    moved, change = divergence(logprobs, old_logprobs, kind), (logprobs - old_logprobs).detach()
+    return (change < 0) & (moved > low), (change > 0) & (moved > high)
+
+
 def divergence_mask(
     logprobs: Tensor, old_logprobs: Tensor | None, advantages: Tensor, low: float, high: float, kind: Divergence = "tv"
 ) -> Tensor:
     """Bool: True where the token may still move the way its advantage points (DPPO, arXiv:2602.04879).
 
-    A > 0: not where p has risen by a divergence above `high`; A <= 0: not where it has fallen by more than `low`. What
-    leads back is always allowed. Without old log-probabilities nothing has moved.
+    A > 0: not where its probability has risen too far; A <= 0: not where it has fallen too far. What leads back is
+    always allowed.
     """
-    if old_logprobs is None:
-        return torch.ones_like(advantages, dtype=torch.bool)
-    moved = divergence(logprobs, old_logprobs, kind)
-    risen = logprobs.detach() > old_logprobs
-    fallen = logprobs.detach() < old_logprobs
-    return torch.where(advantages > 0, ~(risen & (moved > high)), ~(fallen & (moved > low)))
+    fallen, risen = moved_too_far(logprobs, old_logprobs, low, high, kind)
+    return torch.where(advantages > 0, ~risen, ~fallen)
 
 
 # Chosen among all tokens of an optimizer step
