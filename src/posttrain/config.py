@@ -337,6 +337,11 @@ class TrainConfig(Part):
     """Leave truncated completions out of the loss; their rewards still count in the statistics of their group."""
     max_staleness: Natural = 0
     """Policy versions that experience may be old. 0 is synchronous training, the only choice in this version."""
+    publish_every: Count = 1
+    """Steps from one handing over of weights to the sampler to the next. Above 1 the steps between learn from what an
+    older policy sampled, so that off-policy corrections can be studied; the sampler then holds a copy of the model."""
+    max_sampling_rounds: Count = 10
+    """Most rounds of sampling in one step, where the algorithm replaces groups without signal; then it is an error."""
 
 
 class EvaluationConfig(Part):

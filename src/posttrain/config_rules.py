@@ -199,8 +199,8 @@ def _rounds_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | N
     if rounds == default or "signal" in algorithm.needs:
         return None
     return ConfigError(
-        given=f"train.max_sampling_rounds = {rounds}, but {config.algorithm.name} as configured trains on the groups of "
-        "the first round, with signal or without",
+        given=f"train.max_sampling_rounds = {rounds}, but {config.algorithm.name} as configured trains on the groups "
+        "of the first round, with signal or without",
         allowed="an algorithm with dynamic sampling",
         fix="Set algorithm = {name: dapo, dynamic_sampling: true}, or leave train.max_sampling_rounds out.",
     )

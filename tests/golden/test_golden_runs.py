@@ -150,8 +150,15 @@ def replay(run: Run) -> SampledFeed:
         return sum(letter in "aeiou" for letter in completion) + 0.1 * len(completion)
 
     assert isinstance(run.feed, SampledFeed)
-    rewards = build_rewards([vowels])
-    return SampledFeed(run.config, run.feed.prompts, Recorded(run.loaded.tokenizer), rewards, pad_id=run.loaded.pad_id)
+    return SampledFeed(
+        run.config,
+        run.feed.prompts,
+        Recorded(run.loaded.tokenizer),
+        build_rewards([vowels]),
+        pad_id=run.loaded.pad_id,
+        needs=run.algorithm.needs,
+        learns_from_rewards=run.feed.learns_from_rewards,
+    )
 
 
 class Recorded:

@@ -29,7 +29,8 @@ def measured(rewards, *, parts=None, scored=None, groups=None) -> dict[str, floa
         scored_PG=None if scored is None else torch.tensor(scored),
     )
     log = MetricLog()
-    log.add(rollout_metrics(experience, groups or [[completion(1) for _ in group] for group in rewards], parts or {}))
+    groups = groups or [[completion(1) for _ in group] for group in rewards]
+    log.add(rollout_metrics(experience.rewards_PG, experience.scored_PG, groups, parts or {}))
     return log.reduce()
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from posttrain.errors import ConfigError, DoesNotFit, RewardError
+from posttrain.train.rollouts import Judged
 from posttrain.train.store import RunStore, rollout_table
 from posttrain.types import Completion, Prompt
 
@@ -136,7 +137,7 @@ def test_a_rollout_row_holds_the_text_the_ids_and_each_number_behind_its_loss(st
     advantages_BT = torch.tensor(
         [[0, 0, 1.5, 0.5, 0], [0, 0, -1.0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.float32
     )
-    path = store.rollouts(10, rollout_table(10, prompts, groups, scores, advantages_BT))
+    path = store.rollouts(10, rollout_table(10, Judged(prompts=prompts, groups=groups, scores=scores), advantages_BT))
     assert path.relative_to(store.folder).as_posix() == "rollouts/step-000010.parquet"
     rows = parquet.read_table(path).to_pylist()
     assert rows[0] == {
@@ -150,6 +151,7 @@ def test_a_rollout_row_holds_the_text_the_ids_and_each_number_behind_its_loss(st
         "completion_ids": [7, 8],
         "reward": 1.0,
         "scored": True,
+        "discarded": False,
         "advantage": 1.0,
         "advantages": [1.5, 0.5],
         "logprobs": [-0.5, -0.25],
@@ -200,6 +202,7 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(store):
 HOLD_THE_LOCK = """
 import os, sys, time
 from pathlib import Path
+from posttrain.train.rollouts import Judged
 from posttrain.train.store import RunStore
 store = RunStore.open(Path(sys.argv[1]))
 if os.fork() == 0:  # a worker that outlives the trainer, and has inherited everything it had open
@@ -241,7 +244,8 @@ def test_a_full_disk_says_what_to_do(store, monkeypatch):
 
 
 def fill(store: RunStore, steps: int) -> None:
-    table = rollout_table(0, [], [], SimpleNamespace(rewards_PG=[], scored_PG=[], parts={}), torch.zeros(0, 0))
+    scores = SimpleNamespace(rewards_PG=[], scored_PG=[], parts={})
+    table = rollout_table(0, Judged(prompts=[], groups=[], scores=scores), torch.zeros(0, 0))
     store.event("start", "started")
     for step in range(1, steps + 1):
         store.metrics(step, {"reward": step / 10})

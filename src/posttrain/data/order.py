@@ -22,6 +22,16 @@ def rows_for_step(seed: int, step: int, per_step: int, size: int) -> list[int]:
     return [_epoch(seed, place // size, size)[place % size] for place in range(first, first + per_step)]
 
 
+def rows_for_round(seed: int, step: int, number: int, size: int) -> list[int]:
+    """All rows in the order in which a further round of sampling (1, 2, …) of a step may take them.
+
+    >>> sorted(rows_for_round(0, 1, 1, 4)), rows_for_round(0, 1, 1, 40) == rows_for_round(0, 1, 2, 40)
+    ([0, 1, 2, 3], False)
+    """
+    generator = torch.Generator().manual_seed(((seed * 1_000_003 + step) * 10_007 + number) % 2**63)
+    return torch.randperm(size, generator=generator).tolist()
+
+
 @functools.lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, size: int) -> list[int]:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)

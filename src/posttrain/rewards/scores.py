@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from posttrain.errors import RewardError
 
@@ -51,6 +51,25 @@ class Scores:
         """Share of the completions without a reward; 0 when there are no completions."""
         scored = [value for row in self.scored_PG for value in row]
         return scored.count(False) / len(scored) if scored else 0.0
+
+    def at(self, places: Sequence[int]) -> Scores:
+        """The rewards of the prompts at these places; failures and seconds stay those of the whole call."""
+
+        def picked(rows: Sequence[Any]) -> list[Any]:
+            return [rows[place] for place in places]
+
+        parts = {label: picked(part) for label, part in self.parts.items()}
+        return replace(self, rewards_PG=picked(self.rewards_PG), scored_PG=picked(self.scored_PG), parts=parts)
+
+    def followed_by(self, later: Scores) -> Scores:
+        """These and the rewards of further prompts, of the same components."""
+        return Scores(
+            rewards_PG=[*self.rewards_PG, *later.rewards_PG],
+            scored_PG=[*self.scored_PG, *later.scored_PG],
+            parts={label: [*part, *later.parts[label]] for label, part in self.parts.items()},
+            failures=(*self.failures, *later.failures),
+            seconds={label: seconds + later.seconds[label] for label, seconds in self.seconds.items()},
+        )
 
 
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float], failed: set[str]) -> float:

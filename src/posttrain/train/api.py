@@ -21,7 +21,6 @@ from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore
-from posttrain.types import Batch
 
 
 def train(
@@ -136,15 +135,9 @@ def one_step(run: Run) -> None:
     with phases.phase("publish"):
         log.add(run.publish(step))
     run.step = step
-    run.num_tokens += num_tokens(batch)
+    run.num_tokens += fed.num_tokens
     log.add(memory_metrics())
     run.record_step(fed, batch, {**run.feed.metrics(fed), **log.reduce(), **fed.seconds, **phases.metrics()})
-
-
-def num_tokens(batch: Batch) -> int:
-    """Prompt and completion tokens of the rows."""
-    assert batch.tokens is not None
-    return int(batch.tokens.lengths_B.sum())
 
 
 def due(every: int, step: int) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,27 +18,14 @@ import torch
 from posttrain.config import RunConfig
 from posttrain.data.collate import collate, collate_examples, pad_rows
 from posttrain.data.order import rows_for_step
-from posttrain.rewards import RewardSet, Scores
+from posttrain.rewards import RewardSet
 from posttrain.rollout.queue import ExperienceQueue
-from posttrain.rollout.sampler import Sampler
+from posttrain.rollout.sampler import Sampler, SamplingSettings
 from posttrain.train.guards import Guards, name_completions, name_examples
-from posttrain.train.metrics import MetricLog, rollout_metrics
-from posttrain.types import Batch, Completion, Example, Experience, Prompt
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """What one round of sampling and scoring produced: P prompts with G completions each."""
-
-    step: int
-    """The training step whose prompts these are."""
-    version: int
-    """The policy version that sampled them."""
-    prompts: Sequence[Prompt]
-    groups: Sequence[Sequence[Completion]]
-    scores: Scores
-    sample_seconds: float
-    score_seconds: float
+from posttrain.train.metrics import MetricLog, greedy_metrics, length_metrics, rollout_metrics, staleness_metrics
+from posttrain.train.refill import Collect, OneRound, Refill, refill_metrics
+from posttrain.train.rollouts import Judged, Rollout
+from posttrain.types import Batch, Completion, Example, Experience, Metrics, Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +33,8 @@ class Fed:
     """What one step learns from, and where it came from."""
 
     experience: Experience | Batch
+    version: int
+    """The policy version that learns from it."""
     rollout: Rollout | None = None
     """None for a dataset."""
     examples: Sequence[Example] = ()
@@ -53,7 +43,18 @@ class Fed:
     def seconds(self) -> dict[str, float]:
         if self.rollout is None:
             return {}
-        return {"time/sample": self.rollout.sample_seconds, "time/score": self.rollout.score_seconds}
+        parts = self.rollout.parts
+        return {
+            "time/sample": sum(part.sample_seconds for part in parts),
+            "time/score": sum(part.score_seconds for part in parts),
+        }
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and completion tokens of all rows, those included that were sampled and are not trained."""
+        if self.rollout is not None:
+            return self.rollout.num_tokens
+        return sum(len(example.input_ids) for example in self.examples)
 
 
 class Feed(Protocol):
@@ -76,70 +77,128 @@ class Feed(Protocol):
 class SampledFeed:
     """prompts -> sampler -> rewards -> queue -> experience.
 
-    With `train.max_staleness` 0 the queue is filled and emptied within the step: synchronous training.
+    With `train.max_staleness` 0 the queue is filled and emptied within the step: synchronous training. What was sampled
+    by weights that were published up to `train.publish_every` - 1 steps ago is then as fresh as it can be.
     """
 
     samples = True
 
     def __init__(
-        self, config: RunConfig, prompts: Sequence[Prompt], sampler: Sampler, rewards: RewardSet, *, pad_id: int
+        self,
+        config: RunConfig,
+        prompts: Sequence[Prompt],
+        sampler: Sampler,
+        rewards: RewardSet | None,
+        *,
+        pad_id: int,
+        needs: Collection[str] = (),
+        learns_from_rewards: bool = True,
     ) -> None:
+        """`needs` and `learns_from_rewards` are what the algorithm declares."""
         self.config, self.prompts, self.sampler, self.rewards, self.pad_id = config, prompts, sampler, rewards, pad_id
-        self.queue: ExperienceQueue[Rollout] = ExperienceQueue(max_staleness=config.train.max_staleness)
+        self.learns_from_rewards = learns_from_rewards
+        refills, self.greedy = "signal" in needs, "greedy_reward" in needs
+        self.collect: Collect = (Refill if refills else OneRound)(config, len(prompts))
+        self.collected_metrics: Callable[..., Metrics] = refill_metrics if refills else lambda collected: {}
+        self.queue: ExperienceQueue[Rollout] = ExperienceQueue(
+            max_staleness=config.train.max_staleness + config.train.publish_every - 1
+        )
 
     def take(self, step: int, version: int) -> Fed:
         rollout = self.queue.take_or_produce(version, lambda: self.produce(step))
-        return Fed(experience=to_experience(rollout, self.pad_id), rollout=rollout)
+        return Fed(experience=self.to_experience(rollout), version=version, rollout=rollout)
 
     def inspect(self, fed: Fed, step: int, guards: Guards) -> list[str]:
         rollout, experience = fed.rollout, fed.experience
         assert rollout is not None
         assert isinstance(experience, Experience)
-        guards.non_finite.watch(name_completions(rollout.prompts, rollout.groups))
-        failures = [f"{failure}\n{failure.traceback}" for failure in rollout.scores.failures]
-        return guards.observe(step, experience, rollout.groups, failures)
+        trained, groups = rollout.trained, rollout.sampled.groups
+        guards.non_finite.watch(name_completions(trained.prompts, trained.groups))
+        if not self.learns_from_rewards:
+            return guards.observe_lengths(step, groups)
+        return guards.observe(step, experience, groups, rollout.failures)
 
     def metrics(self, fed: Fed) -> dict[str, float]:
+        """Of everything that was sampled, trained or not; staleness of what is trained."""
         assert fed.rollout is not None
-        assert isinstance(fed.experience, Experience)
-        log = MetricLog()
-        log.add(rollout_metrics(fed.experience, fed.rollout.groups, fed.rollout.scores.parts))
+        rollout, sampled, log = fed.rollout, fed.rollout.sampled, MetricLog()
+        if sampled.scores is None:
+            log.add(length_metrics(sampled.groups))
+        else:
+            log.add(rollout_metrics(sampled.rewards_PG, sampled.scored_PG, sampled.groups, sampled.scores.parts))
+        if rollout.greedy is not None:
+            log.add(greedy_metrics(rollout.greedy.rewards_PG, rollout.greedy.scored_PG))
+        log.add(self.collected_metrics(rollout.collected))
+        log.add(staleness_metrics(rollout.trained.completions, fed.version))
         return log.reduce() | {"staleness/dropped": float(self.queue.dropped)}
 
     def describe(self) -> str:
         return f"{len(self.prompts)} prompts"
 
     def produce(self, step: int) -> Rollout:
-        config = self.config
-        rows = rows_for_step(config.seed, step, config.train.prompts_per_step, len(self.prompts))
-        prompts = [self.prompts[row] for row in rows]
-        started = time.perf_counter()
-        groups = self._sample(prompts, step)
-        sampled = time.perf_counter()
-        scores = self.rewards.score(prompts, groups)
+        """Sample and score what the step needs, with one policy version."""
+        version = self.sampler.version
+        collected = self.collect(step, partial(self._draw, step))
+        trained = [collected.sampled.prompts[place] for place in collected.trained]
         return Rollout(
             step=step,
-            version=self.sampler.version,
+            version=version,
+            collected=collected,
+            greedy=self._draw_greedy(trained, step) if self.greedy else None,
+        )
+
+    def to_experience(self, rollout: Rollout) -> Experience:
+        """Token ids and per-token numbers into `[B, T]`; rewards into `[P, G]`."""
+        trained, greedy = rollout.trained, rollout.greedy
+        experience = sampled_experience(trained, self.pad_id)
+        if not self.learns_from_rewards or trained.scores is None or self.rewards is None:
+            return experience
+        parts = trained.scores.parts.values()
+        rewards_KPG = [[[float("nan") if r is None else r for r in group] for group in part] for part in parts]
+        return replace(
+            experience,
+            rewards_PG=trained.rewards_PG,
+            scored_PG=trained.scored_PG,
+            rewards_KPG=torch.tensor(rewards_KPG, dtype=torch.float32),
+            reward_weights_K=torch.tensor([c.weight for c in self.rewards.components], dtype=torch.float32),
+            greedy_rewards_P=None if greedy is None else greedy.rewards_PG[:, 0],
+        )
+
+    def _draw(self, step: int, rows: Sequence[int], number: int) -> Judged:
+        """G completions of each prompt, for round `number` of the step.
+
+        A prompt that the round holds twice draws from another stream the second time.
+        """
+        prompts = [self.prompts[row] for row in rows]
+        seeds = [sampling_seed(self.config.seed, step, turn, number) for turn in turns([p.index for p in prompts])]
+        return self._judge(prompts, self.config.sampling, self.config.sampling.group_size, seeds)
+
+    def _draw_greedy(self, prompts: Sequence[Prompt], step: int) -> Judged:
+        """The most likely completion of each prompt."""
+        greedy = self.config.sampling.model_copy(update={"temperature": 0.0})
+        return self._judge(prompts, greedy, 1, [sampling_seed(self.config.seed, step, 0)] * len(prompts))
+
+    def _judge(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, group_size: int, seeds: Sequence[int]
+    ) -> Judged:
+        """Sample and score; `seeds` are those of the prompts."""
+        started = time.perf_counter()
+        groups: list[list[Completion]] = [[] for _ in prompts]
+        for seed in dict.fromkeys(seeds):
+            places = [place for place, own in enumerate(seeds) if own == seed]
+            chosen = [prompts[place] for place in places]
+            sampled = self.sampler.generate(chosen, sampling, group_size=group_size, seed=seed)
+            for place, group in zip(places, sampled, strict=True):
+                groups[place] = group
+        drawn = time.perf_counter()
+        scores = None if self.rewards is None else self.rewards.score(prompts, groups)
+        return Judged(
             prompts=prompts,
             groups=groups,
             scores=scores,
-            sample_seconds=sampled - started,
-            score_seconds=time.perf_counter() - sampled,
+            sample_seconds=drawn - started,
+            score_seconds=time.perf_counter() - drawn,
         )
-
-    def _sample(self, prompts: Sequence[Prompt], step: int) -> list[list[Completion]]:
-        """G completions per prompt. A prompt that the step holds twice draws from another stream the second time."""
-        groups: list[list[Completion]] = [[] for _ in prompts]
-        for turn, places in enumerate(turns([prompt.index for prompt in prompts])):
-            sampled = self.sampler.generate(
-                [prompts[place] for place in places],
-                self.config.sampling,
-                group_size=self.config.sampling.group_size,
-                seed=sampling_seed(self.config.seed, step, turn),
-            )
-            for place, group in zip(places, sampled, strict=True):
-                groups[place] = group
-        return groups
 
 
 class DatasetFeed:
@@ -153,7 +212,7 @@ class DatasetFeed:
     def take(self, step: int, version: int) -> Fed:
         rows = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, len(self.examples))
         examples = [self.examples[row] for row in rows]
-        return Fed(experience=examples_batch(examples, self.pad_id), examples=examples)
+        return Fed(experience=examples_batch(examples, self.pad_id), version=version, examples=examples)
 
     def inspect(self, fed: Fed, step: int, guards: Guards) -> list[str]:
         guards.non_finite.watch(name_examples(fed.examples))
@@ -166,43 +225,37 @@ class DatasetFeed:
         return f"{len(self.examples)} examples"
 
 
-def sampling_seed(seed: int, step: int, turn: int) -> int:
-    """The seed of a training step's completions; evaluations use other streams."""
-    return (seed * 1_000_003 + step) * 1_009 + turn
+def sampling_seed(seed: int, step: int, turn: int, number: int = 0) -> int:
+    """The seed of a training step's completions in round `number`; evaluations use other streams."""
+    return (seed * 1_000_003 + step) * 1_009 + turn + (number << 48)
 
 
-def turns(indexes: Sequence[int]) -> list[list[int]]:
-    """The places of all first occurrences, then those of all second ones, and so on.
+def turns(indexes: Sequence[int]) -> list[int]:
+    """Which occurrence of its index each place is, counted from 0.
 
     >>> turns([7, 3, 7])
-    [[0, 1], [2]]
+    [0, 0, 1]
     """
     seen: Counter[int] = Counter()
-    places: list[list[int]] = []
-    for place, index in enumerate(indexes):
-        if seen[index] == len(places):
-            places.append([])
-        places[seen[index]].append(place)
+    found: list[int] = []
+    for index in indexes:
+        found.append(seen[index])
         seen[index] += 1
-    return places
+    return found
 
 
-def to_experience(rollout: Rollout, pad_id: int) -> Experience:
-    """Token ids and per-token numbers into `[B, T]`; rewards into `[P, G]`."""
-    rows = [(p.ids, c.ids) for p, group in zip(rollout.prompts, rollout.groups, strict=True) for c in group]
-    completions = [c for group in rollout.groups for c in group]
+def sampled_experience(judged: Judged, pad_id: int) -> Experience:
+    """What the sampler says about its completions; every one counts as scored, with reward 0."""
+    rows = [(p.ids, c.ids) for p, group in zip(judged.prompts, judged.groups, strict=True) for c in group]
+    completions = judged.completions
     tokens, completion_mask_BT = collate(rows, pad_id)
-    rewards_KPG = [
-        [[float("nan") if r is None else r for r in group] for group in part] for part in rollout.scores.parts.values()
-    ]
+    truncated_PG = torch.tensor([[c.truncated for c in group] for group in judged.groups], dtype=torch.bool)
     return Experience.from_rewards(
-        torch.tensor(rollout.scores.rewards_PG, dtype=torch.float32),
+        torch.zeros(truncated_PG.shape),
         completion_mask_BT=completion_mask_BT,
         sampling_logprobs_BT=pad_rows([c.logprobs for c in completions], completion_mask_BT, dtype=torch.float32),
         versions_BT=pad_rows([c.versions for c in completions], completion_mask_BT, dtype=torch.long),
-        rewards_KPG=torch.tensor(rewards_KPG, dtype=torch.float32),
-        scored_PG=torch.tensor(rollout.scores.scored_PG, dtype=torch.bool),
-        truncated_PG=torch.tensor([[c.truncated for c in group] for group in rollout.groups], dtype=torch.bool),
+        truncated_PG=truncated_PG,
         tokens=tokens,
     )
 

@@ -346,7 +346,10 @@ class Guards:
     def observe(
         self, step: int, experience: Experience, groups: Sequence[Sequence[Completion]], errors: Sequence[str] = ()
     ) -> list[str]:
-        """Look at what was sampled and scored, before anything is learnt from it; returns the warnings."""
+        """Look at what was sampled and scored, before anything is learnt from it; returns the warnings.
+
+        `groups` is all that was sampled, which may be more than the experience holds.
+        """
         warnings = (
             self.unscored.observe(step, experience.scored_PG, errors),
             self.truncation.observe(step, groups),
@@ -369,3 +372,8 @@ class Guards:
     def load_state(self, state: Mapping[str, Any]) -> None:
         for name, counted in state.items():
             getattr(self, name).load_state(counted)
+    def observe_lengths(self, step: int, groups: Sequence[Sequence[Completion]]) -> list[str]:
+        """The same where nothing is learnt from rewards: what was sampled can only be cut."""
+        warning = self.truncation.observe(step, groups)
+        return [] if warning is None else [warning]
+

@@ -36,20 +36,24 @@ class Measure(Protocol):
 
 
 class HeldOutAnswers:
-    """Greedy and sampled answers to the held-out prompts, judged by the rewards and by the independent check."""
+    """Greedy and sampled answers to the held-out prompts, judged by the rewards and by the independent check.
+
+    Where training has no reward, the check judges alone; without either there is nothing to measure.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         sampler: Sampler,
         prompts: Sequence[Prompt],
-        rewards: RewardSet,
+        rewards: RewardSet | None,
         check: RewardSet | None,
     ) -> None:
-        self.config, self.sampler, self.prompts, self.rewards, self.check = config, sampler, prompts, rewards, check
+        self.config, self.sampler, self.prompts = config, sampler, prompts
+        self.rewards, self.check = (rewards, check) if rewards is not None else (check, None)
 
     def __call__(self, folder: Path, name: str) -> dict[str, Any]:
-        if not self.prompts:
+        if not self.prompts or self.rewards is None:
             return {}
         settings = self.config.evaluation
         evaluation = evaluate_sampler(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posttrain.functional.baselines import group_std, has_signal
-from posttrain.types import Completion, Experience, Max, Mean, Metric, Metrics, Min
+from posttrain.types import Completion, Max, Mean, Metric, Metrics, Min
 
 _GB = 1e9
 
@@ -46,14 +46,15 @@ class MetricLog:
 
 
 def rollout_metrics(
-    experience: Experience,
+    rewards_PG: Tensor,
+    scored_PG: Tensor,
     groups: Sequence[Sequence[Completion]],
     parts: Mapping[str, Sequence[Sequence[float | None]]],
 ) -> Metrics:
     """What was sampled and how it was scored, under TRL's names; `parts`: the unweighted rewards `[P][G]` by label."""
-    metrics = reward_metrics(experience.rewards_PG, experience.scored_PG)
-    for label, rewards_PG in parts.items():
-        applicable = torch.tensor([r for group in rewards_PG for r in group if r is not None], dtype=torch.float64)
+    metrics = reward_metrics(rewards_PG, scored_PG)
+    for label, part_PG in parts.items():
+        applicable = torch.tensor([r for group in part_PG for r in group if r is not None], dtype=torch.float64)
         metrics[f"rewards/{label}/mean"] = Mean(float(applicable.sum()), len(applicable))
         metrics[f"rewards/{label}/std"] = _std(applicable)
     return metrics | length_metrics(groups)
@@ -82,6 +83,27 @@ def reward_metrics(rewards_PG: Tensor, scored_PG: Tensor) -> Metrics:
         metrics["frac_reward_zero_std"] = Mean(float(same_P1.sum()), same_P1.numel())
     metrics["unscored_fraction"] = Mean(float((~scored_PG).sum()), scored_PG.numel())
     return metrics
+
+
+def greedy_metrics(rewards_P1: Tensor, scored_P1: Tensor) -> Metrics:
+    """`reward/greedy`: mean reward of the greedy completions; `reward/greedy_unscored`: the share without one."""
+    scored = rewards_P1[scored_P1].double()
+    return {
+        "reward/greedy": Mean(float(scored.sum()), len(scored)),
+        "reward/greedy_unscored": Mean(float((~scored_P1).sum()), scored_P1.numel()),
+    }
+
+
+def staleness_metrics(completions: Sequence[Completion], version: int) -> Metrics:
+    """Policy versions between sampling and training, per token; `version` is that of the policy that learns."""
+    lags = [version - sampled for completion in completions for sampled in completion.versions]
+    if not lags:
+        return {}
+    return {
+        "staleness/mean": Mean(sum(lags), len(lags)),
+        "staleness/max": Max(float(max(lags))),
+        "staleness/min": Min(float(min(lags))),
+    }
 
 
 def length_metrics(groups: Sequence[Sequence[Completion]]) -> Metrics:

@@ -70,7 +70,7 @@ class Run:
     step: int = 0
     """Steps done, which is also the policy version."""
     num_tokens: int = 0
-    """Prompt and completion tokens of all rows so far."""
+    """Prompt and completion tokens of all rows so far, those included that were sampled and not trained."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """The content of evaluation.json."""
     saves: SavePolicy = field(default_factory=SavePolicy)
@@ -133,7 +133,13 @@ class Run:
         if fed.rollout is not None:
             rollout = fed.rollout
             assert batch.advantages_BT is not None
-            table = rollout_table(self.step, rollout.prompts, rollout.groups, rollout.scores, batch.advantages_BT)
+            table = rollout_table(
+                self.step,
+                rollout.trained,
+                batch.advantages_BT,
+                discarded=rollout.discarded,
+                greedy=rollout.greedy,
+            )
             self.store.rollouts(self.step, table)
             if self.view.show_samples and (self.step == 1 or self.step % 10 == 0):
                 self.view.samples(self.step, table.slice(0, 2 * self.config.sampling.group_size).to_pylist())

@@ -194,13 +194,21 @@ def online(
     """Prompts are answered and the answers are scored."""
     train, heldout = prompt_sets(config, rows, loaded)
     rewards, check = judges
-    assert rewards is not None, "config_rules: an algorithm that samples has rewards"
     for what, part in (("training data", train), ("held-out data", heldout)):
-        if part.prompts:
+        if part.prompts and rewards is not None:
             rewards.check(part.prompts, what)
     if check is not None and heldout.prompts:
         check.check(heldout.prompts, "held-out data")
-    feed = SampledFeed(config, train.prompts, sampler, rewards, pad_id=loaded.pad_id)
+    algorithm = config.algorithm.build()
+    feed = SampledFeed(
+        config,
+        train.prompts,
+        sampler,
+        rewards,
+        pad_id=loaded.pad_id,
+        needs=algorithm.needs,
+        learns_from_rewards=algorithm.learns_from_rewards,
+    )
     measure = HeldOutAnswers(config, sampler, heldout.prompts, rewards, check)
     return (
         feed,

@@ -22,7 +22,7 @@ import os
 import re
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,10 +35,9 @@ from torch import Tensor
 
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.train.checkpoint import write_durably
-from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
-    from posttrain.rewards import Scores
+    from posttrain.train.rollouts import Judged
 
 EventKind = Literal["start", "checkpoint", "warning", "guard", "resume", "evaluation", "publish", "end", "error"]
 
@@ -259,46 +258,71 @@ class RunLock:
 
 def rollout_table(
     step: int,
-    prompts: Sequence[Prompt],
-    groups: Sequence[Sequence[Completion]],
-    scores: Scores,
+    trained: Judged,
     advantages_BT: Tensor,
+    *,
+    discarded: Judged | None = None,
+    greedy: Judged | None = None,
 ) -> pa.Table:
     """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
 
     `advantages` and `logprobs` have one entry per completion token; `advantage` is their mean. `reward` and
-    `reward/<label>` are null where there is none. `version` is the policy version that produced the last token.
+    `reward/<label>` are null where there is none. `version` is the policy version that produced the last token. Groups
+    that were sampled and not trained follow with `discarded` true and no advantages. `greedy`, one completion per
+    trained prompt, stands beside each completion of the group.
     """
-    rows: list[dict[str, Any]] = []
-    for p, (prompt, group) in enumerate(zip(prompts, groups, strict=True)):
+    rows = list(_rows(step, trained, advantages_BT))
+    if greedy is not None:
+        for row in rows:
+            place = row["group"]
+            row |= {"greedy_completion": greedy.groups[place][0].text, "greedy_reward": _reward(greedy, place, 0)}
+    if discarded is not None:
+        rows += _rows(step, discarded, None, first_group=len(trained.prompts), first_row=len(rows))
+    labels = [] if trained.scores is None else trained.scores.parts
+    return pa.Table.from_pylist(rows, schema=_rollout_schema(labels, with_greedy=greedy is not None))
+
+
+def _rows(
+    step: int, judged: Judged, advantages_BT: Tensor | None, *, first_group: int = 0, first_row: int = 0
+) -> Iterator[dict[str, Any]]:
+    number = 0
+    for p, (prompt, group) in enumerate(zip(judged.prompts, judged.groups, strict=True)):
         for g, completion in enumerate(group):
             start = len(prompt.ids)
-            advantages = advantages_BT[len(rows), start : start + len(completion.ids)].tolist()
-            scored = bool(scores.scored_PG[p][g])
-            rows.append(
-                {
-                    "step": step,
-                    "prompt_index": prompt.index,
-                    "group": p,
-                    "row": len(rows),
-                    "prompt": prompt.text,
-                    "completion": completion.text,
-                    "prompt_ids": prompt.ids,
-                    "completion_ids": completion.ids,
-                    "reward": float(scores.rewards_PG[p][g]) if scored else None,
-                    "scored": scored,
-                    "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
-                    "advantages": advantages,
-                    "logprobs": completion.logprobs,
-                    "finish_reason": completion.finish_reason,
-                    "version": completion.versions[-1] if completion.versions else None,
-                    **{f"reward/{label}": part[p][g] for label, part in scores.parts.items()},
-                }
-            )
-    return pa.Table.from_pylist(rows, schema=_rollout_schema(scores.parts))
+            advantages = None
+            if advantages_BT is not None:
+                advantages = advantages_BT[number, start : start + len(completion.ids)].tolist()
+            scores = judged.scores
+            yield {
+                "step": step,
+                "prompt_index": prompt.index,
+                "group": first_group + p,
+                "row": first_row + number,
+                "prompt": prompt.text,
+                "completion": completion.text,
+                "prompt_ids": prompt.ids,
+                "completion_ids": completion.ids,
+                "reward": _reward(judged, p, g),
+                "scored": None if scores is None else bool(scores.scored_PG[p][g]),
+                "discarded": advantages_BT is None,
+                "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
+                "advantages": advantages,
+                "logprobs": completion.logprobs,
+                "finish_reason": completion.finish_reason,
+                "version": completion.versions[-1] if completion.versions else None,
+                **({} if scores is None else {f"reward/{label}": part[p][g] for label, part in scores.parts.items()}),
+            }
+            number += 1
 
 
-def _rollout_schema(labels: Sequence[str] | Mapping[str, Any]) -> pa.Schema:
+def _reward(judged: Judged, p: int, g: int) -> float | None:
+    """None without one."""
+    if judged.scores is None or not judged.scores.scored_PG[p][g]:
+        return None
+    return float(judged.scores.rewards_PG[p][g])
+
+
+def _rollout_schema(labels: Iterable[str], *, with_greedy: bool) -> pa.Schema:
     whole, text, ids, numbers = pa.int64(), pa.string(), pa.list_(pa.int32()), pa.list_(pa.float32())
     types = {
         "step": whole,
@@ -311,13 +335,15 @@ def _rollout_schema(labels: Sequence[str] | Mapping[str, Any]) -> pa.Schema:
         "completion_ids": ids,
         "reward": pa.float64(),
         "scored": pa.bool_(),
+        "discarded": pa.bool_(),
         "advantage": pa.float64(),
         "advantages": numbers,
         "logprobs": numbers,
         "finish_reason": text,
         "version": whole,
     }
-    return pa.schema(types | {f"reward/{label}": pa.float64() for label in labels})
+    greedy = {"greedy_completion": text, "greedy_reward": pa.float64()} if with_greedy else {}
+    return pa.schema(types | greedy | {f"reward/{label}": pa.float64() for label in labels})
 
 
 @contextmanager
