@@ -48,3 +48,17 @@ def budget_penalty(lengths: Tensor, budget: int, penalty: float) -> Tensor:
     [0.0, 0.0, -0.5]
     """
     return torch.where(lengths > budget, -penalty, 0.0)
+
+
+def clip_scores(scores: Tensor, limit: float | None) -> Tensor:
+    """Scores held within ±limit, for a reward model whose scores have no bound; None leaves them as they are."""
+    return scores if limit is None else scores.clamp(-limit, limit)
+
+
+def without_eos_penalty(truncated: Tensor, penalty: float) -> Tensor:
+    """-penalty for a completion that was cut before its EOS, else 0.
+
+    >>> without_eos_penalty(torch.tensor([False, True]), penalty=0.5).tolist()
+    [0.0, -0.5]
+    """
+    return torch.where(truncated, -penalty, 0.0)
