@@ -115,19 +115,30 @@ def _segments(row: Row, form: str, renderer: Renderer, eos_ids: Collection[int])
         yield Segment(ids=ids[:1], trained=False)
         yield Segment(ids=_closed(ids[1:], renderer, eos_ids), trained=True)
     elif form == "messages":
-        yield from _turns(values["messages"], row, renderer, eos_ids)
+        yield from _turns(values["messages"], row.origin, renderer, eos_ids)
     else:
-        prompt, completion = _pair(values, form)
-        if isinstance(completion, list):
-            renderer = replace(renderer, chat=True)
-        messages = renderer.messages(prompt)
-        if messages is not None:
-            answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-            yield from _turns([*messages, *answer], row, renderer, eos_ids, first=len(messages))
-        else:
-            yield Segment(ids=renderer.ids(renderer.text(prompt), is_chat=False), trained=False)
-            ids = tuple(renderer.tokenizer(completion, add_special_tokens=False).input_ids)
-            yield Segment(ids=_closed(ids, renderer, eos_ids), trained=True)
+        yield from answer_segments(*_pair(values, form), renderer, eos_ids, origin=row.origin)
+
+
+def answer_segments(
+    prompt: str | Sequence[dict[str, Any]],
+    completion: str | Sequence[dict[str, Any]],
+    renderer: Renderer,
+    eos_ids: Collection[int],
+    *,
+    origin: str,
+) -> Iterator[Segment]:
+    """A prompt, not trained, and an answer to it, trained up to its closing EOS; each is text or chat messages."""
+    if not isinstance(completion, str):
+        renderer = replace(renderer, chat=True)
+    messages = renderer.messages(prompt)
+    if messages is not None:
+        answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+        yield from _turns([*messages, *answer], origin, renderer, eos_ids, first=len(messages))
+    else:
+        yield Segment(ids=renderer.ids(renderer.text(prompt), is_chat=False), trained=False)
+        ids = tuple(renderer.tokenizer(completion, add_special_tokens=False).input_ids)
+        yield Segment(ids=_closed(ids, renderer, eos_ids), trained=True)
 
 
 def _pair(values: dict[str, Any], form: str) -> tuple[Any, Any]:
@@ -145,7 +156,7 @@ def _closed(ids: tuple[int, ...], renderer: Renderer, eos_ids: Collection[int]) 
 
 def _turns(
     messages: Sequence[dict[str, Any]],
-    row: Row,
+    origin: str,
     renderer: Renderer,
     eos_ids: Collection[int],
     *,
@@ -158,7 +169,7 @@ def _turns(
     done, answer = "", ()
     assistant = [place for place, message in enumerate(messages) if message["role"] == "assistant" and place >= first]
     for place in assistant:
-        before, after = _render(messages, place, row, renderer, done)
+        before, after = _render(messages, place, origin, renderer, done)
         yield Segment(ids=renderer.ids(before[len(done) :], is_chat=True), trained=False)
         answer = renderer.ids(after[len(before) :], is_chat=True)
         end = next((n + 1 for n, token in enumerate(answer) if token in eos_ids), len(answer))
@@ -169,13 +180,15 @@ def _turns(
         yield Segment(ids=_closed((), renderer, eos_ids), trained=True)
 
 
-def _render(messages: Sequence[dict[str, Any]], place: int, row: Row, renderer: Renderer, done: str) -> tuple[str, str]:
+def _render(
+    messages: Sequence[dict[str, Any]], place: int, origin: str, renderer: Renderer, done: str
+) -> tuple[str, str]:
     """The text up to the assistant's turn at `place`, and with it."""
     before = renderer.render(messages[:place], add_generation_prompt=True)
     after = renderer.render(messages[: place + 1], add_generation_prompt=False)
     if not before.startswith(done) or not after.startswith(before):
         raise DataError(
-            given=f"{row.origin}: the chat template rewrites earlier turns when a turn is added, so the assistant's "
+            given=f"{origin}: the chat template rewrites earlier turns when a turn is added, so the assistant's "
             "tokens cannot be told from the rest",
             allowed="a chat template that only appends",
             fix="Use prompt and completion columns, or a training version of the template in model.chat_template.",

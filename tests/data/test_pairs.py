@@ -1,0 +1,130 @@
+"""Preference rows: two answers to one prompt, rendered as any answer is; what cannot be compared is counted."""
+
+from __future__ import annotations
+
+import pytest
+from tests.data.samples import real_tokenizer, rows_of, shared_file
+from tests.data.test_examples import marked
+
+from posttrain.data.pairs import PairSet, implicit_prompt, render_pairs
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import read_rows
+from posttrain.errors import DataError
+
+ASK = {"role": "user", "content": "one?"}
+RIGHT, WRONG = {"role": "assistant", "content": "1"}, {"role": "assistant", "content": "2"}
+GOOD = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+
+
+def render(rows, renderer: Renderer, *, max_length: int = 1000, max_dropped: float = 0.9) -> PairSet:
+    return render_pairs(
+        rows,
+        renderer,
+        eos_ids={renderer.tokenizer.eos_token_id},
+        max_length=max_length,
+        max_dropped=max_dropped,
+        what="training data",
+    )
+
+
+def only(rows, renderer: Renderer) -> tuple[str, str]:
+    (pair,) = render(rows, renderer).pairs
+    return marked(pair.chosen, renderer.tokenizer), marked(pair.rejected, renderer.tokenizer)
+
+
+def test_both_answers_follow_the_prompt_and_end_with_eos(renderer):
+    assert only(rows_of(GOOD), renderer) == ("<bos>1+1=[2][<eos>]", "<bos>1+1=[3][<eos>]")
+
+
+def test_of_plain_text_alone_the_common_words_are_the_prompt(renderer):
+    rows = rows_of({"chosen": "Q a A yes", "rejected": "Q a A yet"})
+    chosen = "".join(f"[{letter}]" for letter in " yes")
+    assert only(rows, renderer)[0] == f"<bos>Q a A{chosen}[<eos>]"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt"),
+    [
+        ("a b c", "a b", "a"),
+        ("a b", "a b c", "a"),
+        ("a bc", "a bd", "a"),
+        ("a\nb", "a c", "a"),
+        ("abc", "abd", "ab"),
+        ("x", "y", ""),
+    ],
+)
+def test_the_common_beginning_ends_with_a_word_where_there_are_words(chosen, rejected, prompt):
+    assert implicit_prompt(chosen, rejected) == (prompt, chosen[len(prompt) :], rejected[len(prompt) :])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [ASK], "chosen": [RIGHT], "rejected": [WRONG]},
+        {"prompt": "one?", "chosen": "1", "rejected": "2"},
+        {"prompt": "one?", "chosen": [RIGHT], "rejected": [WRONG]},
+        {"chosen": [ASK, RIGHT], "rejected": [ASK, WRONG]},
+        {"prompt": "one?", "chosen": [ASK, RIGHT], "rejected": [ASK, WRONG]},
+    ],
+    ids=["messages", "text", "text and messages", "conversations", "prompt and conversations"],
+)
+def test_every_form_of_chat_is_rendered_alike(row, chat_renderer):
+    chosen, rejected = only(rows_of(row), chat_renderer)
+    assert chosen == "<bos>u:one?<eos>a:[1][<eos>]"
+    assert rejected == "<bos>u:one?<eos>a:[2][<eos>]"
+
+
+def test_what_a_template_writes_behind_the_eos_is_left_out(chat_renderer):
+    """The score is read at the last token: at the EOS, with which a sampled answer ends, too."""
+    chat_renderer.tokenizer.chat_template = chat_renderer.tokenizer.chat_template.replace(
+        "{{ eos_token }}", "{{ eos_token }}|"
+    )
+    assert only(rows_of({"prompt": "one?", "chosen": "1", "rejected": "2"}), chat_renderer)[0].endswith("a:[1][<eos>]")
+
+
+def test_a_margin_is_read_where_there_is_one(renderer):
+    pairs = render(rows_of(GOOD | {"margin": 2}, GOOD, GOOD | {"margin": None}), renderer).pairs
+    assert [pair.margin for pair in pairs] == [2.0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"chosen": "3"}, "chosen and rejected are the same"),
+        ({"prompt": ""}, "empty prompt"),
+        ({"prompt": 7}, "prompt: a int, neither text nor messages"),
+        ({"chosen": None}, "no value in column 'chosen'"),
+        ({"chosen": ""}, "an empty answer"),
+        ({"chosen": [RIGHT]}, "one answer is text, the other messages"),
+        ({"chosen": [ASK], "rejected": [WRONG]}, "chosen: messages that do not end with an assistant turn"),
+        ({"rejected": [{"content": "1"}]}, "rejected: message without role and content"),
+        ({"prompt": None, "chosen": "x"}, "no prompt, and chosen and rejected do not begin alike"),
+        ({"chosen": "2" * 50}, "longer than 20 tokens"),
+        ({"chosen": "3<eos>"}, "chosen and rejected are the same tokens"),
+        ({"margin": "much"}, "margin is not a finite number"),
+        ({"margin": float("nan")}, "margin is not a finite number"),
+        ({"margin": True}, "margin is not a finite number"),
+    ],
+)
+def test_a_row_that_cannot_be_compared_is_counted_and_named(renderer, row, reason):
+    found = render(rows_of(GOOD, GOOD | row), renderer, max_length=20)
+    assert len(found) == 1
+    assert found.dropped_summary == f"dropped 1 of 2 rows: 1 {reason} (rows:2)"
+
+
+def test_too_many_dropped_rows_are_an_error(renderer):
+    with pytest.raises(DataError, match=r"training data: dropped 2 of 3 rows: 2 chosen and rejected are the same"):
+        render(rows_of(GOOD, *[GOOD | {"chosen": "3"}] * 2), renderer, max_dropped=0.5)
+
+
+def test_data_of_another_kind_is_an_error(renderer):
+    with pytest.raises(DataError, match=r"preference pairs cannot be made of the columns prompt, answer"):
+        render(rows_of({"prompt": "1", "answer": "2"}), renderer)
+
+
+def test_real_preference_data_becomes_pairs():
+    tokenizer = real_tokenizer("tokenizers/qwen2.5")
+    for name in ("ultrafeedback_eval.jsonl.gz", "hh_rlhf_harmless_base_test.jsonl.gz"):
+        rows = read_rows(str(shared_file(f"preference/{name}")), max_rows=20)
+        found = render(rows, Renderer(tokenizer=tokenizer, chat=True), max_length=4000)
+        assert len(found) >= 15
