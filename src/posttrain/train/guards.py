@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.functional.baselines import has_signal
-from posttrain.types import Batch, Completion, Example, Experience, Outputs, Prompt
+from posttrain.types import Batch, Completion, Example, Experience, Outputs, Pair, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -133,6 +133,15 @@ def name_completions(prompts: Sequence[Prompt], groups: Sequence[Sequence[Comple
     ]
 
 
+def name_pairs(pairs: Sequence[Pair]) -> list[RowName]:
+    """Names for the rows of preference pairs: all chosen ones, then all rejected ones."""
+    return [
+        RowName(name=f"row {pair.index} of the data, {side}", content={"index": pair.index, "side": side})
+        for side in ("chosen", "rejected")
+        for pair in pairs
+    ]
+
+
 def name_examples(examples: Sequence[Example]) -> list[RowName]:
     """Names for the rows of a supervised batch."""
     return [RowName(name=f"row {e.index} of the data", content={"index": e.index}) for e in examples]
@@ -159,9 +168,10 @@ def worst_rows(numbers: Mapping[str, Tensor], batch: Batch) -> list[BadRow]:
 
 
 def worst_gradients(row_norm: Callable[[Batch], float], batch: Batch) -> list[BadRow]:
-    """Rows whose own gradient is not finite; if each is finite alone, the one with the longest."""
-    trained = batch.completion_mask_BT.any(dim=-1).nonzero().flatten().tolist()
-    rows = [BadRow(row=row, what="gradient norm", value=row_norm(batch.rows([row]))) for row in trained]
+    """Rows whose own gradient is not finite; if each is finite alone, the one with the longest. Of a pair, the first."""
+    trains = batch.completion_mask_BT.any(dim=-1).tolist()
+    units = [unit for unit in batch.units if any(trains[row] for row in unit)]
+    rows = [BadRow(row=unit[0], what="gradient norm", value=row_norm(batch.rows(unit))) for unit in units]
     return [bad for bad in rows if not math.isfinite(bad.value)] or sorted(rows, key=lambda bad: -bad.value)[:1]
 
 
@@ -177,8 +187,16 @@ def _numbers(batch: Batch, outputs: Outputs | None = None) -> dict[str, Tensor]:
         "log-probability": outputs and outputs.logprobs_BT,
         "entropy": outputs and outputs.entropy_BT,
         "value": outputs and outputs.values_BT,
+        "score": _scores(outputs, batch),
     }
     return {what: values_BT.detach() for what, values_BT in numbers.items() if values_BT is not None}
+
+
+def _scores(outputs: Outputs | None, batch: Batch) -> Tensor | None:
+    """The score of each row, on all of its trained tokens."""
+    if outputs is None or outputs.scores_B is None:
+        return None
+    return outputs.scores_B[:, None].expand(batch.completion_mask_BT.shape)
 
 
 def _advice(rows: Sequence[BadRow]) -> str:
@@ -357,6 +375,11 @@ class Guards:
         )
         return [warning for warning in warnings if warning is not None]
 
+    def observe_lengths(self, step: int, groups: Sequence[Sequence[Completion]]) -> list[str]:
+        """The same where nothing is learnt from rewards: what was sampled can only be cut."""
+        warning = self.truncation.observe(step, groups)
+        return [] if warning is None else [warning]
+
     def check_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
         self.non_finite.observe_loss(loss, outputs, batch, step)
 
@@ -372,8 +395,3 @@ class Guards:
     def load_state(self, state: Mapping[str, Any]) -> None:
         for name, counted in state.items():
             getattr(self, name).load_state(counted)
-    def observe_lengths(self, step: int, groups: Sequence[Sequence[Completion]]) -> list[str]:
-        """The same where nothing is learnt from rewards: what was sampled can only be cut."""
-        warning = self.truncation.observe(step, groups)
-        return [] if warning is None else [warning]
-

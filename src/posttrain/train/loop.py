@@ -72,25 +72,31 @@ def check_gradient(run: Run, minibatch: Batch, totals: Totals, step: int, norm: 
 
 
 def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> Iterator[Batch]:
-    """`epochs` passes over the batch, each shuffled by (seed, step, epoch) and cut into `minibatches` even parts."""
+    """`epochs` passes over the batch, each shuffled by (seed, step, epoch) and cut into `minibatches` even parts.
+
+    What is shuffled and dealt out are the units of the batch: rows, or pairs of rows that a loss compares.
+    """
+    units = batch.units
     for epoch in range(config.epochs):
         if config.minibatches == 1:
             yield batch
             continue
         generator = torch.Generator().manual_seed(((seed * 1_000_003 + step) * 1_009 + epoch) % 2**63)
-        order = torch.randperm(batch.num_rows, generator=generator)
+        order = torch.randperm(len(units), generator=generator)
         for part in torch.tensor_split(order, config.minibatches):
-            yield batch.rows(part)
+            yield batch.rows([row for unit in part.tolist() for row in units[unit]])
 
 
 def microbatches(batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
     """Row numbers and rows, grouped so that no part has more real tokens than the budget.
 
-    Rows that train nothing are left out. A row that is longer than the budget goes alone.
+    Rows that train nothing are left out. Rows that belong together (`Batch.units`) go together; a unit that is longer
+    than the budget goes alone.
     """
     assert batch.tokens is not None, "a batch without token ids cannot go through the model"
-    trained = batch.completion_mask_BT.any(dim=-1).nonzero().flatten().tolist()
-    lengths = batch.tokens.lengths_B[trained].tolist()
-    for part in plan_microbatches(lengths, tokens_per_microbatch):
-        rows = [trained[place] for place in part]
+    trains = batch.completion_mask_BT.any(dim=-1).tolist()
+    lengths = batch.tokens.lengths_B.tolist()
+    units = [unit for unit in batch.units if any(trains[row] for row in unit)]
+    for part in plan_microbatches([sum(lengths[row] for row in unit) for unit in units], tokens_per_microbatch):
+        rows = [row for place in part for row in units[place]]
         yield rows, batch.rows(rows)
