@@ -64,7 +64,7 @@ class ForwardPath:
 
 def causal_lm(model: nn.Module) -> PreTrainedModel:
     """The transformers model inside `model`; adapters, if there are any, work inside its layers."""
-    lm = model.get_base_model() if isinstance(model, PeftModel) else model
+    lm = without_adapters(model)
     if not isinstance(lm, PreTrainedModel) or lm.get_output_embeddings() is None:
         raise ModelError(
             given=f"{type(lm).__name__} has no language-model head",
@@ -72,6 +72,11 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
             fix="Load it with posttrain.models.load.load_model or AutoModelForCausalLM.from_pretrained.",
         )
     return lm
+
+
+def without_adapters(model: nn.Module) -> nn.Module:
+    """The model that peft has wrapped, or the model itself."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[return-value]
 
 
 _paths: WeakKeyDictionary[nn.Module, ForwardPath] = WeakKeyDictionary()
@@ -88,6 +93,15 @@ def forward_path(model: nn.Module) -> ForwardPath:
     if path is None or path.implementation != _implementation(lm):
         with _exact(lm):
             path = _paths[lm] = _find_path(lm)
+    return path
+
+
+def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
+    """The same for a model whose body is known and whose head is another one, such as a score per row."""
+    path = _paths.get(model)
+    if path is None or path.implementation != _implementation(model):
+        with _exact(model):
+            path = _paths[model] = _find_body_path(model, body)
     return path
 
 
@@ -155,18 +169,43 @@ def _find_path(lm: PreTrainedModel) -> ForwardPath:
     rows, ids_L, packed = _probe_rows(lm)
     body, output_type, expected_LD = _find_body(lm, rows)
     plain_head = _head_is_linear(lm, body, output_type, width=expected_LD.shape[1])
+    attention, note = _fastest(lm, body, ids_L, packed, expected_LD, implementation)
+    return ForwardPath(
+        body=body,
+        output_type=output_type,
+        plain_head=plain_head,
+        attention=attention,
+        implementation=_implementation(lm),
+        note=note,
+    )
+
+
+def _find_body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
+    implementation = _implementation(model).removeprefix("packed_")
+    _set_attention(model, implementation)
+    rows, ids_L, packed = _probe_rows(model)
+    outputs = [body(input_ids=row_T[None], use_cache=False) for row_T in rows]
+    expected_LD = torch.cat([output.last_hidden_state[0, :-1] for output in outputs])
+    attention, note = _fastest(model, body, ids_L, packed, expected_LD, implementation)
+    return ForwardPath(
+        body=body,
+        output_type=type(outputs[0]),
+        plain_head=False,
+        attention=attention,
+        implementation=_implementation(model),
+        note=note,
+    )
+
+
+def _fastest(
+    lm: PreTrainedModel, body: nn.Module, ids_L: Tensor, packed: Packed, expected_LD: Tensor, implementation: str
+) -> tuple[Attention, str]:
+    """The first way of `_HIDDEN` that works, and why those before it do not."""
     reasons: list[str] = []
     for attention in _HIDDEN:
         reason = _try(lm, body, attention, ids_L, packed, expected_LD)
         if reason is None:
-            return ForwardPath(
-                body=body,
-                output_type=output_type,
-                plain_head=plain_head,
-                attention=attention,
-                implementation=_implementation(lm),
-                note="; ".join(reasons),
-            )
+            return attention, "; ".join(reasons)
         reasons.append(f"{attention}: {reason}")
         _set_attention(lm, implementation)
     raise ModelError(

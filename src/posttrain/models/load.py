@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.reading import (
+    Source,
     check_vocabulary,
     does_not_fit,
     find_source,
@@ -58,11 +59,21 @@ def load_model(config: ModelConfig, *, device: str | torch.device | None = None)
     """
     place = choose_device(str(device) if device is not None else config.device)
     source = find_source(config)
-    hf_config = read_config(config, source)
-    model = read_weights(config, source, hf_config)
+    model = read_weights(config, source, read_config(config, source))
+    generation_config = model.generation_config if isinstance(model.generation_config, GenerationConfig) else None
+    return make_ready(config, source, model, generation_config, place)
+
+
+def make_ready(
+    config: ModelConfig,
+    source: Source,
+    model: PreTrainedModel,
+    generation_config: GenerationConfig | None,
+    place: torch.device,
+) -> LoadedModel:
+    """A model that was read, with its tokenizer, on its device and without dropout. Raises as `load_model` does."""
     tokenizer = read_tokenizer(config, source)
     vocab_size = check_vocabulary(config, model, tokenizer)
-    generation_config = model.generation_config if isinstance(model.generation_config, GenerationConfig) else None
     eos_ids = find_eos_ids(tokenizer, generation_config, vocab_size)
     pad_id = choose_pad_id(tokenizer, (generation_config, model.config), eos_ids, vocab_size)
     notes = [*_attention_note(config, model), *_set_pad(tokenizer, model.config, pad_id, eos_ids)]

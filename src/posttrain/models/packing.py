@@ -74,6 +74,33 @@ def pack(tokens: Tokens, mask_BT: Tensor) -> Packed:
     )
 
 
+def pack_whole(tokens: Tokens) -> Packed:
+    """Pack every token of every row; `source_N` is the last one of each row, in the order of the rows.
+
+    The last token is found from the length of the row, never by looking for a pad id (RULE 43). Raises ValueError for a
+    row without tokens.
+
+    >>> tokens = Tokens(input_ids_BT=torch.tensor([[5, 6, 0], [7, 8, 9]]), lengths_B=torch.tensor([2, 3]))
+    >>> packed = pack_whole(tokens)
+    >>> packed.lengths, packed.token_index_L.tolist(), packed.source_N.tolist()
+    ((3, 2), [3, 4, 5, 0, 1], [4, 2])
+    """
+    lengths_B, width = tokens.lengths_B.cpu(), tokens.input_ids_BT.shape[1]
+    if bool((lengths_B < 1).any()):
+        raise ValueError(f"row {int(lengths_B.argmin())} has no tokens")
+    order_R = lengths_B.argsort(descending=True, stable=True)
+    lengths_R = lengths_B[order_R]
+    ends_R = lengths_R.cumsum(dim=0)
+    position_ids_L = torch.arange(int(lengths_R.sum())) - (ends_R - lengths_R).repeat_interleave(lengths_R)
+    return Packed(
+        lengths=tuple(lengths_R.tolist()),
+        token_index_L=order_R.repeat_interleave(lengths_R) * width + position_ids_L,
+        position_ids_L=position_ids_L,
+        source_N=torch.zeros_like(lengths_B).index_copy(0, order_R, ends_R - 1),
+        target_index_N=torch.arange(len(lengths_B)) * width + lengths_B - 1,
+    )
+
+
 def _check(tokens: Tokens, mask_BT: Tensor) -> None:
     if tokens.input_ids_BT.shape != mask_BT.shape:
         raise ValueError(f"mask {list(mask_BT.shape)} and input_ids {list(tokens.input_ids_BT.shape)} differ in shape")

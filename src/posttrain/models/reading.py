@@ -165,9 +165,9 @@ def _check_header(file: Path) -> None:
 
 
 def read_config(config: ModelConfig, source: Source) -> PreTrainedConfig:
-    with _explained(config, source, "config.json"):
+    with explained(config, source, "config.json"):
         hf_config = AutoConfig.from_pretrained(source.path, **source.arguments)
-    _check_not_quantised(config, hf_config)
+    refuse_quantised(config, hf_config)
     known = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
     declared = getattr(hf_config, "architectures", None) or []
     remote = "AutoModelForCausalLM" in (getattr(hf_config, "auto_map", None) or {})
@@ -182,7 +182,7 @@ def read_config(config: ModelConfig, source: Source) -> PreTrainedConfig:
     )
 
 
-def _check_not_quantised(config: ModelConfig, hf_config: PreTrainedConfig) -> None:
+def refuse_quantised(config: ModelConfig, hf_config: PreTrainedConfig) -> None:
     quantisation = getattr(hf_config, "quantization_config", None)
     if quantisation is not None and not config.gguf_file:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation.quant_method
@@ -198,12 +198,12 @@ def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_weights(config: ModelConfig, source: Source, hf_config: PreTrainedConfig) -> PreTrainedModel:
-    with _explained(config, source, "the weights"), without_progress_bars():
+    with explained(config, source, "the weights"), without_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
             config=hf_config,
             dtype=torch.float32,
-            attn_implementation=_attention(config, hf_config),
+            attn_implementation=attention_of(config, hf_config),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **source.arguments,
@@ -221,7 +221,7 @@ def read_weights(config: ModelConfig, source: Source, hf_config: PreTrainedConfi
     return model
 
 
-def _attention(config: ModelConfig, hf_config: PreTrainedConfig) -> str | None:
+def attention_of(config: ModelConfig, hf_config: PreTrainedConfig) -> str | None:
     """None is fused attention where the architecture has it, else eager; asked for by name it would be an error.
 
     Fused attention knows no soft cap; some versions of transformers leave it out in silence, so eager is named.
@@ -247,7 +247,7 @@ def read_tokenizer(config: ModelConfig, source: Source) -> PreTrainedTokenizerBa
             allowed="tokenizer.json and tokenizer_config.json beside the weights",
             fix="Save one into this folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
         )
-    with _explained(config, source, "the tokenizer"):
+    with explained(config, source, "the tokenizer"):
         return AutoTokenizer.from_pretrained(source.path, **source.arguments)
 
 
@@ -267,7 +267,7 @@ def check_vocabulary(config: ModelConfig, model: PreTrainedModel, tokenizer: Pre
 
 
 @contextmanager
-def _explained(config: ModelConfig, source: Source, what: str) -> Iterator[None]:
+def explained(config: ModelConfig, source: Source, what: str) -> Iterator[None]:
     """Turn whatever reading a model can raise into a ModelError that says what it means."""
     try:
         yield

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import CheckpointError
-from posttrain.models.forward_path import causal_lm
+from posttrain.models.forward_path import causal_lm, without_adapters
 from posttrain.models.quiet import without_progress_bars
 
 GREEDY_CHANGES = (
@@ -94,7 +94,7 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 
     Tensors without adapters are the policy's own, merged ones new and in main memory.
     """
-    lm = causal_lm(model)
+    lm = without_adapters(model)
     layers = {name: layer for name, layer in lm.named_modules() if isinstance(layer, BaseTunerLayer)}
     adapted: dict[str, list[Any]] = {}
     for name, layer in layers.items():
