@@ -192,6 +192,23 @@ def test_groups_with_signal_come_first_and_the_rest_is_counted(run_folder):
     assert "all equal, no signal" in step
 
 
+def test_a_group_that_was_replaced_is_called_that(run_folder):
+    row = rollout_row("p", "x", 0.0, 0.0, random.Random(0))
+    unused = {"discarded": True, "advantage": None, "advantages": None}
+    write_rollouts(run_folder, 60, [{**row, "discarded": False}, {**row, **unused, "row": 1, "group": 1}])
+    page = write_report(run_folder).read_text()
+    assert page.count("replaced by another group, not trained") == 1
+    assert "advantage n/a" in page
+
+
+def test_a_run_without_rewards_is_not_called_unscored(run_folder):
+    row = rollout_row("p", "x", 0.0, 0.0, random.Random(0))
+    write_rollouts(run_folder, 60, [{**row, "reward": None, "scored": None}])
+    page = write_report(run_folder).read_text()
+    assert ">unscored<" not in page
+    assert "no reward could be computed" not in page
+
+
 def test_an_unscored_answer_is_called_that_and_not_zero(run_folder):
     row = rollout_row("p", "x", 1.0, 0.0, random.Random(0))
     write_rollouts(run_folder, 60, [row, {**row, "row": 1, "reward": None, "scored": False, "reward/numeric": None}])

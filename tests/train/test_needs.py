@@ -7,45 +7,98 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from tests.tiny import tiny_model, write_prompts
+from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS, GRPO
 from posttrain.algorithms.base import Need
 from posttrain.algorithms.settings import settings
 from posttrain.config import load_config, to_yaml
+from posttrain.errors import GuardStop
 from posttrain.report.terminal import TerminalView
 from posttrain.train.loop import train_step
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore
-from posttrain.types import Batch
+from posttrain.types import Batch, Experience
 
-REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
+REWARDS = """
+def vowels(prompt, completion, **row):
+    return sum(letter in "aeiou" for letter in completion) / 8
+
+def rarely(prompt, completion, **row):
+    return float("a" in completion)
+
+def never(prompt, completion, **row):
+    return 0.0
+"""
 
 
 @settings
-class Looking(GRPO):
-    """Looks at the policy before each update, and keeps what it saw."""
+class Watching(GRPO):
+    """Keeps the experience and the batches that it is given."""
 
-    key: ClassVar[str] = "looking"
+    key: ClassVar[str] = "watching"
+    given: ClassVar[list[Experience]] = []
     seen: ClassVar[list[Batch]] = []
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return super().needs | {"current"}
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.given.append(experience)
+        return super().advantages(experience, state)
 
     def prepare(self, batch: Batch) -> Batch:
         self.seen.append(batch)
         return super().prepare(batch)
 
 
+@settings
+class Looking(Watching):
+    key: ClassVar[str] = "looking"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"current"}
+
+
+@settings
+class Greedy(Watching):
+    key: ClassVar[str] = "greedy"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"greedy_reward"}
+
+
+@settings
+class Choosy(Watching):
+    key: ClassVar[str] = "choosy"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"signal"}
+
+
+@settings
+class Lengthening(Watching):
+    """Learns without a reward: longer is better."""
+
+    key: ClassVar[str] = "lengthening"
+    learns_from_rewards: ClassVar[bool] = False
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        super().advantages(experience, state)
+        return experience.broadcast(torch.ones_like(experience.rewards_PG))
+
+
 @pytest.fixture(autouse=True)
-def looking(monkeypatch) -> type[Looking]:
-    monkeypatch.setitem(ALGORITHMS, Looking.key, Looking)  # pyright: ignore[reportArgumentType]
-    Looking.seen.clear()
-    return Looking
+def registered(monkeypatch) -> None:
+    for algorithm in (Watching, Looking, Greedy, Choosy, Lengthening):
+        monkeypatch.setitem(ALGORITHMS, algorithm.key, algorithm)  # pyright: ignore[reportArgumentType]
+    Watching.seen.clear()
+    Watching.given.clear()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +106,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("needs")
     tiny_model(folder / "model")
     write_prompts(folder / "prompts.jsonl", count=20)
-    (folder / "rewards.py").write_text(REWARD)
+    (folder / "rewards.py").write_text(REWARDS)
     return folder
 
 
@@ -70,6 +123,7 @@ def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
                 "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
                 "sampling": {"group_size": 4, "max_completion_length": 6},
                 "train": {"steps": 3, "prompts_per_step": 2, "learning_rate": 0.05},
+                "guards": {"max_truncated": 1.0},
             }
             resolved = load_config(config, settings or {})
             store = resources.enter_context(RunStore.create(tmp_path / "run", to_yaml(resolved)))
@@ -144,3 +198,136 @@ def test_what_is_seen_before_an_update_is_the_policy_of_that_moment(build):
     assert torch.equal(first.current_logprobs_BT, first.old_logprobs_BT)
     assert (second.current_logprobs_BT - first.current_logprobs_BT)[mask_BT].abs().max() > 1e-3
     assert torch.equal(second.old_logprobs_BT, first.old_logprobs_BT), "the anchor of the ratio stays"
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_components_of_the_reward_come_with_their_weights(build, folder):
+    rewards = [
+        {"function": f"{folder / 'rewards.py'}:{name}", "weight": weight}
+        for name, weight in (("vowels", 1), ("rarely", -0.5))
+    ]
+    step(build("watching", {"rewards": rewards}))
+    (given,) = Watching.given
+    assert given.reward_weights_K is not None
+    assert given.reward_weights_K.tolist() == [1.0, -0.5]
+    assert given.rewards_KPG is not None
+    sums_PG = (given.rewards_KPG * given.reward_weights_K[:, None, None]).sum(dim=0)
+    torch.testing.assert_close(sums_PG, given.rewards_PG)
+
+
+def test_the_greedy_answer_of_each_prompt_is_scored_by_the_same_rewards(build):
+    run = build("greedy")
+    fed = run.feed.take(1, version=0)
+    greedy = fed.rollout.greedy
+    assert [len(group) for group in greedy.groups] == [1, 1]
+    assert [p.index for p in greedy.prompts] == [p.index for p in fed.rollout.trained.prompts]
+    expected = [sum(letter in "aeiou" for letter in group[0].text) / 8 for group in greedy.groups]
+    assert fed.experience.greedy_rewards_P.tolist() == pytest.approx(expected)
+    metrics = run.feed.metrics(fed)
+    assert metrics["reward/greedy"] == pytest.approx(sum(expected) / 2)
+    assert metrics["reward/greedy_unscored"] == 0
+
+
+def test_greedy_answers_are_those_of_the_policy_and_are_counted(build):
+    run = build("greedy")
+    greedy = run.feed.take(1, version=0).rollout.greedy
+    again = run.feed.take(1, version=0)
+    assert [group[0].ids for group in again.rollout.greedy.groups] == [group[0].ids for group in greedy.groups]
+    assert again.num_tokens == again.rollout.sampled.num_tokens + greedy.num_tokens > greedy.num_tokens > 0
+
+
+def test_a_greedy_answer_without_a_reward_is_nan_and_counted(build, folder, tmp_path):
+    (tmp_path / "odd.py").write_text("def odd(prompt, completion, **row):\n    raise ValueError('no')\n")
+    reward = {"function": f"{tmp_path / 'odd.py'}:odd"}
+    run = build("greedy", {"rewards": [reward]})
+    fed = run.feed.take(1, version=0)
+    assert fed.experience.greedy_rewards_P.isnan().all()
+    assert run.feed.metrics(fed)["reward/greedy_unscored"] == 1
+
+
+def test_a_run_with_a_greedy_answer_per_prompt_records_it(folder, tmp_path, build):
+    run = build("greedy")
+    fed = run.feed.take(1, version=0)
+    batch, _ = train_step(run, fed.experience, 1)
+    run.step = 1
+    run.record_step(fed, batch, {})
+    rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
+    greedy = fed.rollout.greedy
+    assert [row["greedy_completion"] for row in rows] == [group[0].text for group in greedy.groups for _ in range(4)]
+    assert [row["greedy_reward"] for row in rows[::4]] == [rewards[0] for rewards in greedy.scores.rewards_PG]
+
+
+# --- signal -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_filled_with_groups_that_have_signal(build, folder):
+    run = build("choosy", {"rewards": [{"function": f"{folder / 'rewards.py'}:rarely"}], "train.prompts_per_step": 4})
+    fed = run.feed.take(1, version=0)
+    rewards_PG = fed.experience.rewards_PG
+    assert rewards_PG.shape == (4, 4)
+    assert all(len(set(group)) == 2 for group in rewards_PG.tolist())
+    metrics = run.feed.metrics(fed)
+    assert metrics["data/sampling_rounds"] > 1
+    sampled = fed.rollout.sampled
+    assert metrics["data/generated_per_trained"] == len(sampled) / 4
+    assert metrics["frac_reward_zero_std"] > 0, "measured over all that was sampled"
+    assert run.feed.take(1, version=0).rollout.sampled.groups == sampled.groups, "a resumed run draws the same again"
+
+
+def test_what_was_discarded_is_on_file(build, folder):
+    run = build("choosy", {"rewards": [{"function": f"{folder / 'rewards.py'}:rarely"}], "train.prompts_per_step": 4})
+    fed = run.feed.take(1, version=0)
+    batch, _ = train_step(run, fed.experience, 1)
+    run.step = 1
+    run.record_step(fed, batch, {})
+    rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
+    assert len(rows) == 4 * len(fed.rollout.sampled)
+    assert [row["discarded"] for row in rows] == [False] * 16 + [True] * (len(rows) - 16)
+    assert [row["row"] for row in rows] == list(range(len(rows)))
+    assert {row["advantage"] for row in rows[16:]} == {None}
+
+
+def test_data_without_any_signal_stops_the_run(build, folder):
+    run = build("choosy", {"rewards": [{"function": f"{folder / 'rewards.py'}:never"}], "train.max_sampling_rounds": 3})
+    with pytest.raises(
+        GuardStop, match=r"0 of 6 groups in 3 rounds of sampling had a signal; .* 100% all wrong"
+    ):
+        run.feed.take(1, version=0)
+
+
+# --- no reward at all -------------------------------------------------------------------------------------------------
+
+
+def test_an_algorithm_without_a_reward_trains_on_all_that_was_sampled(build):
+    run = build("lengthening", {"rewards": []})
+    fed = run.feed.take(1, version=0)
+    assert run.feed.inspect(fed, 1, run.guards) == []
+    batch, _ = train_step(run, fed.experience, 1)
+    assert torch.equal(batch.completion_mask_BT, fed.experience.completion_mask_BT)
+    metrics = run.feed.metrics(fed)
+    assert "reward" not in metrics
+    assert metrics["completions/mean_length"] > 0
+    run.step = 1
+    run.record_step(fed, batch, metrics)
+    rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
+    assert {(row["reward"], row["scored"]) for row in rows} == {(None, None)}
+
+
+def test_rewards_that_are_only_watched_take_no_row_from_the_loss_and_stop_no_run(build, folder, tmp_path):
+    (tmp_path / "odd.py").write_text("def odd(prompt, completion, **row):\n    raise ValueError('no')\n")
+    run = build("lengthening", {"rewards": [{"function": f"{tmp_path / 'odd.py'}:odd"}]})
+    fed = run.feed.take(1, version=0)
+    assert run.feed.inspect(fed, 1, run.guards) == []
+    assert fed.experience.scored_PG.all()
+    assert run.feed.metrics(fed)["unscored_fraction"] == 1.0
+
+
+def test_without_a_reward_the_check_measures(folder, tmp_path, build):
+    config = {"rewards": [], "check": [{"name": "exact_match"}], "data.eval_fraction": 0.2, "evaluation.samples": 0}
+    run = build("lengthening", config)
+    (run.folder / "evaluations").mkdir()
+    measured = run.measure(run.folder / "evaluations", "baseline")
+    assert measured["baseline"]["rewards"].keys() == {"exact_match"}
+    assert measured["baseline"]["greedy"]["accuracy"]["n"] == 4

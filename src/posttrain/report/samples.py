@@ -116,9 +116,12 @@ def _legend(scale: float) -> str:
 def _group_html(group: Group, scale: float, decode: Decode | None) -> str:
     prompt, note = cut(group.prompt, MAX_CHARACTERS)
     rewards = group.rewards
-    facts = f"mean reward {compact(statistics.fmean(rewards))}" if rewards else "no reward could be computed"
+    unjudged = "no reward" if group.rows[0].get("scored", True) is None else "no reward could be computed"
+    facts = f"mean reward {compact(statistics.fmean(rewards))}" if rewards else unjudged
     if rewards and not group.has_signal:
         facts += " · all equal, no signal"
+    if group.rows[0].get("discarded"):
+        facts += " · replaced by another group, not trained"
     rows = sorted(group.rows, key=lambda row: -(number(row.get("reward")) or 0.0))
     more = f'<p class="hint">{len(rows) - MAX_ROWS} more answers in the file.</p>' if len(rows) > MAX_ROWS else ""
     head = f'<pre class="prompt" dir="auto" tabindex="0">{escaped(prompt)}</pre>{_cut_note(note)}'
@@ -131,7 +134,8 @@ def _group_html(group: Group, scale: float, decode: Decode | None) -> str:
 def _row_html(row: Mapping[str, Any], scale: float, decode: Decode | None) -> str:
     reward = number(row.get("reward"))
     scored = row.get("scored", True) and reward is not None
-    badge = f'<b class="reward">{compact(reward or 0.0)}</b>' if scored else '<b class="reward none">unscored</b>'
+    missing = "" if row.get("scored", True) is None else '<b class="reward none">unscored</b>'
+    badge = f'<b class="reward">{compact(reward or 0.0)}</b>' if scored else missing
     parts = {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
     facts = [f"advantage {_signed(number(row.get('advantage')))}", f"{len(_ids(row))} tokens"]
     facts.append(_ENDS.get(str(row.get("finish_reason")), ""))

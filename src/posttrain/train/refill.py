@@ -89,8 +89,8 @@ class Refill:
         advice = "easier" if kinds.low >= kinds.high else "harder"
         cut = sum(completion.truncated for completion in sampled.completions) / max(1, len(sampled.completions))
         return GuardStop(
-            given=f"step {step}: {kept} of {len(sampled)} groups in {rounds} rounds of sampling had a signal; {shares}; "
-            f"{100 * cut:.0f}% of the answers were truncated",
+            given=f"step {step}: {kept} of {len(sampled)} groups in {rounds} rounds of sampling had a signal; "
+            f"{shares}; {100 * cut:.0f}% of the answers were truncated",
             allowed=f"{wanted} groups of {group_size} answers whose rewards differ, within train.max_sampling_rounds",
             fix=f"Does the reward recognise a right answer (`posttrain eval` shows some)? If so, take {advice} prompts "
             f"(data.train), raise sampling.group_size, or set train.max_sampling_rounds = {2 * rounds}.",
