@@ -1,0 +1,126 @@
+"""Clip-Cov: stop the tokens that make the entropy fall (The Entropy Mechanism of RL, arXiv:2505.22617).
+
+    A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
+    rho = exp(logprobs - old_logprobs)                            per token
+    cov = (logprobs - mean(logprobs)) (A - mean(A))               means over all tokens of the update
+    L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), or 0 for the tokens chosen
+
+Mean over all tokens of the step. Chosen are max(1, floor(cov_share * tokens)) of those that the clip has not stopped
+and whose cov is between cov_low and cov_high, by a draw that depends on seed, version, row and position (RULE 24).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
+from posttrain.algorithms.settings import Finite, NonNegative, UnitInterval, settings
+from posttrain.algorithms.shared import advantages_of, clipped_policy_term, draw_for, group_normalized, weighted
+from posttrain.functional.masks import masked
+from posttrain.functional.ratios import stopped_by_clip, token_ratio
+from posttrain.functional.reductions import token_mean
+from posttrain.functional.trust_regions import clip_cov, covariance
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class ClipCov(PolicyGradient):
+    key: ClassVar[str] = "clip_cov"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 1.0
+    """Lowering a token's ratio below 1 - clip_low gains nothing more; 1 is no bound."""
+    clip_high: NonNegative = 1.0
+    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    cov_low: Finite = 1.0
+    """Only tokens with a larger covariance are drawn from."""
+    cov_high: Finite = 5.0
+    """Only tokens with a smaller covariance are drawn from."""
+    cov_share: UnitInterval = 2e-4
+    """Share of the trained tokens of an update that is drawn, at least one; fewer where there are not as many."""
+    seed: int = 0
+    """Another number is another draw."""
+    dynamic_sampling: bool = True
+    """Replace prompts whose completions all earn the same reward by others, until the step is full."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        signal = frozenset[Need]({"signal"} if self.dynamic_sampling else ())
+        return frozenset[Need]({"old", "current"}) | signal | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        return group_normalized(experience)
+
+    def prepare(self, batch: Batch) -> Batch:
+        batch = super().prepare(batch)
+        if batch.current_logprobs_BT is None:
+            return batch
+        outputs, started = self.start(batch.current_logprobs_BT, batch)
+        return replace(batch, selected_BT=self._select(outputs.logprobs_BT, started))
+
+    def _select(self, logprobs_BT: Tensor, batch: Batch) -> Tensor:
+        """`[B, T]` bool: the tokens to stop, chosen among all of these rows."""
+        advantages_BT, mask_BT = advantages_of(batch), batch.completion_mask_BT
+        ratio_BT = token_ratio(logprobs_BT, batch.old_logprobs_BT)
+        return clip_cov(
+            covariance(logprobs_BT, advantages_BT, mask_BT),
+            ~stopped_by_clip(ratio_BT, advantages_BT, self.clip_low, self.clip_high),
+            mask_BT,
+            cov_low=self.cov_low,
+            cov_high=self.cov_high,
+            share=self.cov_share,
+            draw_BT=draw_for(batch, self.seed),
+        )
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        chosen_BT, mask_BT = batch.selected_BT, batch.completion_mask_BT
+        if chosen_BT is None:  # these rows are the whole update
+            chosen_BT = self._select(outputs.logprobs_BT.detach(), batch)
+        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
+        loss = token_mean(masked(weighted(loss_BT, batch), ~chosen_BT), mask_BT, totals.tokens)
+        metrics["policy/selected_fraction"] = mean_over(chosen_BT.float(), mask_BT)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="Clip-Cov: stop the tokens that make the entropy fall",
+        paper="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv:2505.22617",
+        summary="A few tokens whose log-probability and advantage go together most are left out of each update.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "group_std",
+            "ratio": "token",
+            "trust_region": "clip_cov",
+            "kl": "none",
+            "aggregation": "token_mean",
+            "correction": "auto",
+            "filter": "signal",
+            "shaping": "none",
+        },
+        use_when="The entropy collapses early and answers stop differing, while the reward has not saturated.",
+        avoid_when="The entropy is stable: then it is GRPO with another clip, and one more pass per update.",
+        differs=(
+            "The means are those of the whole update; verl takes those of each micro-batch, so that its result depends "
+            "on the split. verl's pg_clipfrac counts only what the rule has removed: policy/selected_fraction here.",
+            "The draw is a function of seed, version, row and position, not of a global generator.",
+        ),
+        sources={
+            "clip_low": "1: the paper's recipe",
+            "clip_high": "1: the paper's recipe",
+            "cov_low": "1: the paper",
+            "cov_high": "5: the paper",
+            "cov_share": "2e-4: the paper",
+            "seed": "0",
+            "dynamic_sampling": "on: the paper's recipe",
+        },
+        metrics={"policy/selected_fraction": "share of trained tokens that were chosen"}
+        | clip_formulas()
+        | RATIO_METRICS
+        | KL_METRICS
+        | ENTROPY_METRICS,
+    )

@@ -1,0 +1,109 @@
+"""DPPO: Divergence Proximal Policy Optimization (arXiv:2602.04879).
+
+    A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
+    p   = exp(logprobs)                                           the probability of the sampled token
+    D   = |p - p_old|, or the KL between (p_old, 1 - p_old) and (p, 1 - p)
+    M   = 0 where A > 0, p > p_old and D > divergence_high, or A <= 0, p < p_old and D > divergence_low; else 1
+    L   = -sg[min(rho, max_ratio) M] A logprobs                   rho = exp(logprobs - old_logprobs)
+
+Mean over all tokens of the step. A ratio says little about how far a distribution has moved: from 1e-5 to 1e-3 it is
+100 and nearly nothing has changed, from 0.99 to 0.8 it is 0.8 and much has. So probability is bounded, not its ratio.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import (
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
+    band_formulas,
+    band_metrics,
+    mean_over,
+    ratio_metrics,
+)
+from posttrain.algorithms.settings import AboveOne, NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
+from posttrain.functional.ratios import log_ratio
+from posttrain.functional.reductions import token_mean
+from posttrain.functional.trust_regions import Divergence, divergence_mask, moved_too_far, weight_clip
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class DPPO(PolicyGradient):
+    key: ClassVar[str] = "dppo"
+    min_group_size: ClassVar[int] = 2
+    auto_correction: ClassVar[str] = "bypass"
+
+    divergence: Divergence = "tv"
+    """How the movement of the sampled token's probability is measured: tv is |p - p_old|, kl the binary KL."""
+    divergence_low: NonNegative = 0.15
+    """A token with a negative advantage gains nothing by falling further than this. With kl use about 0.05."""
+    divergence_high: NonNegative = 0.15
+    """A token with a positive advantage gains nothing by rising further than this. With kl use about 0.05."""
+    max_ratio: AboveOne = 20.0
+    """The weight of a token is at most this."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset[Need]({"old"}) | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        return group_normalized(experience)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT, advantages_BT = batch.completion_mask_BT, advantages_of(batch)
+        moved = (outputs.logprobs_BT, batch.old_logprobs_BT)
+        bounds = (self.divergence_low, self.divergence_high, self.divergence)
+        d_BT = log_ratio(*moved)
+        weight_BT = weight_clip(d_BT.exp(), None, self.max_ratio) * divergence_mask(*moved, advantages_BT, *bounds)
+        loss_BT = weighted(-weight_BT * advantages_BT * outputs.logprobs_BT, batch)
+        loss = token_mean(loss_BT, mask_BT, totals.tokens)
+        metrics = ratio_metrics(d_BT, mask_BT) | band_metrics(*moved_too_far(*moved, *bounds), advantages_BT, mask_BT)
+        metrics["policy/weight_clip_fraction"] = mean_over((d_BT.exp() > self.max_ratio).float(), mask_BT)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="DPPO: Divergence Proximal Policy Optimization",
+        paper="Rethinking the Trust Region in LLM Reinforcement Learning, arXiv:2602.04879",
+        summary="A bound on how far a token's probability moves in place of a bound on its ratio.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "group_std",
+            "ratio": "token",
+            "trust_region": "divergence_mask",
+            "kl": "none",
+            "aggregation": "token_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="A batch is used for several updates, and rare tokens should be free to become likely while likely "
+        "ones are held.",
+        avoid_when="Each batch is used for one update: nothing has moved, and nothing is bounded.",
+        differs=(
+            "The movement is measured from the policy that sampled, as the paper recommends, so that no other "
+            "correction is multiplied onto the weight.",
+            "The authors' recipe centres without dividing by the standard deviation and sums over a constant length; "
+            "here the row is GRPO's advantage and the mean over all tokens.",
+            "verl takes max_ratio from clip_ratio_c, which is 3 unless set. Its KL adds 1e-8 to 1 - p, as here.",
+        ),
+        sources={
+            "divergence": "tv: the authors' recipe in verl",
+            "divergence_low": "0.15: the authors' recipe in verl; 0.05 with kl",
+            "divergence_high": "0.15: the authors' recipe in verl; 0.05 with kl",
+            "max_ratio": "20: recommended with the method; verl uses 3 unless set",
+        },
+        metrics=band_formulas("trained tokens", "p < p_old and D > divergence_low", "p > p_old and D > divergence_high")
+        | {"policy/weight_clip_fraction": "share of trained tokens with rho > max_ratio"}
+        | RATIO_METRICS
+        | KL_METRICS
+        | ENTROPY_METRICS,
+    )

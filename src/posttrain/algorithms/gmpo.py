@@ -1,0 +1,90 @@
+"""GMPO: Geometric-Mean Policy Optimization (arXiv:2507.20673).
+
+    A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
+    d   = logprobs - old_logprobs                                 per token
+    z   = min(d, clip_high) where A_i > 0, max(d, -clip_low) elsewhere
+    L_i = -A_i * exp(mean over its tokens of z)
+
+Mean over completions. Tokens are clipped in log space before their mean is taken, so that one of them cannot move the
+ratio of the answer far; the others keep their gradient.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import (
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
+    band_formulas,
+    band_metrics,
+    ratio_metrics,
+)
+from posttrain.algorithms.settings import NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, group_normalized, per_completion, weighted
+from posttrain.functional.ratios import log_ratio
+from posttrain.functional.reductions import sequence_mean
+from posttrain.functional.trust_regions import log_clip
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class GMPO(PolicyGradient):
+    key: ClassVar[str] = "gmpo"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 0.4
+    """Lowering a token's log ratio below -clip_low gains nothing more: in log space, so 0.4 is a ratio of 0.67."""
+    clip_high: NonNegative = 0.4
+    """Raising a token's log ratio above clip_high gains nothing more: 0.4 is a ratio of 1.49."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset[Need]({"old"}) | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        return group_normalized(experience)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT = batch.completion_mask_BT
+        d_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        advantage_B1 = per_completion(advantages_of(batch), mask_BT)
+        z_BT = log_clip(d_BT, advantage_B1, self.clip_low, self.clip_high)
+        loss_B1 = -advantage_B1 * per_completion(z_BT, mask_BT).exp()
+        loss = sequence_mean(weighted(loss_B1.expand(mask_BT.shape), batch), mask_BT, totals.sequences)
+        metrics = band_metrics(d_BT < -self.clip_low, d_BT > self.clip_high, advantage_B1, mask_BT)
+        return self.finish(loss, metrics | ratio_metrics(d_BT, mask_BT), outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="GMPO: Geometric-Mean Policy Optimization",
+        paper="Geometric-Mean Policy Optimization, arXiv:2507.20673",
+        summary="The ratio of an answer is the geometric mean of its tokens' ratios, each of them clipped first.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "group_std",
+            "ratio": "sequence",
+            "trust_region": "log_clip",
+            "kl": "none",
+            "aggregation": "sequence_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="Single tokens with extreme ratios disturb GRPO, and a wide clip is wanted.",
+        avoid_when="Each batch is used for one update: then it is GRPO, as no ratio leaves 1.",
+        differs=(
+            "clip_low and clip_high are bounds of the log ratio, as in TRL; verl reads its clip_ratio of 0.2 as one.",
+            "verl takes a plain mean over each micro-batch; here the split does not matter.",
+        ),
+        sources={"clip_low": "0.4: the paper", "clip_high": "0.4: the paper"},
+        metrics=band_formulas("trained tokens", "d < -clip_low", "d > clip_high")
+        | RATIO_METRICS
+        | KL_METRICS
+        | ENTROPY_METRICS,
+    )

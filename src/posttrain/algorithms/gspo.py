@@ -1,0 +1,115 @@
+"""GSPO: Group Sequence Policy Optimization (arXiv:2507.18071).
+
+    A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
+    s_i = exp(mean over its tokens of logprobs - old_logprobs)    one ratio per completion, a geometric mean
+    L_i = -min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
+
+Mean over completions. With kl_coef > 0 a KL to the reference is added per token, averaged over the tokens of a
+completion and then over completions; the paper has none.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import (
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
+    clip_formulas,
+    clip_metrics,
+    ratio_metrics,
+)
+from posttrain.algorithms.settings import NonNegative, settings
+from posttrain.algorithms.shared import (
+    KLInLoss,
+    advantages_of,
+    group_normalized,
+    kl_term,
+    per_completion,
+    refuse_k1_in_loss,
+    weighted,
+)
+from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_ratio
+from posttrain.functional.reductions import sequence_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class GSPO(PolicyGradient):
+    key: ClassVar[str] = "gspo"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 3e-4
+    """Lowering a completion's ratio below 1 - clip_low gains nothing more. The ratio is a mean over its tokens: it
+    moves a thousand times less than that of a single token."""
+    clip_high: NonNegative = 4e-4
+    """Raising a completion's ratio above 1 + clip_high gains nothing more."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    kl_estimator: KLInLoss = "k3"
+    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
+    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+
+    def __post_init__(self) -> None:
+        refuse_k1_in_loss(self.kl_estimator)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
+        return frozenset[Need]({"old"}) | reference | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        return group_normalized(experience)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT = batch.completion_mask_BT
+        ratio_B1 = sequence_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+        advantage_B1 = per_completion(advantages_of(batch), mask_BT)
+        loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
+        loss_BT = weighted(loss_B1.expand(mask_BT.shape), batch)
+        loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
+        nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)
+        metrics = clip_metrics(ratio_B1, advantage_B1, nonempty_B1, self.clip_low, self.clip_high)
+        metrics |= ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="GSPO: Group Sequence Policy Optimization",
+        paper="GSPO, arXiv:2507.18071",
+        summary="One ratio and one clip for the whole answer, as there is one reward for the whole answer.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "group_std",
+            "ratio": "sequence",
+            "trust_region": "clip",
+            "kl": "loss",
+            "aggregation": "sequence_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="The model is a mixture of experts, whose routing makes the ratios of single tokens noisy, or answers "
+        "are long and GRPO is unstable.",
+        avoid_when="Each batch is used for one update: then it is GRPO, as no ratio leaves 1.",
+        differs=(
+            "TRL, verl and OpenRLHF keep the clip of 0.2 of token ratios, which never acts on a mean over many tokens.",
+            "TRL and verl average over all tokens by default, which gives long answers more weight again.",
+            "The ratio is the geometric mean. The plain likelihood ratio of the answer is another algorithm: ratio "
+            "sequence_product of policy_gradient.",
+            "The share of clipped completions is about a hundred times GRPO's share of clipped tokens; this is normal.",
+        ),
+        sources={
+            "clip_low": "3e-4: the paper",
+            "clip_high": "4e-4: the paper",
+            "kl_coef": "0: the paper",
+            "kl_estimator": "k3: as GRPO",
+        },
+        metrics=clip_formulas("completions", "s") | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+    )

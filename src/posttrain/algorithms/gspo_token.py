@@ -1,0 +1,107 @@
+"""GSPO-token: GSPO's ratio with an advantage for each token (arXiv:2507.18071, section 4.3).
+
+    A_it = (R_i - mean(R)) / (std(R) + 1e-6)                      or any other advantage per token
+    s_it = sg[s_i] * exp(logprobs - sg[logprobs])                 s_i = exp(mean over tokens of logprobs - old_logprobs)
+    L_it = -min(s_it A_it, clip(s_it, 1 - clip_low, 1 + clip_high) A_it)
+
+Mean over the tokens of a completion, then over completions. The value of s_it is s_i for every token, so that a whole
+completion is clipped or not; its gradient is that of the token alone. With one advantage per completion, as here, value
+and gradient are those of GSPO; what it adds is that a caller may pass other advantages per token.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import (
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
+    clip_formulas,
+    clip_metrics,
+    ratio_metrics,
+)
+from posttrain.algorithms.settings import NonNegative, settings
+from posttrain.algorithms.shared import (
+    KLInLoss,
+    advantages_of,
+    group_normalized,
+    kl_term,
+    refuse_k1_in_loss,
+    weighted,
+)
+from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_token_ratio
+from posttrain.functional.reductions import sequence_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class GSPOToken(PolicyGradient):
+    key: ClassVar[str] = "gspo_token"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 3e-4
+    """Lowering a completion's ratio below 1 - clip_low gains nothing more."""
+    clip_high: NonNegative = 4e-4
+    """Raising a completion's ratio above 1 + clip_high gains nothing more."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    kl_estimator: KLInLoss = "k3"
+    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
+    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+
+    def __post_init__(self) -> None:
+        refuse_k1_in_loss(self.kl_estimator)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
+        return frozenset[Need]({"old"}) | reference | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        return group_normalized(experience)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT, advantages_BT = batch.completion_mask_BT, advantages_of(batch)
+        ratio_BT = sequence_token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+        loss_BT = weighted(clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high), batch)
+        loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
+        metrics = clip_metrics(ratio_BT, advantages_BT, mask_BT, self.clip_low, self.clip_high)
+        metrics |= ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="GSPO-token: GSPO with an advantage for each token",
+        paper="GSPO, arXiv:2507.18071",
+        summary="The ratio of the whole answer, through which each token has a gradient and an advantage of its own.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "group_std",
+            "ratio": "sequence_token",
+            "trust_region": "clip",
+            "kl": "loss",
+            "aggregation": "sequence_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="GSPO is wanted, and advantages differ between the tokens of an answer.",
+        avoid_when="There is one advantage per answer: GSPO is the same and says so.",
+        differs=(
+            "verl calls this form gspo, averages it over all tokens by default, keeps a clip of 0.2 and bounds the log "
+            "ratio at 10 from above; TRL has removed it.",
+        ),
+        sources={
+            "clip_low": "3e-4: the paper",
+            "clip_high": "4e-4: the paper",
+            "kl_coef": "0: the paper",
+            "kl_estimator": "k3: as GRPO",
+        },
+        metrics=clip_formulas(ratio="s") | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+    )

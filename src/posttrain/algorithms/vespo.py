@@ -1,0 +1,102 @@
+"""VESPO: Variational sEquence-level Soft Policy Optimization (arXiv:2602.10693).
+
+    A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
+    q_i = exp(sum over its tokens of logprobs - old_logprobs)     the likelihood ratio of the completion, at least 1e-8
+    phi = sg[q^k exp(lambda (1 - q))]                             k and lambda by the sign of A
+    L   = -phi A logprobs
+
+Mean over all tokens of the step. phi is 1 at q = 1 and falls to 0 far from it on both sides: answers that the policy
+would no longer write, or writes far more often, lose their weight smoothly.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.settings import NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
+from posttrain.functional.ratios import log_ratio, sequence_product_ratio
+from posttrain.functional.reductions import token_mean
+from posttrain.functional.trust_regions import kernel
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class VESPO(PolicyGradient):
+    key: ClassVar[str] = "vespo"
+    min_group_size: ClassVar[int] = 2
+    auto_correction: ClassVar[str] = "bypass"
+
+    k_pos: NonNegative = 2.0
+    """Power of q for advantages of 0 and above: how fast the weight falls as the completion becomes less likely."""
+    lambda_pos: NonNegative = 3.0
+    """Decay for the same: how fast the weight falls as the completion becomes more likely."""
+    k_neg: NonNegative = 3.0
+    """Power of q for negative advantages."""
+    lambda_neg: NonNegative = 2.0
+    """Decay for negative advantages."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset[Need]({"old"}) | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        return group_normalized(experience)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT, advantages_BT = batch.completion_mask_BT, advantages_of(batch)
+        kept_BT = mask_BT if batch.correction_BT is None else mask_BT & (batch.correction_BT != 0)
+        weight_BT = kernel(
+            sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, kept_BT),
+            advantages_BT,
+            k_pos=self.k_pos,
+            lambda_pos=self.lambda_pos,
+            k_neg=self.k_neg,
+            lambda_neg=self.lambda_neg,
+        )
+        loss_BT = weighted(-weight_BT * advantages_BT * outputs.logprobs_BT, batch)
+        loss = token_mean(loss_BT, mask_BT, totals.tokens)
+        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        metrics["policy/kernel_mean"] = mean_over(weight_BT, mask_BT)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="VESPO: Variational Sequence-level Soft Policy Optimization",
+        paper="VESPO, arXiv:2602.10693",
+        summary="A smooth weight of the whole answer, derived from a variational bound, in place of a clip.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "group_std",
+            "ratio": "sequence_product",
+            "trust_region": "kernel",
+            "kl": "none",
+            "aggregation": "token_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="Data is stale by several updates and answers are not too long.",
+        avoid_when="Answers have thousands of tokens: the product of their ratios leaves the range where phi is not 0.",
+        differs=(
+            "The weight is that to the policy that sampled, so that no other correction is multiplied onto it.",
+            "A token that an off-policy rule rejects leaves the loss and the product. In TRL's masking modes its ratio "
+            "of 0 enters the product as 1e-8 and silences the whole answer; TRL also sums over positions that are not "
+            "trained.",
+        ),
+        sources={
+            "k_pos": "2: the paper, TRL",
+            "lambda_pos": "3: the paper, TRL",
+            "k_neg": "3: the paper, TRL",
+            "lambda_neg": "2: the paper, TRL",
+        },
+        metrics={"policy/kernel_mean": "mean of phi over the trained tokens"}
+        | RATIO_METRICS
+        | KL_METRICS
+        | ENTROPY_METRICS,
+    )
