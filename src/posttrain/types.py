@@ -246,6 +246,9 @@ class Experience:
     """False where no reward could be computed: out of the group statistics and out of the loss."""
     truncated_PG: Tensor
     versions_BT: Tensor | None = None
+    """The policy version that sampled each token."""
+    version: int | None = None
+    """The policy version that learns from it."""
     tokens: Tokens | None = None
     """The ids; None when a loss is checked on plain tensors."""
 
@@ -265,6 +268,7 @@ class Experience:
         scored_PG: Tensor | None = None,
         truncated_PG: Tensor | None = None,
         versions_BT: Tensor | None = None,
+        version: int | None = None,
         tokens: Tokens | None = None,
     ) -> Experience:
         """Build experience from plain tensors. A NaN reward counts as unscored unless `scored_PG` says otherwise."""
@@ -292,6 +296,7 @@ class Experience:
             scored_PG=~rewards_PG.isnan() if scored_PG is None else scored_PG.bool(),
             truncated_PG=no_PG if truncated_PG is None else truncated_PG.bool(),
             versions_BT=versions_BT,
+            version=version,
             tokens=tokens,
         )
 
@@ -303,6 +308,11 @@ class Experience:
     def scored_mask_BT(self) -> Tensor:
         """`completion_mask_BT` without the rows that have no reward."""
         return self.completion_mask_BT & self.scored_PG.reshape(-1, 1)
+
+    @property
+    def lengths_PG(self) -> Tensor:
+        """Trained tokens of each completion."""
+        return self.completion_mask_BT.sum(dim=-1).reshape(self.rewards_PG.shape)
 
     def broadcast(self, values_PG: Tensor) -> Tensor:
         """One number per completion -> `[B, T]`: that number on its trained tokens, 0 elsewhere."""
@@ -332,6 +342,8 @@ class Batch:
     returns_BT: Tensor | None = None
     teacher_logprobs_BT: Tensor | None = None
     versions_BT: Tensor | None = None
+    version: int | None = None
+    """The policy version that learns from these rows."""
     groups_B: Tensor
     """Which prompt each row belongs to: rows may be permuted freely, groups are told by this id. Of preference data,
     which pair."""
@@ -357,6 +369,7 @@ class Batch:
             values_BT=experience.values_BT,
             teacher_logprobs_BT=experience.teacher_logprobs_BT,
             versions_BT=experience.versions_BT,
+            version=experience.version,
             groups_B=torch.arange(num_prompts, device=experience.rewards_PG.device).repeat_interleave(group_size),
             row_ids_B=torch.arange(num_prompts * group_size, device=experience.rewards_PG.device),
             tokens=experience.tokens,

@@ -7,12 +7,17 @@ An algorithm is a frozen record of settings with two pure functions: `advantages
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from pydantic import model_validator
 from torch import Tensor
 
+from posttrain.algorithms.correcting import anchor_and_weigh, couple_rows
+from posttrain.algorithms.correction import Correction
 from posttrain.algorithms.declared import NEEDS, Card, DataKind, Need
 from posttrain.algorithms.metrics import common_metrics
+from posttrain.algorithms.mismatch import CORRECTION_METRICS, correction_metrics
+from posttrain.algorithms.named_corrections import CorrectionSetting, correction_of, refuse_a_second_weight
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
 from posttrain.errors import ConfigError
@@ -33,6 +38,8 @@ class Algorithm:
     """Of algorithms that sample: False where another teacher than a reward says what is good."""
     shared_sources: ClassVar[dict[str, str]] = {}
     """Sources of the defaults of inherited settings, as `Card.sources`."""
+    shared_metrics: ClassVar[dict[str, str]] = {}
+    """Formulas of metrics that the base logs, as `Card.metrics`."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -65,13 +72,31 @@ class PolicyGradient(Algorithm):
     """Settings that every policy-gradient algorithm has."""
 
     data_kind: ClassVar[DataKind] = "prompts"
-    shared_sources: ClassVar[dict[str, str]] = {"entropy_coef": "0: TRL, verl, OpenRLHF"}
+    shared_sources: ClassVar[dict[str, str]] = {
+        "entropy_coef": "0: TRL, verl, OpenRLHF",
+        "correction": "auto here; TRL corrects as soon as another engine samples, verl, OpenRLHF and AReaL on request",
+    }
+    shared_metrics: ClassVar[dict[str, str]] = CORRECTION_METRICS
 
     auto_correction: ClassVar[str] = "tis"
-    """What `correction = auto` means for this algorithm."""
+    """What `correction = auto` means for this algorithm, where the sampler is not the trainer's own numerics."""
 
     entropy_coef: Finite = 0.0
     """Weight of the entropy bonus, a mean over the tokens of the step. 0 also means: no gradient of it is computed."""
+    correction: CorrectionSetting = "auto"
+    """What makes up for the difference between sampler and trainer: a name, or settings as {action: mask, low: 0.5,
+    high: 5}. auto applies one in a run whose sampler computes in less than float32 or with weights that are not the
+    newest, and none otherwise."""
+
+    @model_validator(mode="after")
+    def _weights_once(self) -> Self:
+        refuse_a_second_weight(self.off_policy, has_ratio="old" in self.needs)
+        return self
+
+    @property
+    def off_policy(self) -> Correction | None:
+        """The correction that is applied."""
+        return correction_of(self.correction)
 
     def advantages(self, experience: Experience, state: Any = None) -> Tensor:
         """`[B, T]` advantages, 0 outside the trained tokens, without gradient."""
@@ -81,19 +106,31 @@ class PolicyGradient(Algorithm):
         """What the loss reads: advantages and, for a critic, returns."""
         return Batch.from_experience(experience, self.advantages(experience, state))
 
+    def prepare(self, batch: Batch) -> Batch:
+        return couple_rows(self.off_policy, batch)
+
     def start(self, outputs: Outputs | Tensor, batch: Batch) -> tuple[Outputs, Batch]:
-        """How every loss begins: outputs with gradient on trained tokens only."""
-        return on_trained_tokens(outputs, batch), batch
+        """How every loss begins: outputs with gradient on trained tokens only, and a batch with off-policy weights."""
+        outputs = on_trained_tokens(outputs, batch)
+        return outputs, anchor_and_weigh(self.off_policy, outputs, batch)
 
     def finish(
         self, loss: Tensor, metrics: Metrics, outputs: Outputs, batch: Batch, totals: Totals
     ) -> tuple[Tensor, Metrics]:
         """How every loss ends: with the entropy bonus and the metrics that all have in common."""
         loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
-        return loss, metrics | common_metrics(outputs, batch)
+        return loss, metrics | common_metrics(outputs, batch) | correction_metrics(self.off_policy, outputs, batch)
 
     def entropy_needs(self) -> frozenset[Need]:
-        return frozenset({"entropy"}) if self.entropy_coef else frozenset()
+        """What the settings of this base ask for."""
+        coupled = self.off_policy is not None and self.off_policy.couples_rows
+        look: Need = "old_for_advantages" if self.anchors_at_trainer else "current"
+        return frozenset[Need]([*(["entropy"] if self.entropy_coef else []), *([look] if coupled else [])])
+
+    @property
+    def anchors_at_trainer(self) -> bool:
+        """False where ratios are centred elsewhere than at old_logprobs: no pass is made for those."""
+        return self.off_policy is None or self.off_policy.anchor == "trainer"
 
     def require_group(self, experience: Experience) -> None:
         """The group-relative advantage of a single completion is always 0: nothing would be learnt (RULE 12)."""

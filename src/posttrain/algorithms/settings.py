@@ -56,7 +56,9 @@ def settings(cls: C) -> C:
 def _explain(record: Any, error: ValidationError) -> ConfigError:
     allowed_names = [f.name for f in fields(record)]
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or record.key
+    name = (
+        ".".join(str(part) for part in first["loc"] if not str(part).startswith("<")) or record.key
+    )  # <tag of a union>
     if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):
         return cause
     if first["type"] == "unexpected_keyword_argument":

@@ -1,0 +1,138 @@
+"""How a `Correction` acts on a batch: where the ratio is anchored, what each token weighs, which ones are rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.correction import Correction
+from posttrain.errors import ConfigError
+from posttrain.functional.corrections import (
+    LEVELS,
+    binary_kl_score,
+    log_linear_anchor,
+    mask,
+    mean_k3_score,
+    normalised,
+    reject,
+    sampler_log_ratio,
+    truncate,
+    within,
+    within_second_moment,
+)
+from posttrain.types import Batch, Outputs
+
+
+class Anchor(NamedTuple):
+    """Two `[B, T]` log-probabilities, constants for the gradient."""
+
+    center_BT: Tensor | None
+    """Where the ratio of the algorithm is centred; None: at the policy itself."""
+    corrected_BT: Tensor
+    """What the weight leads to: it is exp(corrected - sampler)."""
+
+
+def _at_trainer(now_BT: Tensor, batch: Batch) -> Anchor:
+    return Anchor(batch.old_logprobs_BT, trainer_logprobs(now_BT, batch))
+
+
+def _at_sampler(now_BT: Tensor, batch: Batch) -> Anchor:
+    """A token that the sampler gave no number for has ratio 1."""
+    sampling_BT = sampling_of(batch)
+    return Anchor(torch.where(sampling_BT.isfinite(), sampling_BT, now_BT), now_BT)
+
+
+def _between(now_BT: Tensor, batch: Batch) -> Anchor:
+    if batch.versions_BT is None or batch.version is None:
+        raise ConfigError(
+            given="correction: anchor = loglinear, but the batch does not say which policy version sampled which token",
+            allowed="versions_BT and version, or anchor = trainer",
+            fix="Pass Experience.from_rewards(..., versions_BT=..., version=...), or use correction = decoupled.",
+        )
+    sampling_BT, _ = _at_sampler(now_BT, batch)
+    assert sampling_BT is not None
+    anchor_BT = log_linear_anchor(now_BT, sampling_BT, batch.versions_BT, batch.version + 1)
+    return Anchor(anchor_BT, anchor_BT)
+
+
+ANCHORS: dict[str, Callable[[Tensor, Batch], Anchor]] = {
+    "trainer": _at_trainer,
+    "sampler": _at_sampler,
+    "loglinear": _between,
+}
+
+
+def trainer_logprobs(now_BT: Tensor, batch: Batch) -> Tensor:
+    """The trainer's log-probabilities before the update; None there means the policy's own (RULE 6)."""
+    return now_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT.detach()
+
+
+def sampling_of(batch: Batch) -> Tensor:
+    if batch.sampling_logprobs_BT is None:
+        raise ConfigError(
+            given="a correction, but there are no log-probabilities of the sampler",
+            allowed="correction = none, or sampling_logprobs_BT",
+            fix="Pass sampling_logprobs_BT, or set correction = none.",
+        )
+    return batch.sampling_logprobs_BT.detach()
+
+
+@torch.no_grad()
+def couple_rows(correction: Correction | None, batch: Batch) -> Batch:
+    """The weights of a whole update at once, where they depend on each other; rejected tokens may leave the mask."""
+    if correction is None or not correction.couples_rows:
+        return batch
+    before_BT = batch.old_logprobs_BT if correction.anchor == "trainer" else batch.current_logprobs_BT
+    if before_BT is None:
+        return batch  # nobody has looked at the policy yet: the loss takes its rows for the whole update
+    return _with_weights(correction, before_BT.detach(), batch)
+
+
+def anchor_and_weigh(correction: Correction | None, outputs: Outputs, batch: Batch) -> Batch:
+    """The batch with the ratio's anchor and, unless `couple_rows` has done it, with the weights."""
+    if correction is None:
+        return batch
+    now_BT = outputs.logprobs_BT.detach()
+    if correction.weighs and batch.correction_BT is None:
+        batch = _with_weights(correction, now_BT, batch)
+    return replace(batch, old_logprobs_BT=ANCHORS[correction.anchor](now_BT, batch).center_BT)
+
+
+def _with_weights(correction: Correction, now_BT: Tensor, batch: Batch) -> Batch:
+    """`correction_BT`: 0 where rejected, 1 outside the mask."""
+    mask_BT, sampling_BT = batch.completion_mask_BT, sampling_of(batch)
+    corrected_BT = ANCHORS[correction.anchor](now_BT, batch).corrected_BT
+    delta_BT = sampler_log_ratio(corrected_BT, sampling_BT, mask_BT)
+    weight = LEVELS[correction.level](delta_BT, mask_BT)
+    if correction.rejects:
+        kept = _kept(correction, weight, delta_BT, corrected_BT, sampling_BT, mask_BT)
+        weight = {"mask": mask, "reject": reject}[correction.action](weight, kept)
+    elif correction.action == "truncate":
+        weight = truncate(weight, correction.low, correction.high)
+    weight_BT = weight.expand(mask_BT.shape)
+    if correction.normalize:
+        weight_BT = normalised(weight_BT, mask_BT)
+    weight_BT = torch.where(mask_BT, weight_BT, 1.0)
+    if correction.rejected_in_denominator:
+        return replace(batch, correction_BT=weight_BT)
+    return replace(batch, correction_BT=weight_BT, completion_mask_BT=mask_BT & (weight_BT != 0))
+
+
+def _kept(
+    c: Correction, weight: Tensor, delta_BT: Tensor, corrected_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor
+) -> Tensor:
+    """Bool, of the shape of the score: which tokens or completions stay."""
+    if c.score == "second_moment":
+        assert c.high is not None
+        return within_second_moment(delta_BT, mask_BT, c.high)
+    scores: dict[str, Callable[[], Tensor]] = {
+        "weight": lambda: weight,
+        "binary_kl": lambda: binary_kl_score(corrected_BT, sampling_BT, mask_BT),
+        "mean_k3": lambda: mean_k3_score(delta_BT, mask_BT),
+        **{level: lambda level=level: LEVELS[level](delta_BT, mask_BT) for level in LEVELS},
+    }
+    return within(scores[c.score](), c.low, c.high)

@@ -1,0 +1,154 @@
+"""What makes up for the difference between the policy that sampled and the policy that an update starts from.
+
+mu is the sampler (another engine, other numerics, perhaps older weights), anchor the trainer's own log-probabilities:
+
+    delta = log anchor - log mu          w = exp(delta)                     per token
+                                         W = exp(sum of delta)              the whole completion
+                                         W' = exp(mean of delta)            geometric mean over the completion
+
+A weight multiplies the policy term, a filter sets it to 0; neither carries gradient. B rows, T tokens (docs/rules.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posttrain.functional.masks import masked
+from posttrain.functional.ratios import MAX_LOG_RATIO
+
+MIN_PROBABILITY = 1e-6
+"""Probabilities are held within this of 0 and 1 before a logarithm (RULE 28)."""
+
+
+def sampler_log_ratio(anchor_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, T]` delta, clamped to ±20; 0 outside the mask and where the sampler gave no finite number (`unreported`)."""
+    delta_BT = (anchor_BT.detach() - sampling_BT.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return masked(delta_BT, mask_BT & sampling_BT.isfinite())
+
+
+def unreported(sampling_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, T]` bool: trained tokens whose log-probability by the sampler is nan or infinite: their ratio is 1."""
+    return mask_BT & ~sampling_BT.isfinite()
+
+
+def log_linear_anchor(logprobs_BT: Tensor, sampling_BT: Tensor, versions_BT: Tensor, version: int) -> Tensor:
+    """`[B, T]`: log mu + alpha (logprobs - log mu), an anchor without a forward pass (A-3PO, arXiv:2512.06547).
+
+        alpha = (version - 1 - v) / (version - v) in [0, 1], 0 for v >= version
+
+    `version` is the one that the update makes, v the one that sampled the token: fresh tokens are anchored at mu.
+
+    >>> mu, now = torch.full((1, 4), -1.0), torch.full((1, 4), -0.4)
+    >>> [round(x, 6) for x in log_linear_anchor(now, mu, torch.tensor([[3, 5, 6, 4]]), version=6)[0].tolist()]
+    [-0.6, -1.0, -1.0, -0.7]
+    """
+    age_BT = (version - versions_BT).to(logprobs_BT.dtype)
+    alpha_BT = torch.where(age_BT > 0, (age_BT - 1) / age_BT.clamp(min=1), 0.0).clamp(0, 1)
+    return sampling_BT + alpha_BT * (logprobs_BT.detach() - sampling_BT)
+
+
+# Levels: from delta to a ratio
+
+
+def token_weight(delta_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, T]` w."""
+    return delta_BT.exp()
+
+
+def sequence_weight(delta_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]` W: exact for a reward of the whole completion, with a variance that grows with its length."""
+    return delta_BT.sum(dim=-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def geometric_weight(delta_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]` W': the same size whatever the length; a good filter, and as a weight biased."""
+    return _row_mean(delta_BT, mask_BT).exp()
+
+
+LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": token_weight,
+    "sequence": sequence_weight,
+    "geometric": geometric_weight,
+}
+
+
+# Actions: from a ratio and a decision to a weight
+
+
+def within(score: Tensor, low: float | None, high: float | None) -> Tensor:
+    """Bool: low <= score <= high; None for no bound."""
+    inside = torch.ones_like(score, dtype=torch.bool)
+    if low is not None:
+        inside = inside & (score >= low)
+    return inside if high is None else inside & (score <= high)
+
+
+def truncate(weight: Tensor, low: float | None, high: float | None) -> Tensor:
+    """The weight held between low and high (truncated importance sampling)."""
+    return weight if low is None and high is None else weight.clamp(low, high)
+
+
+def mask(weight: Tensor, kept: Tensor) -> Tensor:
+    """The weight itself where it is kept, 0 elsewhere (masked importance sampling; IcePop, arXiv:2510.18855)."""
+    return masked(weight, kept)
+
+
+def reject(weight: Tensor, kept: Tensor) -> Tensor:
+    """1 where it is kept, 0 elsewhere: a filter alone."""
+    return kept.expand_as(weight).to(weight.dtype)
+
+
+# Scores by which tokens or completions are kept, beside the ratios themselves
+
+
+def binary_kl_score(anchor_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, T]`: the larger of D(mu || anchor) and D(anchor || mu), of the sampled token against all others."""
+    p_mu, p_anchor = probability(sampling_BT, mask_BT), probability(anchor_BT, mask_BT)
+    score_BT = torch.maximum(binary_kl(p_mu, p_anchor), binary_kl(p_anchor, p_mu))
+    return masked(score_BT, ~unreported(sampling_BT, mask_BT))
+
+
+def probability(logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """exp(logprobs) held within [1e-6, 1 - 1e-6], at padding too: a log-probability of 0 would mean certainty."""
+    return masked(logprobs_BT.detach(), mask_BT).exp().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+
+
+def binary_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL between two coins: p log(p / q) + (1 - p) log((1 - p) / (1 - q)); p and q strictly between 0 and 1."""
+    return p * (p.log() - q.log()) + (1 - p) * ((-p).log1p() - (-q).log1p())
+
+
+def mean_k3_score(delta_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]`: the mean over a completion of w - 1 - log w, an estimate of KL(mu || anchor) that is never negative."""
+    return _row_mean(delta_BT.exp() - 1 - delta_BT, mask_BT)
+
+
+def within_second_moment(delta_BT: Tensor, mask_BT: Tensor, high: float) -> Tensor:
+    """`[B, T]` bool: what is left when the fewest tokens with the largest delta^2 are taken away so that the mean of
+    delta^2 over the rest is at most `high` (M2PO, arXiv:2510.01161). It couples all rows of an update.
+
+    >>> squares = torch.tensor([[1.69, 0.25, 0.04], [0.01, 0.0025, 0.0]])
+    >>> within_second_moment(squares.sqrt(), torch.ones(2, 3, dtype=torch.bool), high=0.04).tolist()
+    [[False, False, True], [True, True, True]]
+    """
+    squares_BT = masked(delta_BT, mask_BT).square().double()
+    ascending_N = squares_BT[mask_BT].sort().values
+    means_N = ascending_N.cumsum(dim=0) / torch.arange(1, len(ascending_N) + 1, device=ascending_N.device)
+    kept = int((means_N <= high).sum())  # the mean of the k smallest grows with k
+    if kept == len(ascending_N):
+        return mask_BT
+    return mask_BT & (squares_BT < ascending_N[kept])  # equals go together, so that the order of rows does not matter
+
+
+def normalised(weight_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The weights divided by their mean over the trained tokens of an update, whose rows this couples."""
+    mean = masked(weight_BT, mask_BT).sum() / mask_BT.sum().clamp(min=1)
+    return torch.where(mean > 0, weight_BT / mean, weight_BT)
+
+
+def _row_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, 1]`: the mean over the trained tokens of each row, 0 where there is none."""
+    return masked(x_BT, mask_BT).sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
