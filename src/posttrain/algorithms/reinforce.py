@@ -17,24 +17,12 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import (
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    clip_formulas,
-    ratio_metrics,
-)
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
+from posttrain.algorithms.returns import policy_term, returns_needs, token_returns
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
-from posttrain.algorithms.shared import (
-    advantages_of,
-    clipped_policy_term,
-    refuse_half_a_clip,
-    sampled_kl,
-    weighted,
-)
-from posttrain.functional.baselines import batch_mean, place_on_last_token, return_to_go
+from posttrain.algorithms.shared import refuse_half_a_clip, weighted
+from posttrain.functional.baselines import batch_mean
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import log_ratio
 from posttrain.functional.reductions import sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
@@ -69,9 +57,7 @@ class REINFORCE(PolicyGradient):
 
     @property
     def needs(self) -> frozenset[Need]:
-        penalty = frozenset[Need]({"old_for_advantages", "reference"} if self.kl_coef else ())
-        ratio = frozenset[Need]() if self.clip_low is None else frozenset[Need]({"old"})
-        return ratio | penalty | self.entropy_needs()
+        return returns_needs(self.clip_low, self.kl_coef) | self.entropy_needs()
 
     def initial_state(self) -> MovingAverage:
         return MovingAverage()
@@ -85,11 +71,8 @@ class REINFORCE(PolicyGradient):
         return MovingAverage(mean=mean, batches=state.batches + 1)
 
     def advantages(self, experience: Experience, state: MovingAverage | None = None) -> Tensor:
-        mask_BT = experience.scored_mask_BT
-        rewards_BT = place_on_last_token(experience.rewards_PG.reshape(-1), mask_BT)
-        if self.kl_coef:
-            rewards_BT = rewards_BT - self.kl_coef * sampled_kl(experience)
-        return masked(return_to_go(rewards_BT, mask_BT, self.gamma) - self._baseline(experience, state), mask_BT)
+        returns_BT = token_returns(experience, self.kl_coef, self.gamma)
+        return masked(returns_BT - self._baseline(experience, state), experience.scored_mask_BT)
 
     def _baseline(self, experience: Experience, state: MovingAverage | None) -> Tensor | float:
         if self.baseline == "batch_mean":
@@ -100,13 +83,8 @@ class REINFORCE(PolicyGradient):
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        mask_BT = batch.completion_mask_BT
-        if self.clip_low is None or self.clip_high is None:
-            loss_BT = -advantages_of(batch) * outputs.logprobs_BT
-            metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
-        else:
-            loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
-        loss = sequence_sum(weighted(loss_BT, batch), mask_BT, totals.sequences)
+        loss_BT, metrics = policy_term(outputs, batch, self.clip_low, self.clip_high)
+        loss = sequence_sum(weighted(loss_BT, batch), batch.completion_mask_BT, totals.sequences)
         return self.finish(loss, metrics, outputs, batch, totals)
 
     card: ClassVar[Card] = Card(

@@ -75,6 +75,11 @@ def group_std(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     return (centered_PG.square().sum(dim=-1, keepdim=True) / degrees_P1).sqrt()
 
 
+def reaches(rewards: Tensor, mark: float) -> Tensor:
+    """Bool: is the reward at least `mark`, but for the rounding of a weighted sum in float32? nan is not."""
+    return rewards >= mark - 1e-6 * max(1.0, abs(mark))
+
+
 def has_signal(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """`[P, 1]` bool: do the scored rewards of the prompt differ at all? (RULE 11)
 

@@ -74,3 +74,19 @@ def clipped_surrogate(
 def stopped_by_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """Bool: where `clipped_surrogate` has no gradient, because the ratio has left the band in its own direction."""
     return ((ratio < 1 - clip_low) & (advantages < 0)) | ((ratio > 1 + clip_high) & (advantages > 0))
+
+
+def off_policy_negatives(
+    logprobs_BT: Tensor, sampling_logprobs_BT: Tensor | None, advantages_B1: Tensor, mask_BT: Tensor, bound: float
+) -> Tensor:
+    """`[B, 1]` bool: a negative advantage, and a mean of log(sampler / policy) above `bound` (arXiv:2512.02556).
+
+    Such a completion has become improbable already. A token whose number is missing or infinite counts as 0; None for
+    the sampler means that the policy sampled the completions itself.
+    """
+    if sampling_logprobs_BT is None:
+        return torch.zeros_like(advantages_B1, dtype=torch.bool)
+    gap_BT = sampling_logprobs_BT - logprobs_BT.detach()
+    gap_BT = masked(gap_BT, mask_BT & gap_BT.isfinite())
+    mean_B1 = gap_BT.sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
+    return (advantages_B1 < 0) & (mean_B1 > bound)

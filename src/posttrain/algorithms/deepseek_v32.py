@@ -1,0 +1,132 @@
+"""DeepSeek-V3.2's GRPO: an unbiased KL, and no lesson from bad answers that the policy has left (arXiv:2512.02556).
+
+    A_i = R_i - mean(R)                                           over the G completions of one prompt
+    rho = exp(logprobs - old_logprobs)                            per token
+    M_i = 0 where A_i < 0 and mean_t (sampling_logprobs - logprobs) > max_negative_divergence, else 1
+    L   = -M_i min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
+
+Mean over the tokens of a completion, then over completions; one that M drops keeps its KL and its place in the
+denominator. Where the sampler reports no log-probabilities, M compares with old_logprobs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import (
+    DUAL_CLIP_METRICS,
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
+    clip_formulas,
+    mean_over,
+)
+from posttrain.algorithms.settings import AboveOne, NonNegative, Positive, settings
+from posttrain.algorithms.shared import (
+    KLInLoss,
+    advantages_of,
+    clipped_policy_term,
+    kl_term,
+    per_completion,
+    refuse_k1_in_loss,
+    weighted,
+)
+from posttrain.functional.baselines import center_by_group
+from posttrain.functional.masks import masked
+from posttrain.functional.ratios import off_policy_negatives
+from posttrain.functional.reductions import sequence_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class DeepSeekV32(PolicyGradient):
+    key: ClassVar[str] = "deepseek_v32"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 0.2
+    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    clip_high: NonNegative = 0.2
+    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    dual_clip: AboveOne | None = None
+    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    max_negative_divergence: Positive | None = 0.5
+    """A completion with a negative advantage leaves the policy term when the mean over its tokens of
+    log(sampler / policy), in nats, is above this. None is off."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    kl_estimator: KLInLoss = "k3_corrected"
+    """Read only when kl_coef > 0. k3_corrected has the value of k3 and the gradient of KL(policy || reference)."""
+
+    def __post_init__(self) -> None:
+        refuse_k1_in_loss(self.kl_estimator)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
+        return frozenset[Need]({"old"}) | reference | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        return experience.broadcast(center_by_group(experience.rewards_PG, experience.scored_PG))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT = batch.completion_mask_BT
+        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        if self.max_negative_divergence is not None:
+            dropped_B1 = left_behind(outputs, batch, self.max_negative_divergence)
+            loss_BT = masked(loss_BT, ~dropped_B1)
+            metrics["policy/dropped_fraction"] = mean_over(dropped_B1.float(), mask_BT.any(dim=-1, keepdim=True))
+        loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        return self.finish(sequence_mean(loss_BT, mask_BT, totals.sequences), metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="DeepSeek-V3.2's GRPO",
+        paper="DeepSeek-V3.2, arXiv:2512.02556",
+        summary="GRPO without its division, with an unbiased KL and without bad answers that have become improbable.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "none",
+            "ratio": "token",
+            "trust_region": "clip",
+            "kl": "loss",
+            "aggregation": "sequence_mean",
+            "correction": "auto",
+            "filter": "off_policy_negatives",
+            "shaping": "none",
+        },
+        use_when="Several updates are made per batch, or the sampler is not the trainer's own numerics (mixtures of "
+        "experts).",
+        avoid_when="Each batch is used for one update: then nothing is dropped.",
+        differs=(
+            "The paper multiplies k3 by the ratio; here the value is k3. The gradient, rho * delta, is the same.",
+            "The paper's recipe also keeps the sampler's top-p mask and its routing to experts in the trainer; here "
+            "training samples from the whole distribution.",
+            "The mean per completion favours long wrong answers, as GRPO's does.",
+        ),
+        sources={
+            "clip_low": "0.2: TRL, verl, OpenRLHF (the paper does not state it)",
+            "clip_high": "0.2: as clip_low",
+            "dual_clip": "off: TRL, OpenRLHF; verl uses 3",
+            "max_negative_divergence": "0.5: TRL's starting value (the paper does not state it)",
+            "kl_coef": "0 here; the paper sets it by domain",
+            "kl_estimator": "k3_corrected: the paper's unbiased estimate",
+        },
+        metrics=clip_formulas()
+        | DUAL_CLIP_METRICS
+        | RATIO_METRICS
+        | {"policy/dropped_fraction": "share of completions that leave the policy term: M = 0"}
+        | KL_METRICS
+        | ENTROPY_METRICS,
+    )
+
+
+def left_behind(outputs: Outputs, batch: Batch, bound: float) -> Tensor:
+    """`[B, 1]` bool: M = 0. The sampler's own log-probabilities are compared with where there are some."""
+    sampled_BT = batch.old_logprobs_BT if batch.sampling_logprobs_BT is None else batch.sampling_logprobs_BT
+    mask_BT = batch.completion_mask_BT
+    advantages_B1 = per_completion(advantages_of(batch), mask_BT)
+    return off_policy_negatives(outputs.logprobs_BT, sampled_BT, advantages_B1, mask_BT, bound)

@@ -1,0 +1,114 @@
+"""On-policy distillation: the student writes, the teacher says of each token what it thinks of it (arXiv:2306.08543).
+
+    A_t = coef * log(teacher / old policy)                        of the sampled token alone: no return, no discount
+    L   = -A_t * logprobs
+
+Mean over all tokens of the step. Its expected gradient is that of the reverse KL(student || teacher) at each position,
+over the prefixes that the student writes. With clip_low and clip_high the token ratio is clipped as in PPO; needed only
+for several updates per batch. Rewards are not needed; they are shown when there are some.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
+from posttrain.algorithms.returns import policy_term, teacher_log_ratio
+from posttrain.algorithms.settings import Finite, NonNegative, Positive, settings
+from posttrain.algorithms.shared import advantages_of, refuse_half_a_clip, weighted
+from posttrain.errors import ConfigError
+from posttrain.functional.kl import k1
+from posttrain.functional.reductions import token_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class Distillation(PolicyGradient):
+    key: ClassVar[str] = "distillation"
+    learns_from_rewards: ClassVar[bool] = False
+
+    divergence: Literal["reverse_kl", "forward_kl", "k3", "gjsd"] = "reverse_kl"
+    """What is made small. From tokens that the student samples only reverse_kl can be; the others are refused."""
+    coef: Positive = 1.0
+    """Factor of the advantages."""
+    floor: Finite = -10.0
+    """log(teacher / policy) of a token counts as at least this; a teacher may give a token no probability at all."""
+    clip_low: NonNegative | None = None
+    """None: no ratio. A number clips the token ratio from below at 1 - clip_low."""
+    clip_high: NonNegative | None = None
+    """The same from above, at 1 + clip_high. Set both or neither."""
+
+    def __post_init__(self) -> None:
+        refuse_half_a_clip(self.clip_low, self.clip_high)
+        if self.divergence != "reverse_kl":
+            raise ConfigError(
+                given=f"distillation.divergence = {self.divergence!r}, which sampled tokens cannot teach: it needs the "
+                "teacher's whole distribution, or has the gradient of another divergence",
+                allowed="reverse_kl",
+                fix="Set divergence = reverse_kl.",
+            )
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        ratio = frozenset[Need]() if self.clip_low is None else frozenset[Need]({"old"})
+        return frozenset[Need]({"teacher", "old_for_advantages"}) | ratio | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        return self.coef * teacher_log_ratio(experience, self.floor)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT = batch.completion_mask_BT
+        loss_BT, metrics = policy_term(outputs, batch, self.clip_low, self.clip_high)
+        loss = token_mean(weighted(loss_BT, batch), mask_BT, totals.tokens)
+        floored_BT = advantages_of(batch) <= self.coef * self.floor
+        metrics["teacher/floored_fraction"] = mean_over(floored_BT.float(), mask_BT)
+        if batch.teacher_logprobs_BT is not None:
+            kl_BT = k1(outputs.logprobs_BT, batch.teacher_logprobs_BT).clamp(max=-self.floor)
+            metrics["teacher/reverse_kl"] = mean_over(kl_BT, mask_BT)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="On-policy distillation",
+        paper="MiniLLM, arXiv:2306.08543",
+        summary="Each token that the student samples is rewarded by how much more probable the teacher finds it.",
+        choices={
+            "baseline": "teacher",
+            "normalisation": "none",
+            "ratio": "none",
+            "trust_region": "none",
+            "kl": "none",
+            "aggregation": "token_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="A better model with the same tokens exists: a signal on every token learns faster than a reward.",
+        avoid_when="The teacher has another tokenizer or chat template, or is no better at the task.",
+        differs=(
+            "No discount: a token is judged by itself. MiniLLM sums over the rest of the completion and mixes in the "
+            "teacher when sampling.",
+            "TRL's GKD and its distillation trainer differentiate a divergence over the whole vocabulary; here the "
+            "teacher scores sampled tokens alone, so that a server with log-probabilities is enough.",
+            "verl ships with k3, differentiated: in expectation that is the gradient of the forward KL (RULE 48).",
+            "Unbiased for the sum over positions of the reverse KL of the next token, divided by the number of tokens.",
+        ),
+        sources={
+            "divergence": "reverse_kl: the definition",
+            "coef": "1: the definition",
+            "floor": "-10 here: a token that the teacher finds 22,000 times less probable",
+            "clip_low": "off: the definition",
+            "clip_high": "off: the definition",
+        },
+        metrics=RATIO_METRICS
+        | clip_formulas()
+        | {
+            "teacher/reverse_kl": "mean over the trained tokens of logprobs - teacher_logprobs, at most -floor",
+            "teacher/floored_fraction": "share of trained tokens whose log(teacher / old policy) was below the floor",
+        }
+        | KL_METRICS
+        | ENTROPY_METRICS,
+    )

@@ -1,0 +1,110 @@
+"""GDPO: Group reward-Decoupled normalisation Policy Optimization, for several rewards (arXiv:2601.05242).
+
+    z_k = (R_k - mean(R_k)) / (std(R_k) + 1e-6)                   each reward k over the G completions of one prompt
+    A   = sum_k w_k z_k / (std over the batch + 1e-6)
+    rho = exp(logprobs - old_logprobs)                            per token
+    L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
+
+Mean over the tokens of a completion, then over completions. GRPO normalises the sum of the rewards: there the reward
+with the largest spread decides, and different combinations of rewards get the same advantage.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
+from posttrain.algorithms.settings import AboveOne, NonNegative, settings
+from posttrain.algorithms.shared import KLInLoss, clipped_policy_term, kl_term, refuse_k1_in_loss, weighted
+from posttrain.errors import ConfigError
+from posttrain.functional.baselines import sum_of_normalised
+from posttrain.functional.reductions import sequence_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class GDPO(PolicyGradient):
+    key: ClassVar[str] = "gdpo"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 0.2
+    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    clip_high: NonNegative = 0.2
+    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    dual_clip: AboveOne | None = None
+    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    kl_estimator: KLInLoss = "k3"
+    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
+    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+
+    def __post_init__(self) -> None:
+        refuse_k1_in_loss(self.kl_estimator)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
+        return frozenset[Need]({"old", "reward_components"}) | reference | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        rewards_KPG = reward_components_of(experience)
+        weights_K = experience.reward_weights_K
+        weights_K = torch.ones_like(rewards_KPG[:, 0, 0]) if weights_K is None else weights_K
+        return experience.broadcast(sum_of_normalised(rewards_KPG, weights_K, experience.scored_PG))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        loss = sequence_mean(loss_BT, batch.completion_mask_BT, totals.sequences)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="GDPO: Group reward-Decoupled normalisation Policy Optimization",
+        paper="GDPO, arXiv:2601.05242",
+        summary="GRPO for several rewards: each is normalised by itself, so that none drowns another.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "per_reward",
+            "ratio": "token",
+            "trust_region": "clip",
+            "kl": "loss",
+            "aggregation": "sequence_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="Several rewards are to be improved together, such as correctness, format and length.",
+        avoid_when="There is one reward: this is then GRPO on the scale of the batch.",
+        differs=(
+            "The mean over the batch is not subtracted: it is 0, as each normalised reward sums to 0 over its group. "
+            "So a group without signal stays at exactly 0. verl whitens over tokens, whose mean is not 0.",
+            "TRL adds 1e-4 in both places; 1e-6 is added here, as in verl.",
+            "A reward that does not apply to a completion (None) is in no statistic of that reward.",
+        ),
+        sources={
+            "clip_low": "0.2: as GRPO",
+            "clip_high": "0.2: as GRPO",
+            "dual_clip": "off: as GRPO",
+            "kl_coef": "0: as GRPO",
+            "kl_estimator": "k3: as GRPO",
+        },
+        metrics=clip_formulas() | DUAL_CLIP_METRICS | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+    )
+
+
+def reward_components_of(experience: Experience) -> Tensor:
+    """`[K, P, G]`: each reward function by itself."""
+    if experience.rewards_KPG is None:
+        raise ConfigError(
+            given="normalisation of each reward by itself, but only their sum is there",
+            allowed="rewards_KPG, nan where a reward does not apply",
+            fix="Pass rewards_KPG, or use grpo, which normalises the sum.",
+        )
+    return experience.rewards_KPG

@@ -1,0 +1,99 @@
+"""Kimi k1.5's policy optimisation: REINFORCE with a squared penalty on the log-ratio (arXiv:2501.12599, section 2.3).
+
+    R~_i = R_i + length_coef * length reward                      relative to the other answers to the prompt
+    l_i  = sum_t (logprobs - old_logprobs)                        log-ratio of the whole completion
+    L    = -(R~_i - mean(R~)) * sum_t logprobs  +  tau / 2 * l_i^2
+
+Mean over completions. It is a gradient step towards the policy that is proportional to old * exp(R / tau), taken on
+samples of the old policy: there is no ratio and no clip, tau holds the policy back.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.settings import Finite, NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, weighted
+from posttrain.functional.baselines import center_by_group, reaches
+from posttrain.functional.ratios import log_ratio, sequence_log_ratio
+from posttrain.functional.reductions import sequence_mean, sequence_sum
+from posttrain.functional.shaping import kimi_length_reward
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+SQUARED_LOG_RATIO = {
+    "policy/squared_log_ratio": "mean over the completions of l^2, l = sum_t (logprobs - old_logprobs)"
+}
+
+
+@settings
+class KimiK15(PolicyGradient):
+    key: ClassVar[str] = "kimi_k15"
+    min_group_size: ClassVar[int] = 2
+
+    tau: NonNegative = 0.1
+    """Strength of the pull to the policy at the start of the update."""
+    length_coef: NonNegative = 0.0
+    """Weight of the length reward, between 1/2 for the shortest correct answer to a prompt and -1/2 for the longest
+    answer. Switch it on once the model solves the task."""
+    correct_at: Finite = 1.0
+    """Read only when length_coef > 0. A completion with at least this reward counts as correct."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset[Need]({"old"}) | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
+        if self.length_coef:
+            correct_PG = reaches(rewards_PG, self.correct_at)
+            bonus_PG = kimi_length_reward(experience.lengths_PG, correct_PG, scored_PG)
+            rewards_PG = rewards_PG + self.length_coef * bonus_PG
+        return experience.broadcast(center_by_group(rewards_PG, scored_PG))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT = batch.completion_mask_BT
+        square_B1 = sequence_log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT).square()
+        loss_BT = weighted(-advantages_of(batch) * outputs.logprobs_BT, batch)
+        pull = sequence_mean((self.tau / 2 * square_B1).expand(mask_BT.shape), mask_BT, totals.sequences)
+        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        metrics["policy/squared_log_ratio"] = mean_over(square_B1, mask_BT.any(dim=-1, keepdim=True))
+        loss = sequence_sum(loss_BT, mask_BT, totals.sequences) + pull
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="Kimi k1.5 policy optimisation",
+        paper="Kimi k1.5, arXiv:2501.12599",
+        summary="The mean of the group as the baseline, and a squared log-ratio in place of a clip.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "none",
+            "ratio": "none",
+            "trust_region": "squared_log_ratio",
+            "kl": "none",
+            "aggregation": "sequence_sum",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="Several updates are made per batch and the answers' lengths are moderate.",
+        avoid_when="Answers are very long: l is a sum over the completion, and one update can move it far.",
+        differs=(
+            "The penalty is to the policy at the start of the update and not to the initial model; in a batch of one "
+            "update it is 0 and has no gradient.",
+            "The paper resets the optimizer's state at each iteration; here it is kept.",
+            "The paper's curriculum and its warm-up of the length reward are left to the data and to length_coef.",
+            "On-policy the expected step is (G - 1) / G times the gradient of expected reward, as that of Dr. GRPO.",
+        ),
+        sources={
+            "tau": "0.1 here; the paper does not state it",
+            "length_coef": "0 here: the paper adds it late in training, with a weight that it does not state",
+            "correct_at": "1: the full mark of the rewards that come with this library",
+        },
+        metrics=RATIO_METRICS | SQUARED_LOG_RATIO | KL_METRICS | ENTROPY_METRICS,
+    )

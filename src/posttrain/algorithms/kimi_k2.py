@@ -1,0 +1,96 @@
+"""Kimi K2's policy optimisation: regression of the log-ratio on the reward (arXiv:2507.20534, section 3.2).
+
+    R~_i = R_i - budget_penalty where the completion exceeds token_budget
+    l_i  = sum_t (logprobs - old_logprobs)                        log-ratio of the whole completion
+    L    = (R~_i - mean(R~) - tau * l_i)^2
+
+Mean over completions. At its minimum the policy is proportional to old * exp(R / tau). Its gradient is -2 tau times the
+ascent direction of Kimi k1.5. ptx_coef adds a next-token loss on other data to each update.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.settings import Count, NonNegative, Positive, settings
+from posttrain.algorithms.shared import advantages_of, per_completion, weighted
+from posttrain.functional.baselines import center_by_group
+from posttrain.functional.ratios import log_ratio, sequence_log_ratio
+from posttrain.functional.reductions import sequence_mean
+from posttrain.functional.shaping import budget_penalty
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class KimiK2(PolicyGradient):
+    key: ClassVar[str] = "kimi_k2"
+    min_group_size: ClassVar[int] = 2
+
+    tau: Positive = 0.1
+    """Strength of the pull to the policy at the start of the update. The gradient is proportional to it, so with plain
+    gradient descent the learning rate scales as 1 / tau."""
+    token_budget: Count | None = None
+    """Completions with more tokens than this are fined; None is off."""
+    budget_penalty: NonNegative = 1.0
+    """Read only with token_budget. What is subtracted from the reward of a completion beyond the budget."""
+    ptx_coef: NonNegative = 0.0
+    """Weight of the next-token loss on other data that is added to each update, against forgetting. 0 is off."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        auxiliary = frozenset[Need]({"auxiliary"} if self.ptx_coef else ())
+        return frozenset[Need]({"old"}) | auxiliary | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
+        if self.token_budget is not None:
+            rewards_PG = rewards_PG + budget_penalty(experience.lengths_PG, self.token_budget, self.budget_penalty)
+        return experience.broadcast(center_by_group(rewards_PG, scored_PG))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT = batch.completion_mask_BT
+        log_ratio_B1 = sequence_log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+        residual_B1 = per_completion(advantages_of(batch), mask_BT) - self.tau * log_ratio_B1
+        loss_BT = weighted(residual_B1.square().expand(mask_BT.shape), batch)
+        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        metrics["policy/squared_log_ratio"] = mean_over(log_ratio_B1.square(), mask_BT.any(dim=-1, keepdim=True))
+        return self.finish(sequence_mean(loss_BT, mask_BT, totals.sequences), metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="Kimi K2 policy optimisation",
+        paper="Kimi K2, arXiv:2507.20534",
+        summary="A squared error: the log-ratio of each answer is regressed on its reward above the group's mean.",
+        choices={
+            "baseline": "group_mean",
+            "normalisation": "none",
+            "ratio": "none",
+            "trust_region": "regression",
+            "kl": "none",
+            "aggregation": "sequence_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="Several updates are made per batch: the loss has its minimum where the policy should stop.",
+        avoid_when="Answers are very long: l is a sum over the completion, and one update can move it far.",
+        differs=(
+            "The paper gives each task its own token budget; here token_budget is one number.",
+            "The paper lowers the sampling temperature during training; here it is constant.",
+            "The mean of the group stands for tau * log Z, as in the paper.",
+            "On-policy the expected step is 2 tau (G - 1) / G times the gradient of expected reward.",
+        ),
+        sources={
+            "tau": "0.1 here; the paper does not state it",
+            "token_budget": "off here; the paper sets one per task",
+            "budget_penalty": "1 here, the full mark of a reward; the paper does not state it",
+            "ptx_coef": "0 here; the paper does not state it",
+        },
+        metrics=RATIO_METRICS | SQUARED_LOG_RATIO | KL_METRICS | ENTROPY_METRICS,
+    )

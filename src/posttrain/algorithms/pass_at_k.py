@@ -1,0 +1,93 @@
+"""Pass@k training: the probability that at least one of k answers is correct is what is raised (arXiv:2508.10751).
+
+    rho   = 1 - C(n - c, k) / C(n, k)                             n answers to the prompt, c of them correct
+    sigma = sqrt(rho (1 - rho))
+    A     = (1 - rho) / (sigma + 1e-6)                                                      of a correct answer
+    A     = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (sigma + 1e-6)              of a wrong one
+    L     = -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A),  ratio = exp(logprobs - old_logprobs) per token
+
+Mean over all tokens of the step. The advantages are averages over all subsets of k answers that an answer is part of,
+each subset rewarded like its best answer and normalised: nothing is drawn.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
+from posttrain.algorithms.settings import Count, Finite, NonNegative, settings
+from posttrain.algorithms.shared import clipped_policy_term, weighted
+from posttrain.functional.baselines import pass_at_k_advantages, reaches
+from posttrain.functional.reductions import token_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class PassAtK(PolicyGradient):
+    key: ClassVar[str] = "pass_at_k"
+    min_group_size: ClassVar[int] = 2
+
+    k: Count = 4
+    """Of how many answers at least one shall be correct; at most sampling.group_size. 1 is GRPO for right and wrong."""
+    correct_at: Finite = 1.0
+    """A completion with at least this reward counts as correct, every other as wrong."""
+    clip_low: NonNegative = 0.2
+    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    clip_high: NonNegative = 0.2
+    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset[Need]({"old"}) | self.entropy_needs()
+
+    @property
+    def group_size_needed(self) -> int:
+        return max(self.k, self.min_group_size)
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        self.require_group(experience)
+        rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
+        advantages_PG = pass_at_k_advantages(reaches(rewards_PG, self.correct_at), scored_PG, self.k)
+        return experience.broadcast(advantages_PG.to(rewards_PG.dtype))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
+        loss = token_mean(weighted(loss_BT, batch), batch.completion_mask_BT, totals.tokens)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="Pass@k training",
+        paper="Pass@k Training, arXiv:2508.10751",
+        summary="GRPO that rewards a group of k answers for its best one, so that exploring pays.",
+        choices={
+            "baseline": "pass_at_k",
+            "normalisation": "none",
+            "ratio": "token",
+            "trust_region": "clip",
+            "kl": "none",
+            "aggregation": "token_mean",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="Answers will be tried k at a time, or training on single answers has stopped exploring.",
+        avoid_when="A single answer counts: a prompt with fewer than k wrong answers teaches nothing here.",
+        differs=(
+            "Rewards are read as right or wrong at correct_at; the paper's rewards are 0 and 1.",
+            "Counts are of scored answers; a prompt with fewer than k of them teaches nothing.",
+            "The standard deviation of a subset's reward divides by the number of subsets and not by one less: the "
+            "paper's analytic form. It is part of the advantage, so the row names no normalisation.",
+            "The estimate is biased as GRPO's: it divides by a deviation that contains the answer itself.",
+        ),
+        sources={
+            "k": "4 here: half of the default group of 8",
+            "correct_at": "1: the paper's reward of a correct answer",
+            "clip_low": "0.2: as GRPO",
+            "clip_high": "0.2: as GRPO",
+        },
+        metrics=clip_formulas() | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+    )

@@ -1,0 +1,111 @@
+"""ReMax: REINFORCE whose baseline is the reward of the greedy answer (arXiv:2310.10505).
+
+    r_t = R on the last token, minus kl_coef * log(old / reference) on every token
+    A_t = sum over s >= t of gamma^(s-t) r_s  -  R(greedy completion of the prompt)
+    L   = -A_t * logprobs
+
+Sum over the tokens of a completion, mean over completions. With clip_low and clip_high the token ratio is clipped as in
+PPO; needed only for several updates per batch. A prompt whose greedy completion could not be scored leaves the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
+from posttrain.algorithms.returns import policy_term, returns_needs, token_returns
+from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
+from posttrain.algorithms.shared import refuse_half_a_clip, weighted
+from posttrain.errors import ConfigError
+from posttrain.functional.masks import masked
+from posttrain.functional.reductions import sequence_sum
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class ReMax(PolicyGradient):
+    key: ClassVar[str] = "remax"
+
+    clip_low: NonNegative | None = None
+    """None: no ratio, as in the paper. A number clips the token ratio from below at 1 - clip_low."""
+    clip_high: NonNegative | None = None
+    """The same from above, at 1 + clip_high. Set both or neither."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference, subtracted from the reward of each token (k1); the greedy answer has none."""
+    gamma: UnitInterval = 1.0
+    """Discount per token."""
+
+    def __post_init__(self) -> None:
+        refuse_half_a_clip(self.clip_low, self.clip_high)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        greedy = frozenset[Need]({"greedy_reward"})
+        return greedy | returns_needs(self.clip_low, self.kl_coef) | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        greedy_P1 = greedy_rewards_of(experience)
+        compared = with_baseline(experience)
+        greedy_B1 = greedy_P1.expand(experience.rewards_PG.shape).reshape(-1, 1)
+        returns_BT = token_returns(compared, self.kl_coef, self.gamma)
+        return masked(returns_BT - greedy_B1, compared.scored_mask_BT)
+
+    def to_batch(self, experience: Experience, state: None = None) -> Batch:
+        return Batch.from_experience(with_baseline(experience), self.advantages(experience, state))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        loss_BT, metrics = policy_term(outputs, batch, self.clip_low, self.clip_high)
+        loss = sequence_sum(weighted(loss_BT, batch), batch.completion_mask_BT, totals.sequences)
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="ReMax",
+        paper="ReMax, arXiv:2310.10505",
+        summary="The reward of the greedy answer to the same prompt takes the place of a critic.",
+        choices={
+            "baseline": "greedy",
+            "normalisation": "none",
+            "ratio": "none",
+            "trust_region": "none",
+            "kl": "reward",
+            "aggregation": "sequence_sum",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="One sampled answer per prompt is all that is affordable, and a baseline per prompt is wanted.",
+        avoid_when="Several answers per prompt are sampled anyway: their mean (RLOO, GRPO) is the better baseline.",
+        differs=(
+            "Unbiased: the greedy answer does not depend on the sampled one.",
+            "verl clips the token ratio (0.2) and averages over tokens; the paper's plain form is the default here.",
+            "A prompt whose greedy answer could not be scored is left out; elsewhere its baseline would be 0.",
+        ),
+        sources={
+            "clip_low": "off: the paper; verl uses 0.2",
+            "clip_high": "off: the paper; verl uses 0.2",
+            "kl_coef": "0 here: without it no reference model is loaded",
+            "gamma": "1: the paper",
+        },
+        metrics=RATIO_METRICS | clip_formulas() | KL_METRICS | ENTROPY_METRICS,
+    )
+
+
+def greedy_rewards_of(experience: Experience) -> Tensor:
+    """`[P, 1]`: the reward of the greedy completion of each prompt, nan where there is none."""
+    if experience.greedy_rewards_P is None:
+        raise ConfigError(
+            given="the greedy answer as the baseline, but there are no rewards of greedy completions",
+            allowed="greedy_rewards_P, one reward per prompt, nan where it could not be scored",
+            fix="Pass greedy_rewards_P, or choose a baseline that needs none, such as rloo.",
+        )
+    return experience.greedy_rewards_P[:, None].to(experience.rewards_PG.dtype)
+
+
+def with_baseline(experience: Experience) -> Experience:
+    """The completions of a prompt without a greedy reward count as unscored: they have nothing to be compared with."""
+    return replace(experience, scored_PG=experience.scored_PG & ~greedy_rewards_of(experience).isnan())

@@ -1,0 +1,55 @@
+"""What the relatives of REINFORCE share: returns with a KL in the reward, and a policy term with a clip or without."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from posttrain.algorithms.declared import Need
+from posttrain.algorithms.metrics import ratio_metrics
+from posttrain.algorithms.shared import advantages_of, clipped_policy_term, sampled_kl
+from posttrain.errors import ConfigError
+from posttrain.functional.baselines import place_on_last_token, return_to_go
+from posttrain.functional.masks import masked
+from posttrain.functional.ratios import log_ratio
+from posttrain.types import Batch, Experience, Metrics, Outputs
+
+
+def returns_needs(clip_low: float | None, kl_coef: float) -> frozenset[Need]:
+    """The KL is computed before the first update; the ratio of a clip only where a batch has several."""
+    penalty = frozenset[Need]({"old_for_advantages", "reference"} if kl_coef else ())
+    ratio = frozenset[Need]() if clip_low is None else frozenset[Need]({"old"})
+    return ratio | penalty
+
+
+def token_returns(experience: Experience, kl_coef: float, gamma: float) -> Tensor:
+    """`[B, T]` return-to-go of the reward on the last token, minus kl_coef * log(old / reference) on every token."""
+    mask_BT = experience.scored_mask_BT
+    rewards_BT = place_on_last_token(experience.rewards_PG.reshape(-1), mask_BT)
+    if kl_coef:
+        rewards_BT = rewards_BT - kl_coef * sampled_kl(experience)
+    return return_to_go(rewards_BT, mask_BT, gamma)
+
+
+def policy_term(
+    outputs: Outputs, batch: Batch, clip_low: float | None, clip_high: float | None
+) -> tuple[Tensor, Metrics]:
+    """`[B, T]` -A * logprobs without bounds, PPO's clipped loss with them; and its metrics."""
+    if clip_low is not None and clip_high is not None:
+        return clipped_policy_term(outputs, batch, clip_low, clip_high)
+    log_ratio_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+    return -advantages_of(batch) * outputs.logprobs_BT, ratio_metrics(log_ratio_BT, batch.completion_mask_BT)
+
+
+def teacher_log_ratio(experience: Experience, floor: float) -> Tensor:
+    """`[B, T]` log(teacher / policy) of each token, at least `floor`, under the policy that the update starts from.
+
+    The floor stands for the -inf of a teacher that gives a token no probability.
+    """
+    if experience.teacher_logprobs_BT is None or experience.old_logprobs_BT is None:
+        raise ConfigError(
+            given="distillation, but teacher or old log-probabilities are missing",
+            allowed="teacher_logprobs_BT and old_logprobs_BT",
+            fix="Pass both: the advantage of a token is log(teacher / old policy).",
+        )
+    log_ratio_BT = experience.teacher_logprobs_BT - experience.old_logprobs_BT
+    return masked(log_ratio_BT.clamp(min=floor), experience.scored_mask_BT).detach()

@@ -1,0 +1,90 @@
+"""TOPR: Tapered Off-Policy REINFORCE (arXiv:2503.14286).
+
+    A_i = R_i - baseline                                          a constant
+    q_i = exp(sum_t (logprobs - sampling_logprobs))               ratio of the whole completion to what sampled it
+    w_i = 1 where A_i >= 0,  min(q_i, 1) where A_i < 0            a weight: no gradient flows through it
+    L   = -w_i A_i * sum_t logprobs
+
+Sum over the tokens of a completion, mean over completions. Good answers are imitated however old they are; bad ones are
+pushed away only while the policy still gives them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.settings import Finite, settings
+from posttrain.algorithms.shared import advantages_of, per_completion, weighted
+from posttrain.functional.ratios import log_ratio, sequence_product_ratio
+from posttrain.functional.reductions import sequence_sum
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class TOPR(PolicyGradient):
+    key: ClassVar[str] = "topr"
+    auto_correction: ClassVar[str] = "bypass"
+
+    baseline: Finite = 0.0
+    """The constant that is subtracted from every reward. It sets how much positive completions weigh against negative
+    ones, which off-policy is not neutral: with rewards of 0 and 1, a baseline of 0 learns from right answers alone."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset[Need]({"old"}) | self.entropy_needs()
+
+    def advantages(self, experience: Experience, state: None = None) -> Tensor:
+        return experience.broadcast(experience.rewards_PG - self.baseline)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        mask_BT, advantages_BT = batch.completion_mask_BT, advantages_of(batch)
+        weight_B1 = truncated_negatives(outputs, batch)
+        loss_BT = weighted(-weight_B1 * advantages_BT * outputs.logprobs_BT, batch)
+        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        metrics["policy/weight_mean"] = mean_over(weight_B1, mask_BT.any(dim=-1, keepdim=True))
+        return self.finish(sequence_sum(loss_BT, mask_BT, totals.sequences), metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = Card(
+        title="TOPR: Tapered Off-Policy REINFORCE",
+        paper="Tapered Off-Policy REINFORCE, arXiv:2503.14286",
+        summary="REINFORCE on old data: positives count fully, negatives fade as the policy leaves them.",
+        choices={
+            "baseline": "constant",
+            "normalisation": "none",
+            "ratio": "sequence_product",
+            "trust_region": "truncated_negatives",
+            "kl": "none",
+            "aggregation": "sequence_sum",
+            "correction": "auto",
+            "filter": "none",
+            "shaping": "none",
+        },
+        use_when="Completions are used many times, or come from an older policy, and should not be thrown away.",
+        avoid_when="Data is fresh: then it is REINFORCE with a constant baseline, and RLOO has less variance.",
+        differs=(
+            "The anchor of the ratio is what sampled the completions, by its own log-probabilities where it reports "
+            "them: this is the off-policy correction itself, so no other is applied.",
+            "The ratio of a long bad completion soon is 0: negatives then switch themselves off, as in the paper.",
+            "On-policy it is the exact gradient; off-policy it is biased on purpose.",
+        ),
+        sources={"baseline": "0 here; the paper tunes it for the balance of positives and negatives"},
+        metrics=RATIO_METRICS
+        | {"policy/weight_mean": "mean over the completions of w: 1 where none is truncated"}
+        | KL_METRICS
+        | ENTROPY_METRICS,
+    )
+
+
+@torch.no_grad()
+def truncated_negatives(outputs: Outputs, batch: Batch) -> Tensor:
+    """`[B, 1]`: 1 for a completion with A >= 0, min(q, 1) for one with A < 0."""
+    mask_BT = batch.completion_mask_BT
+    ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+    negative_B1 = per_completion(advantages_of(batch), mask_BT) < 0
+    return torch.where(negative_B1, ratio_B1.clamp(max=1), torch.ones_like(ratio_B1))
