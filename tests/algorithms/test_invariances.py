@@ -151,7 +151,9 @@ def select(experience: Experience, prompts: list[int], members: list[int]) -> tu
     tensors = {f.name: getattr(experience, f.name) for f in fields(experience)}
     by_row = {n: v[index_B] for n, v in tensors.items() if isinstance(v, Tensor) and n.endswith("_BT")}
     by_group = {n: v[prompts][:, members] for n, v in tensors.items() if isinstance(v, Tensor) and n.endswith("_PG")}
-    return replace(experience, **by_row, **by_group), index_B
+    by_reward = {"rewards_KPG": experience.rewards_KPG[:, prompts][:, :, members]}  # type: ignore[index]
+    by_prompt = {"greedy_rewards_P": experience.greedy_rewards_P[prompts]}  # type: ignore[index]
+    return replace(experience, **by_row, **by_group | by_reward | by_prompt), index_B
 
 
 @every_algorithm
@@ -218,7 +220,7 @@ def test_what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, hidden
     def evaluate(fill: float) -> tuple[Tensor, Tensor]:
         experience = make_experience()
         outside = ~experience.scored_mask_BT
-        for name in ("old_logprobs_BT", "sampling_logprobs_BT", "ref_logprobs_BT"):
+        for name in ("old_logprobs_BT", "sampling_logprobs_BT", "ref_logprobs_BT", "teacher_logprobs_BT"):
             experience = replace(experience, **{name: getattr(experience, name).masked_fill(outside, fill)})
         outputs, batch = make_outputs(experience), make_batch(algorithm, experience)
         if batch.advantages_BT is not None:

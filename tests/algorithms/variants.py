@@ -4,6 +4,7 @@ from posttrain.algorithms import (
     CISPO,
     DAPO,
     DPPO,
+    GDPO,
     GMPO,
     GRPO,
     GSPO,
@@ -11,12 +12,21 @@ from posttrain.algorithms import (
     RLOO,
     SAPO,
     SFT,
+    TOPR,
     VESPO,
     Algorithm,
     ClipCov,
+    DeepSeekV32,
+    Distillation,
     DrGRPO,
     GSPOToken,
+    KimiK2,
+    KimiK15,
     KLCov,
+    PassAtK,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    ReMax,
 )
 
 VARIANTS: dict[str, Algorithm] = {
@@ -51,14 +61,34 @@ VARIANTS: dict[str, Algorithm] = {
     "kl_cov many": KLCov(cov_share=0.2, penalty=0.5),
     "dppo": DPPO(),
     "dppo kl": DPPO(divergence="kl", divergence_low=0.02, divergence_high=0.05, max_ratio=1.5),
+    "remax": ReMax(),
+    "remax clip kl": ReMax(clip_low=0.2, clip_high=0.2, kl_coef=0.1, gamma=0.9),
+    "reinforce_plus_plus": ReinforcePlusPlus(),
+    "reinforce_plus_plus kl sequences": ReinforcePlusPlus(kl_coef=0.1, gamma=0.9, whiten_over="sequences"),
+    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline(kl_coef=0.1),
+    "reinforce_plus_plus_baseline uncentred": ReinforcePlusPlusBaseline(center=False),
+    "gdpo": GDPO(),
+    "gdpo kl dual clip": GDPO(kl_coef=0.1, dual_clip=1.5),
+    "topr": TOPR(baseline=0.5),
+    "kimi_k15": KimiK15(),
+    "kimi_k15 length": KimiK15(tau=1.0, length_coef=0.5, correct_at=0.5),
+    "kimi_k2": KimiK2(),
+    "kimi_k2 budget": KimiK2(tau=1.0, token_budget=4, entropy_coef=0.1),
+    "pass_at_k": PassAtK(k=2, correct_at=0.5),
+    "deepseek_v32": DeepSeekV32(),
+    "deepseek_v32 corrected": DeepSeekV32(max_negative_divergence=0.05, kl_coef=0.1),
+    "distillation": Distillation(),
+    "distillation clip floor": Distillation(coef=0.5, floor=-0.2, clip_low=0.2, clip_high=0.2),
     "sft": SFT(),
 }
 GROUP_RELATIVE = [
     *("rloo", "grpo", "dr_grpo"),
     *("dapo", "gspo", "gspo_token", "gmpo", "cispo", "sapo", "vespo", "clip_cov", "kl_cov", "dppo"),
+    *("reinforce_plus_plus_baseline uncentred", "kimi_k15", "kimi_k2", "deepseek_v32"),
 ]
 """Variants whose advantages compare the completions of a prompt and sum to zero over them."""
-DIVIDED_BY_STD = set(GROUP_RELATIVE) - {"rloo", "dr_grpo"}
+NOT_DIVIDED = {"rloo", "dr_grpo", "kimi_k15", "kimi_k2", "deepseek_v32"}
+DIVIDED_BY_STD = {VARIANTS[name].key for name in GROUP_RELATIVE} - NOT_DIVIDED
 """Keys of those among them whose advantages do not grow with the scale of the rewards."""
-STRAIGHT_THROUGH = {"gspo_token", "cispo", "vespo", "dppo"}
+STRAIGHT_THROUGH = {"gspo_token", "cispo", "vespo", "dppo", "topr"}
 """Keys of those whose gradient is not that of their value: it holds a factor that is a constant for the gradient."""

@@ -4,25 +4,39 @@ from posttrain.algorithms.base import Algorithm, Card, PolicyGradient
 from posttrain.algorithms.cispo import CISPO
 from posttrain.algorithms.clip_cov import ClipCov
 from posttrain.algorithms.dapo import DAPO
+from posttrain.algorithms.deepseek_v32 import DeepSeekV32
+from posttrain.algorithms.distillation import Distillation
 from posttrain.algorithms.dppo import DPPO
 from posttrain.algorithms.dr_grpo import DrGRPO
+from posttrain.algorithms.gdpo import GDPO
 from posttrain.algorithms.gmpo import GMPO
 from posttrain.algorithms.grpo import GRPO
 from posttrain.algorithms.gspo import GSPO
 from posttrain.algorithms.gspo_token import GSPOToken
+from posttrain.algorithms.kimi_k2 import KimiK2
+from posttrain.algorithms.kimi_k15 import KimiK15
 from posttrain.algorithms.kl_cov import KLCov
+from posttrain.algorithms.pass_at_k import PassAtK
 from posttrain.algorithms.reinforce import REINFORCE
+from posttrain.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from posttrain.algorithms.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
+from posttrain.algorithms.remax import ReMax
 from posttrain.algorithms.reward_model import RewardModel
 from posttrain.algorithms.rloo import RLOO
 from posttrain.algorithms.sapo import SAPO
 from posttrain.algorithms.sft import SFT
+from posttrain.algorithms.topr import TOPR
 from posttrain.algorithms.vespo import VESPO
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "reinforce": REINFORCE,
+    "remax": ReMax,
     "rloo": RLOO,
+    "reinforce_plus_plus": ReinforcePlusPlus,
+    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
+    "gdpo": GDPO,
     "dapo": DAPO,
     "gspo": GSPO,
     "gspo_token": GSPOToken,
@@ -33,6 +47,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "clip_cov": ClipCov,
     "kl_cov": KLCov,
     "dppo": DPPO,
+    "topr": TOPR,
+    "kimi_k15": KimiK15,
+    "kimi_k2": KimiK2,
+    "pass_at_k": PassAtK,
+    "deepseek_v32": DeepSeekV32,
+    "distillation": Distillation,
     "sft": SFT,
     "reward_model": RewardModel,
 }
@@ -42,6 +62,7 @@ __all__ = [
     "CISPO",
     "DAPO",
     "DPPO",
+    "GDPO",
     "GMPO",
     "GRPO",
     "GSPO",
@@ -49,13 +70,22 @@ __all__ = [
     "RLOO",
     "SAPO",
     "SFT",
+    "TOPR",
     "VESPO",
     "Algorithm",
     "Card",
     "ClipCov",
+    "DeepSeekV32",
+    "Distillation",
     "DrGRPO",
     "GSPOToken",
     "KLCov",
+    "KimiK2",
+    "KimiK15",
+    "PassAtK",
     "PolicyGradient",
+    "ReMax",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
     "RewardModel",
 ]
