@@ -113,10 +113,14 @@ def test_any_split_by_units_sums_to_the_same_loss_and_gradient(owner, seed):
     assert outputs.scores_B is not None
     algorithm, totals = RewardModel(margin=0.2, center_coef=0.1), count_totals(batch)
     whole, metrics = algorithm.loss(outputs, batch, totals)
-    parts = [[row for unit, o in zip(batch.units, owner, strict=True) if o == part for row in unit] for part in range(4)]
+    parts = [
+        [row for unit, o in zip(batch.units, owner, strict=True) if o == part for row in unit] for part in range(4)
+    ]
     losses, found = zip(
         *(
-            algorithm.loss(Outputs(outputs.logprobs_BT[rows], scores_B=outputs.scores_B[rows]), batch.rows(rows), totals)
+            algorithm.loss(
+                Outputs(outputs.logprobs_BT[rows], scores_B=outputs.scores_B[rows]), batch.rows(rows), totals
+            )
             for rows in parts
             if rows
         ),
@@ -178,7 +182,10 @@ def test_the_rows_of_a_pair_are_found_again_after_any_permutation():
         (lambda: Batch.from_pairs(torch.ones(3, 2)), "has 3 rows, but pairs have two each"),
         (lambda: Batch.from_pairs(torch.ones(4, 2), margins_N=torch.ones(4)), "but there are 2 pairs"),
         (lambda: batch_of(3).rows([0, 4]).pairs, "a preference pair was torn apart"),
-        (lambda: Batch(completion_mask_BT=torch.ones(2, 2), groups_B=torch.arange(2)).pairs, "holds no preference pairs"),
+        (
+            lambda: Batch(completion_mask_BT=torch.ones(2, 2), groups_B=torch.arange(2)).pairs,
+            "holds no preference pairs",
+        ),
     ],
 )
 def test_rows_that_are_no_pairs_are_refused(broken, message):

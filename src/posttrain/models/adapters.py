@@ -26,34 +26,41 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def apply_lora(model: PreTrainedModel, config: LoRAConfig, *, seed: int = 0) -> PeftModel:
+def apply_lora(
+    model: PreTrainedModel, config: LoRAConfig, *, seed: int = 0, head: nn.Module | None = None
+) -> PeftModel:
     """Freeze the model and put float32 adapters of `config.rank` on its linear layers; they start as the identity.
 
-    Initial values depend on `seed` alone; the global random state is neither read nor moved. Raises ConfigError for a
+    A `head` that is not that of a language model gets no adapter and stays trainable as it is. Initial values depend on `seed` alone; the global random state is neither read nor moved. Raises ConfigError for a
     name that fits no linear layer, for a head that is tied to the embedding (merged, the two would come apart), and for
     what peft refuses.
     """
     if config.target_modules != "all-linear":
         _check_targets(model, config.target_modules)
+    kept = [name for name, module in model.named_modules() if module is head]
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=config.target_modules,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        task_type="CAUSAL_LM",
+        exclude_modules=kept or None,
+        task_type=None if kept else "CAUSAL_LM",
     )
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         try:
-            return get_peft_model(model, lora)  # type: ignore[return-value]
+            adapted = get_peft_model(model, lora)
         except ValueError as error:  # experts, for example, take no dropout
             raise ConfigError(
                 given=f"lora cannot be applied to {type(model).__name__}: {error}",
                 allowed="settings that peft supports for every layer that is adapted",
                 fix="Set lora.dropout = 0, or name other layers in lora.target_modules.",
             ) from error
+    if head is not None:
+        head.requires_grad_(True)
+    return adapted  # type: ignore[return-value]
 
 
 def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:

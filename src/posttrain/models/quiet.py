@@ -1,4 +1,4 @@
-"""Keeping transformers quiet where its progress bars would run into our own output."""
+"""Keeping transformers quiet where its progress bars and reports would run into our own output."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def without_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Errors of transformers only; what else it would say of a folder is checked and said by the caller."""
+    shown = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(shown)

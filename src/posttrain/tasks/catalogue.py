@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from posttrain.errors import DataError
 from posttrain.tasks.base import Problem, RowSource, Task, TinyRecipe
+from posttrain.tasks.preferences import PreferenceTask
 
 TEN_LETTERS = string.ascii_lowercase[:10]
 NUMBER_REWARDS = ({"name": "exact_match"}, {"name": "numeric"})
@@ -121,7 +122,7 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> RowSource:
-    """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`.
+    """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `pairs/sort`, `reasoning_gym/NAME`.
 
     Raises `DataError` for a name or a difficulty that there is not.
 
@@ -132,6 +133,8 @@ def find_task(name: str) -> RowSource:
         from posttrain.tasks.reasoning_gym import ReasoningGymTask
 
         return ReasoningGymTask.named(name.removeprefix("reasoning_gym/"))
+    if name.startswith("pairs/"):
+        return PreferenceTask(task=find_builtin(name.removeprefix("pairs/")))
     return find_builtin(name)
 
 

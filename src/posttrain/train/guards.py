@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.functional.baselines import has_signal
-from posttrain.types import Batch, Completion, Example, Experience, Outputs, Pair, Prompt
+from posttrain.types import Batch, Completion, Example, Experience, Outputs, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -133,12 +133,12 @@ def name_completions(prompts: Sequence[Prompt], groups: Sequence[Sequence[Comple
     ]
 
 
-def name_pairs(pairs: Sequence[Pair]) -> list[RowName]:
+def name_pairs(examples: Sequence[Example]) -> list[RowName]:
     """Names for the rows of preference pairs: all chosen ones, then all rejected ones."""
+    sides = [side for side in ("chosen", "rejected") for _ in range(len(examples) // 2)]
     return [
-        RowName(name=f"row {pair.index} of the data, {side}", content={"index": pair.index, "side": side})
-        for side in ("chosen", "rejected")
-        for pair in pairs
+        RowName(name=f"row {e.index} of the data, {side}", content={"index": e.index, "side": side})
+        for e, side in zip(examples, sides, strict=True)
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from posttrain.train.guards import Guards
     from posttrain.train.measure import Measure
     from posttrain.train.optimizer import Updater
-    from posttrain.train.policy import Forward, Publisher
+    from posttrain.train.policy import HeldWeights
     from posttrain.train.store import RunStore
-    from posttrain.types import Batch
+    from posttrain.types import Batch, Metrics, Outputs
 
 
 class Weigh(Protocol):
@@ -49,6 +49,10 @@ class Refresh(Protocol):
         ...
 
 
+def write_language_model(loaded: LoadedModel, folder: Path) -> None:
+    save_model(loaded.model, loaded.tokenizer, folder, eos_ids=loaded.eos_ids, pad_id=loaded.pad_id)
+
+
 @dataclass
 class Run:
     """What `train` and `resume` return; while training, what the loop works with."""
@@ -58,15 +62,18 @@ class Run:
     view: TerminalView
     loaded: LoadedModel
     algorithm: Algorithm
-    forward: Forward
+    forward: Callable[[Batch], Outputs]
     weigh: Weigh
     refresh: Refresh
     optimizer: Updater
     guards: Guards
     feed: Feed
-    publish: Publisher
+    publish: Callable[[int], Metrics]
+    """Hands the weights of a version to whoever samples."""
     measure: Measure
     checkpoints: Checkpoints
+    held: HeldWeights | None = None
+    """What the sampler decodes with, where that is a copy."""
     step: int = 0
     """Steps done, which is also the policy version."""
     num_tokens: int = 0
@@ -74,6 +81,8 @@ class Run:
     evaluation: dict[str, Any] = field(default_factory=dict)
     """The content of evaluation.json."""
     saves: SavePolicy = field(default_factory=SavePolicy)
+    write_model: Callable[[LoadedModel, Path], object] = write_language_model
+    """Writes the folder that transformers opens."""
 
     @property
     def config(self) -> RunConfig:
@@ -165,7 +174,12 @@ class Run:
 
     def tensors(self) -> dict[str, Any]:
         """Every tensor that the next step depends on."""
-        return {"policy": self.trained_tensors(), "optimizer": self.optimizer.tensors()}
+        held = self.held.tensors(self.step) if self.held else {}
+        return {
+            "policy": self.trained_tensors(),
+            "optimizer": self.optimizer.tensors(),
+            **({"held": held} if held else {}),
+        }
 
     def weights(self) -> dict[str, Tensor]:
         """Every weight, trained or not: what the checkpoint's model folder holds."""
@@ -176,11 +190,15 @@ class Run:
 
     def save(self, *, required: bool = False) -> None:
         """Write the checkpoint of this step; a miss is a warning, the third in a row or a required one an error."""
-        plain = {"num_tokens": self.num_tokens, "algorithm": self.weigh.state_dict(), "guards": self.guards.state()}
+        plain = {
+            "num_tokens": self.num_tokens,
+            "algorithm": self.weigh.state_dict(),
+            "guards": self.guards.state(),
+            "published": self.held.version if self.held else self.step,
+        }
 
         def write(folder: Path) -> None:
-            loaded = self.loaded
-            save_model(loaded.model, loaded.tokenizer, folder / "model", eos_ids=loaded.eos_ids, pad_id=loaded.pad_id)
+            self.write_model(self.loaded, folder / "model")
             save_state(folder / "state", self.tensors(), plain)
 
         try:
@@ -209,6 +227,8 @@ class Run:
         self.weigh.load_state_dict(plain["algorithm"])
         self.guards.load_state(plain["guards"])
         self.step, self.num_tokens = checkpoint.step, plain["num_tokens"]
+        if self.held and "held" in tensors:
+            self.held.restore(tensors["held"], plain["published"])
         self.publish(self.step)
         self.store.truncate_after(self.step)
         self.evaluation = self.store.read_evaluation()

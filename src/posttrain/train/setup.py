@@ -29,8 +29,9 @@ from posttrain.train.guards import Guards
 from posttrain.train.loop import microbatches
 from posttrain.train.measure import HeldOutAnswers, HeldOutLoss, Measure, WithForgetting
 from posttrain.train.optimizer import Updater
-from posttrain.train.policy import Forward, Publisher, TrainerScores
+from posttrain.train.policy import Forward, HeldWeights, Publisher, TrainerScores
 from posttrain.train.run import Refresh, Run, Weigh
+from posttrain.train.scoring import set_up_scoring
 from posttrain.train.weigh import AsBatch, Fill, Weighing, as_weighed, fill_logprobs, with_current_logprobs
 
 if TYPE_CHECKING:
@@ -49,12 +50,14 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     rows = read_split(config.data, config.seed)
     if config.evaluation.forgetting is not None:
         read_texts(config.evaluation.forgetting)
+    if "scores" in algorithm.needs:
+        return set_up_scoring(resolved, store, view, algorithm, rows)
     judges = Judges.of(config, resources)
     loaded = load_policy(config)
     forward = policy_forward(config, loaded, algorithm)
-    sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=_decoding_dtype(loaded))
+    samplers = Samplers.of(config, loaded)
     guards = Guards.of(config, store.evidence)
-    feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, sampler, judges)
+    feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, samplers, judges)
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     for note in (*loaded.notes, *notes):
@@ -77,7 +80,14 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         optimizer=Updater(loaded.model.parameters(), config.train),
         guards=guards,
         feed=feed,
-        publish=Publisher(loaded.model, sampler, proof, TrainerScores(forward.under(loaded.model), loaded.pad_id)),
+        publish=Publisher(
+            loaded.model,
+            samplers.training,
+            proof,
+            TrainerScores(forward.under(loaded.model), loaded.pad_id),
+            every=config.train.publish_every,
+        ),
+        held=None if samplers.training.shared else HeldWeights(samplers.training),
         measure=measure,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
     )
@@ -162,6 +172,24 @@ def _decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
     return None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
 
 
+class Samplers(NamedTuple):
+    """What answers prompts."""
+
+    training: LocalSampler
+    """With the weights that were published last; its own copy of them where that is not after every step."""
+    evaluation: LocalSampler
+    """With the present weights."""
+
+    @staticmethod
+    def of(config: RunConfig, loaded: LoadedModel) -> Samplers:
+        def sampler(*, shared: bool) -> LocalSampler:
+            dtype = _decoding_dtype(loaded)
+            return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, dtype=dtype)
+
+        present = sampler(shared=True)
+        return Samplers(present if config.train.publish_every == 1 else sampler(shared=False), present)
+
+
 class Judges(NamedTuple):
     """What scores answers."""
 
@@ -188,7 +216,7 @@ def online(
     rows: Split,
     loaded: LoadedModel,
     forward: Forward,
-    sampler: LocalSampler,
+    samplers: Samplers,
     judges: Judges,
 ) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
     """Prompts are answered and the answers are scored."""
@@ -203,13 +231,13 @@ def online(
     feed = SampledFeed(
         config,
         train.prompts,
-        sampler,
+        samplers.training,
         rewards,
         pad_id=loaded.pad_id,
         needs=algorithm.needs,
         learns_from_rewards=algorithm.learns_from_rewards,
     )
-    measure = HeldOutAnswers(config, sampler, heldout.prompts, rewards, check)
+    measure = HeldOutAnswers(config, samplers.evaluation, heldout.prompts, rewards, check)
     return (
         feed,
         measure,
@@ -274,7 +302,7 @@ def supervised(
     rows: Split,
     loaded: LoadedModel,
     forward: Forward,
-    sampler: LocalSampler,
+    samplers: Samplers,
     judges: Judges,
 ) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
     """Given answers are imitated."""
