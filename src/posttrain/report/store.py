@@ -21,7 +21,8 @@ Status = Literal["finished", "failed", "unfinished"]
 _STEP = re.compile(r"step-(\d+)")
 _ORIGIN = re.compile(r"^(?P<line>.*?\S)\s+# (?P<origin>[^'\"]*)$")
 _ROLLOUT_COLUMNS = (
-    "prompt_index", "group", "row", "prompt", "completion", "completion_ids", "reward", "scored", "advantage",
+    "prompt_index", "group", "row", "prompt", "completion", "completion_ids", "reward", "scored", "discarded",
+    "advantage",
     "advantages", "logprobs", "finish_reason", "version",
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Literal
@@ -82,16 +82,52 @@ class TrainerScores:
 
 
 class Publisher:
-    """Hands the trained weights to the sampler as a new policy version, and proves that they arrived (promise 3)."""
+    """Hands the trained weights to the sampler as a new policy version, and proves that they arrived (promise 3).
+
+    Every `every` steps; between them the sampler goes on with the version that it has.
+    """
 
     def __init__(
-        self, model: nn.Module, sampler: InProcessSampler, proof: DeliveryProof, trainer_scores: TrainerScores
+        self,
+        model: nn.Module,
+        sampler: InProcessSampler,
+        proof: DeliveryProof,
+        trainer_scores: TrainerScores,
+        *,
+        every: int = 1,
     ) -> None:
         self.model, self.sampler, self.proof, self.trainer_scores = model, sampler, proof, trainer_scores
+        self.every = every
 
-    def __call__(self, version: int) -> Metrics:
-        self.sampler.load_weights(self.model, version)
-        return self.proof.check(self.trainer_scores, self.model, self.sampler, version)
+    def __call__(self, step: int) -> Metrics:
+        if step % self.every:
+            return {}
+        self.sampler.load_weights(self.model, step)
+        return self.proof.check(self.trainer_scores, self.model, self.sampler, step)
+
+
+class HeldWeights:
+    """The weights that a sampler with a model of its own decodes with: part of a checkpoint while they are older."""
+
+    def __init__(self, sampler: InProcessSampler) -> None:
+        self.sampler = sampler
+
+    def tensors(self, step: int) -> dict[str, Tensor]:
+        """All of them; nothing when they are those of `step`, which the checkpoint has anyway."""
+        parameters = self.sampler.model.named_parameters()
+        return {} if self.sampler.version == step else {name: tensor.detach() for name, tensor in parameters}
+
+    @property
+    def version(self) -> int:
+        return self.sampler.version
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Go back to what `tensors` gave."""
+        parameters = dict(self.sampler.model.named_parameters())
+        for name, tensor in tensors.items():
+            parameters[name].copy_(tensor)
+        self.sampler.version = version
 
 
 def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:
