@@ -78,7 +78,7 @@ def test_the_gradient_is_the_probability_of_the_wrong_order():
     outputs, batch = outputs_of(CHOSEN + REJECTED), batch_of(margins=[1, 0, 1 / 3])
     loss, _ = RewardModel(margin="data").loss(outputs, batch, count_totals(batch))
     (gradient_B,) = torch.autograd.grad(loss, outputs.scores_B)  # type: ignore[arg-type]
-    wrong = [1 / (1 + math.exp(w - l - m)) / 3 for w, l, m in zip(CHOSEN, REJECTED, [1, 0, 1 / 3], strict=True)]
+    wrong = [1 / (1 + math.exp(a - b - m)) / 3 for a, b, m in zip(CHOSEN, REJECTED, [1, 0, 1 / 3], strict=True)]
     torch.testing.assert_close(gradient_B[:3], -torch.tensor(wrong, dtype=torch.float64), rtol=1e-12, atol=0)
     torch.testing.assert_close(gradient_B[3:], -gradient_B[:3], rtol=0, atol=0)
 

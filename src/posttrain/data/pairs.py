@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from posttrain.data.dropped import Dropped, refuse_too_many, summary
@@ -117,7 +116,8 @@ def implicit_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
     if isinstance(chosen, str) or isinstance(rejected, str):
         assert isinstance(chosen, str)
         assert isinstance(rejected, str)
-        same = len(commonprefix([chosen, rejected]))
+        differ = (n for n, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
+        same = next(differ, min(len(chosen), len(rejected)))
         words_end = (n for n in range(same, 0, -1) if chosen[n : n + 1].isspace() and rejected[n : n + 1].isspace())
         same = next(words_end, same)
         return chosen[:same], chosen[same:], rejected[same:]

@@ -31,9 +31,9 @@ def apply_lora(
 ) -> PeftModel:
     """Freeze the model and put float32 adapters of `config.rank` on its linear layers; they start as the identity.
 
-    A `head` that is not that of a language model gets no adapter and stays trainable as it is. Initial values depend on `seed` alone; the global random state is neither read nor moved. Raises ConfigError for a
-    name that fits no linear layer, for a head that is tied to the embedding (merged, the two would come apart), and for
-    what peft refuses.
+    A `head` that is not that of a language model gets no adapter and stays trainable as it is. Initial values depend on
+    `seed` alone; the global random state is neither read nor moved. Raises ConfigError for a name that fits no linear
+    layer, for a head that is tied to the embedding (merged, the two would come apart), and for what peft refuses.
     """
     if config.target_modules != "all-linear":
         _check_targets(model, config.target_modules)

@@ -168,7 +168,10 @@ def worst_rows(numbers: Mapping[str, Tensor], batch: Batch) -> list[BadRow]:
 
 
 def worst_gradients(row_norm: Callable[[Batch], float], batch: Batch) -> list[BadRow]:
-    """Rows whose own gradient is not finite; if each is finite alone, the one with the longest. Of a pair, the first."""
+    """Rows whose own gradient is not finite; if each is finite alone, the one with the longest.
+
+    The two rows of a pair have one gradient; it is named by the chosen one.
+    """
     trains = batch.completion_mask_BT.any(dim=-1).tolist()
     units = [unit for unit in batch.units if any(trains[row] for row in unit)]
     rows = [BadRow(row=unit[0], what="gradient norm", value=row_norm(batch.rows(unit))) for unit in units]

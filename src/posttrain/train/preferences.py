@@ -1,4 +1,4 @@
-"""Training on preference pairs: where a step's pairs come from, and how often the better answer is told on held-out ones."""
+"""Training on preference pairs: where those of a step come from, and how often held-out ones are told apart."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class PairScores(NamedTuple):
     @property
     def right_N(self) -> list[float]:
         """1 where the chosen answer scores higher; a tie is wrong."""
-        return [float(w > l) for w, l in zip(self.chosen_N, self.rejected_N, strict=True)]
+        return [float(better > worse) for better, worse in zip(self.chosen_N, self.rejected_N, strict=True)]
 
     @property
     def margins_N(self) -> list[float]:
-        return [w - l for w, l in zip(self.chosen_N, self.rejected_N, strict=True)]
+        return [better - worse for better, worse in zip(self.chosen_N, self.rejected_N, strict=True)]
 
     @property
     def spread(self) -> tuple[float, float]:
