@@ -7,7 +7,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.algorithms import ALGORITHMS, GRPO, REINFORCE, RLOO, SFT, Algorithm, DrGRPO, PolicyGradient
+from posttrain.algorithms import (
+    ALGORITHMS,
+    GDPO,
+    GRPO,
+    REINFORCE,
+    RLOO,
+    SFT,
+    TOPR,
+    Algorithm,
+    DeepSeekV32,
+    Distillation,
+    DrGRPO,
+    KimiK2,
+    KimiK15,
+    PassAtK,
+    PolicyGradient,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    ReMax,
+)
 from posttrain.algorithms.base import NEEDS, Need
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Outputs, count_totals
@@ -89,6 +108,20 @@ def test_a_setting_that_cannot_be_meant_is_refused(cls: type[Algorithm], given: 
         (GRPO(entropy_coef=-0.1), {"old", "entropy"}),
         (DrGRPO(), {"old"}),
         (DrGRPO(kl_coef=0.1), {"old", "reference"}),
+        (ReMax(), {"greedy_reward"}),
+        (ReMax(kl_coef=0.1), {"greedy_reward", "old_for_advantages", "reference"}),
+        (ReinforcePlusPlus(), {"old"}),
+        (ReinforcePlusPlus(kl_coef=0.1), {"old", "old_for_advantages", "reference"}),
+        (ReinforcePlusPlusBaseline(kl_coef=0.1), {"old", "reference"}),
+        (GDPO(), {"old", "reward_components"}),
+        (TOPR(), {"old"}),
+        (KimiK15(), {"old"}),
+        (KimiK2(), {"old"}),
+        (KimiK2(ptx_coef=0.1), {"old", "auxiliary"}),
+        (PassAtK(), {"old"}),
+        (DeepSeekV32(kl_coef=0.1), {"old", "reference"}),
+        (Distillation(), {"teacher", "old_for_advantages"}),
+        (Distillation(clip_low=0.2, clip_high=0.2), {"teacher", "old", "old_for_advantages"}),
         (SFT(), set()),
     ],
 )
@@ -133,14 +166,16 @@ def test_an_algorithm_without_state_keeps_none(cls: type[Algorithm]):
 @pytest.mark.parametrize(("ratio", "advantage", "expected"), [(1.5, +1.0, -1.3), (0.5, -1.0, +0.9)])
 def test_each_bound_of_the_clip_is_its_own_setting(cls: type, ratio: float, advantage: float, expected: float):
     """One completion of one token, clip_low 0.1 and clip_high 0.3: here all clipped losses are the same."""
-    length: dict = {"max_completion_length": 1} if cls is DrGRPO else {}
+    names = {f.name for f in fields(cls)}
+    beside = {"max_completion_length": 1, "max_negative_divergence": None}
+    given: dict = {name: value for name, value in beside.items() if name in names}
     batch = Batch(
         completion_mask_BT=torch.tensor([[True]]),
         advantages_BT=torch.tensor([[advantage]]),
         old_logprobs_BT=torch.zeros(1, 1),
         groups_B=torch.zeros(1, dtype=torch.long),
     )
-    algorithm = cls(clip_low=0.1, clip_high=0.3, **length)
+    algorithm = cls(clip_low=0.1, clip_high=0.3, **given)
     loss, _ = algorithm.loss(torch.tensor([[ratio]]).log(), batch, count_totals(batch))
     assert loss.item() == pytest.approx(expected)
 
@@ -148,23 +183,44 @@ def test_each_bound_of_the_clip_is_its_own_setting(cls: type, ratio: float, adva
 EVERYTHING_ON = {
     "clip_low": 0.2,
     "clip_high": 0.2,
+    "correct_at": 1.5,
     "dual_clip": 3.0,
     "entropy_coef": 0.1,
+    "k": 1,
     "kl_coef": 0.1,
+    "length_coef": 0.1,
     "max_completion_length": 8,
+    "token_budget": 3,
 }
 CHANGED = {
     "baseline": "none",
     "baseline_decay": 0.5,
+    "budget_penalty": 0.5,
+    "center": False,
     "clip_low": 0.05,
     "clip_high": 0.05,
+    "coef": 0.5,
+    "correct_at": 1.8,
+    "correction": "tis",
     "dual_clip": 1.2,
     "entropy_coef": 0.2,
+    "floor": -0.1,
     "gamma": 0.5,
+    "k": 2,
     "kl_coef": 0.2,
     "kl_estimator": "k2",
+    "length_coef": 0.2,
     "max_completion_length": 9,
+    "max_negative_divergence": 0.1,
+    "ptx_coef": 0.1,
+    "tau": 0.7,
+    "token_budget": 2,
+    "whiten_over": "sequences",
 }
+CHANGED_IN = {("topr", "baseline"): 1.5}
+"""Where a name that several algorithms have takes another kind of value."""
+ONE_VALUE_ONLY = {("distillation", "divergence"): "forward_kl"}
+"""Settings whose other values are refused with the reason."""
 
 
 @pytest.mark.parametrize(
@@ -173,31 +229,47 @@ CHANGED = {
     ids=lambda value: value if isinstance(value, str) else value.key,
 )
 def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], setting: str):
-    """No dead setting: a loss, a gradient, an advantage or the state is another one."""
+    """No dead setting: a loss, a gradient, an advantage, the state, or what the loop has to bring is another one."""
     names = {f.name for f in fields(cls)}
     given: dict = {name: value for name, value in EVERYTHING_ON.items() if name in names}
+    if (cls.key, setting) in ONE_VALUE_ONLY:
+        with pytest.raises(ConfigError, match=setting):
+            cls(**given | {setting: ONE_VALUE_ONLY[cls.key, setting]})
+        return
 
     def learnt(algorithm: PolicyGradient) -> list[Tensor]:
-        experience = Experience.from_rewards(
-            torch.tensor(
-                [[0.9, 0.2, 0.5, 0.4]], dtype=torch.float64
-            ),  # completion 1 has risen and 2 fallen: both clipped
-            completion_mask_BT=t.mask_BT,
-            old_logprobs_BT=t.old_BT,
-            ref_logprobs_BT=t.ref_BT,
-        )
+        experience = everything(t)
         state = algorithm.initial_state()
         for _ in range(2):
             state = algorithm.next_state(state, experience)
             experience = replace(experience, rewards_PG=2 * experience.rewards_PG)
-        batch = Batch.from_experience(experience, algorithm.advantages(experience, state))
-        outputs = Outputs(logprobs_BT=t.logprobs_BT, entropy_BT=torch.ones_like(t.old_BT))
+        batch = algorithm.prepare(replace(algorithm.to_batch(experience, state), current_logprobs_BT=t.old_BT))
+        outputs = Outputs(
+            logprobs_BT=t.logprobs_BT, entropy_BT=torch.ones_like(t.old_BT), values_BT=torch.ones_like(t.old_BT)
+        )
         loss, _ = algorithm.loss(outputs, batch, count_totals(batch))
         numbers = [getattr(state, f.name) for f in fields(state)] if state else []
         return [loss, torch.autograd.grad(loss, outputs.logprobs_BT)[0], torch.tensor(numbers)]
 
-    before, after = learnt(cls(**given)), learnt(cls(**given | {setting: CHANGED[setting]}))
-    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    changed = CHANGED_IN.get((cls.key, setting), CHANGED.get(setting))
+    first, second = cls(**given), cls(**given | {setting: changed})
+    before, after = learnt(first), learnt(second)
+    assert first.needs != second.needs or any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def everything(t) -> Experience:
+    """Completion 1 has risen and 2 fallen, both out of the clip; whatever an algorithm may need is there."""
+    return Experience.from_rewards(
+        torch.tensor([[0.9, 0.2, 0.5, 0.4]], dtype=torch.float64),
+        rewards_KPG=torch.tensor([[[0.9, 0.2, 0.5, 0.4]], [[0.0, 1.0, 1.0, 0.0]]], dtype=torch.float64),
+        greedy_rewards_P=torch.tensor([1.5], dtype=torch.float64),
+        completion_mask_BT=t.mask_BT,
+        old_logprobs_BT=t.old_BT,
+        sampling_logprobs_BT=t.old_BT + 0.1,
+        ref_logprobs_BT=t.ref_BT,
+        teacher_logprobs_BT=t.ref_BT,
+        values_BT=t.ref_BT,
+    )
 
 
 def test_a_subclass_that_defines_no_loss_says_so():
