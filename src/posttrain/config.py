@@ -481,6 +481,17 @@ def _which_algorithm(name: Any) -> Problem:
         path=path,
         given=f"algorithm.name = {show(name)}",
         allowed=", ".join(names),
+def _written_out(path: Path, given: Any) -> dict[str, Any]:
+    """The settings of a correction that was given by its name, so that one of them can be changed by itself."""
+    if path != ("algorithm", "correction") or not isinstance(given, str):
+        return {}
+    from posttrain.algorithms.correction import Correction  # imports torch
+    from posttrain.algorithms.named_corrections import NAMED
+
+    named = NAMED.get(given)
+    return {} if named is None else TypeAdapter(Correction).dump_python(named, mode="json")
+
+
         fix=f"Did you mean {close[0]}?" if close else "posttrain explain shows what each of them does.",
     )
 
@@ -551,7 +562,7 @@ def load_config(
     """
     given, origin = _read(source)
     changes = _read_overrides(overrides)
-    layers = Layers(expand=_expand)
+    layers = Layers(expand=_expand, written_out=_written_out)
     in_file, asked_for = given.pop("preset", None), _take_presets(changes)
     preset = _known_preset(asked_for[-1] if asked_for else in_file)
     if preset:
@@ -685,8 +696,8 @@ def setting_names(algorithm: str | None = None) -> list[str]:
     """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
     own = ["preset", *(doc.path.replace(".N", "") for doc in describe_fields())]
     names = _algorithms() if algorithm is None else [algorithm]
-    of_algorithms = [key for name in names for key in _settings_of(name)]
-    return list(dict.fromkeys([*own, *(f"algorithm.{key}" for key in of_algorithms)]))
+    of_algorithms = [doc.path for name in names for doc in _algorithm_type(name)[1].fields()]
+    return list(dict.fromkeys([*own, *(f"algorithm.{path}" for path in of_algorithms)]))
 
 
 def json_schema() -> dict[str, Any]:

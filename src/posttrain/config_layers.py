@@ -18,6 +18,8 @@ class Layers:
 
     expand: Callable[[str, Any], Any]
     """(section, value) -> the value, written out if it was a shorthand for a section."""
+    written_out: Callable[[Path, Any], dict[str, Any]] = lambda path, value: {}
+    """(path, value) -> the settings that a single value there stands for, once one of them is given by itself."""
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, str] = field(default_factory=dict)
     """Path of each leaf of `tree` -> who gave it."""
@@ -48,8 +50,10 @@ class Layers:
         node: Any = self.tree
         for depth, step in enumerate(path[:-1], 1):
             if not isinstance(self.at(path[:depth]), (dict, list)):  # a setting below null or a scalar: a section now
+                stands_for, giver = self.written_out(path[:depth], self.at(path[:depth])), self.source(path[:depth])
                 self._forget(path[:depth])
-                node[step] = {}
+                node[step] = copy.deepcopy(stands_for)
+                self.origins |= {leaf: giver for leaf, _ in leaves(stands_for, path[:depth]) if stands_for}
             node = node[step]
         node[path[-1]] = value
         self._forget(path)

@@ -76,8 +76,8 @@ class Walker:
         """The alternatives that a node allows, references resolved."""
         if "$ref" in node:
             return self.variants(self.definitions[node["$ref"].rpartition("/")[2]])
-        if "anyOf" in node:
-            return [v for option in node["anyOf"] for v in self.variants(option)]
+        if alternatives := node.get("anyOf") or node.get("oneOf"):
+            return [v for option in alternatives for v in self.variants(option)]
         return [node]
 
     def child(self, node: Schema, step: str | int) -> Schema | None:
@@ -271,7 +271,7 @@ def _fix(name: str, node: Schema, value: Any, walker: Walker) -> str:
 
 
 def _valid_value(name: str, node: Schema, types: set[str | None]) -> str:
-    if "object" in types:
+    if "object" in types and not isinstance(node.get("default"), str):
         return f"Write its settings below {name}, or {name} = {{}} for all defaults."
     if node.get("default") is not None:
         return f"Set {name} = {show(node['default'])}, the default."

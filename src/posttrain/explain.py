@@ -174,7 +174,7 @@ def explain(name: str) -> Explanation:
         use_when=card.use_when,
         avoid_when=card.avoid_when,
         differs=card.differs,
-        metrics=card.metrics,
+        metrics=card.metrics | cls.shared_metrics,
     )
 
 
@@ -249,8 +249,17 @@ def _formula(cls: type[Algorithm]) -> str:
 
 def _schema(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
     """Setting -> its JSON schema; the algorithm's own settings first, those it shares with others last."""
-    properties = TypeAdapter(cls).json_schema()["properties"]
+    schema = TypeAdapter(cls).json_schema()
+    records = {f"#/$defs/{name}": list(record["properties"]) for name, record in schema.get("$defs", {}).items()}
+    properties = {name: _with_records(node, records) for name, node in schema["properties"].items()}
     return dict(sorted(properties.items(), key=lambda item: _is_inherited(cls, item[0])))
+
+
+def _with_records(schema: dict[str, Any], records: dict[str, list[str]]) -> dict[str, Any]:
+    """The schema with its alternatives under `anyOf`, and with the settings of a record in place of a reference."""
+    if options := schema.get("oneOf") or schema.get("anyOf"):
+        return schema | {"anyOf": [_with_records(option, records) for option in options]}
+    return {"type": "record", "settings": records[schema["$ref"]]} if "$ref" in schema else schema
 
 
 def _is_inherited(cls: type[Algorithm], name: str) -> bool:
@@ -282,6 +291,8 @@ def _type_name(cls: type[Algorithm], name: str, schema: dict[str, Any]) -> str:
         return ", or ".join(_type_name(cls, name, option) for option in schema["anyOf"])
     if "enum" in schema:
         return "one of " + ", ".join(str(option) for option in schema["enum"] if _accepts(cls, {name: option}))
+    if schema["type"] == "record":
+        return f"settings ({', '.join(schema['settings'])})"
     kind: str = {"null": "none", "boolean": "true or false"}.get(schema["type"]) or schema["type"]
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     bounds = " and ".join(f"{sign} {schema[bound]}" for bound, sign in signs.items() if bound in schema)

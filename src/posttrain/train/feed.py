@@ -106,7 +106,8 @@ class SampledFeed:
 
     def take(self, step: int, version: int) -> Fed:
         rollout = self.queue.take_or_produce(version, lambda: self.produce(step))
-        return Fed(experience=self.to_experience(rollout), version=version, rollout=rollout)
+        experience = replace(self.to_experience(rollout), version=version)
+        return Fed(experience=experience, version=version, rollout=rollout)
 
     def inspect(self, fed: Fed, step: int, guards: Guards) -> list[str]:
         rollout, experience = fed.rollout, fed.experience

@@ -58,6 +58,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     samplers = Samplers.of(config, loaded)
     guards = Guards.of(config, store.evidence)
     feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, samplers, judges)
+    algorithm = with_correction(config, algorithm, loaded)
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     for note in (*loaded.notes, *notes):
@@ -133,6 +134,15 @@ def policy_forward(config: RunConfig, loaded: LoadedModel, algorithm: Algorithm)
 def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Weigh:
     """The way from experience to a batch, with one collaborator per need."""
     if not isinstance(algorithm, PolicyGradient):
+def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Algorithm:
+    """`correction: auto` decided: none where the sampler's log-probabilities are the trainer's own, else its default."""
+    if not isinstance(algorithm, PolicyGradient) or algorithm.correction != "auto":
+        return algorithm
+    fresh = config.train.publish_every == 1 and config.train.max_staleness == 0
+    exact = fresh and loaded.compute_dtype == torch.float32
+    return replace(algorithm, correction="none" if exact else algorithm.auto_correction)
+
+
         return AsBatch()
     split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
@@ -152,8 +162,12 @@ def refreshing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, for
 
 
 def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:
-    """Only from the second update of a batch on does the policy differ from the one it started from (RULE 6)."""
-    return "old_for_advantages" in algorithm.needs or updates_per_batch(config) > 1
+    """Only from the second update of a batch on does the policy differ from the one it started from (RULE 6).
+
+    Nor does a ratio that is centred elsewhere need it.
+    """
+    at_trainer = not isinstance(algorithm, PolicyGradient) or algorithm.anchors_at_trainer
+    return "old_for_advantages" in algorithm.needs or (updates_per_batch(config) > 1 and at_trainer)
 
 
 def updates_per_batch(config: RunConfig) -> int:
