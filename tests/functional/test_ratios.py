@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio, token_ratio
+from posttrain.functional.ratios import (
+    clipped_surrogate,
+    log_ratio,
+    sequence_product_ratio,
+    sequence_ratio,
+    sequence_token_ratio,
+    stopped_by_clip,
+    token_ratio,
+)
 
 
 def test_token_ratios(t, assert_ragged):
@@ -25,9 +33,48 @@ def test_the_ratio_of_a_completion_is_the_product_of_its_token_ratios(t, assert_
     assert_ragged(ratio_B1, [[1.284025417], [0.7408182207], [0.9231163464], [3.669296668]])
 
 
+def test_the_geometric_mean_of_the_token_ratios(t, assert_ragged):
+    """Every token of a completion has it as the value of its own ratio, but passes on its own gradient alone."""
+    geometric = [1.08690405, 0.8607079764, 0.9801986733, 3.669296668]
+    logprobs_BT = t.logprobs_BT
+    ratio_B1 = sequence_ratio(logprobs_BT, t.old_BT, t.mask_BT)
+    assert_ragged(ratio_B1, [[s] for s in geometric])
+    per_token_BT = masked(sequence_token_ratio(logprobs_BT, t.old_BT, t.mask_BT), t.mask_BT)
+    everywhere = [[s] * int(n) for s, n in zip(geometric, t.mask_BT.sum(dim=-1), strict=True)]
+    assert_ragged(per_token_BT, everywhere)
+    (gradient_BT,) = torch.autograd.grad(per_token_BT.sum(), logprobs_BT, retain_graph=True)
+    assert_ragged(masked(gradient_BT, t.mask_BT), everywhere)
+    (gradient_BT,) = torch.autograd.grad(ratio_B1.sum(), logprobs_BT)
+    assert_ragged(masked(gradient_BT, t.mask_BT), [[s / len(row) for s in row] for row in everywhere])
+
+
+def test_a_completion_without_tokens_has_ratio_1():
+    nan_BT, empty_BT = torch.full((1, 3), float("nan")), torch.zeros(1, 3, dtype=torch.bool)
+    assert sequence_ratio(nan_BT, nan_BT, empty_BT).item() == 1
+    assert sequence_product_ratio(nan_BT, nan_BT, empty_BT).item() == 1
+
+
+def test_the_ratio_of_a_single_token_is_its_own_at_every_level(t):
+    one_token = t.logprobs_BT[3:], t.old_BT[3:], t.mask_BT[3:]
+    for ratio in (sequence_ratio, sequence_product_ratio, sequence_token_ratio):
+        assert ratio(*one_token)[0, 0].item() == pytest.approx(3.669296668)
+
+
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("ratio", [0.7, 1.0, 1.5])
+def test_what_is_said_to_be_stopped_has_no_gradient(ratio: float, advantage: float):
+    u, a = torch.tensor(ratio, requires_grad=True), torch.tensor(advantage)
+    (gradient,) = torch.autograd.grad(clipped_surrogate(u, a, 0.2, 0.2), u)
+    assert stopped_by_clip(u, a, 0.2, 0.2).item() == (gradient.item() == 0 and advantage != 0)
+
+
 def test_on_policy_the_ratio_is_one_and_carries_the_policy_gradient(t):
     """Without old log-probabilities the policy is its own anchor: as if they had been passed, gradient included."""
-    for make in (token_ratio, lambda new, old: sequence_product_ratio(new, old, t.mask_BT)):
+    for make in (
+        token_ratio,
+        lambda new, old: sequence_product_ratio(new, old, t.mask_BT),
+        lambda new, old: sequence_token_ratio(new, old, t.mask_BT),
+    ):
         gradients = []
         for old_BT in (None, t.logprobs_BT.detach()):
             logprobs_BT = t.logprobs_BT
@@ -47,7 +94,9 @@ def test_a_log_ratio_out_of_bounds_is_finite_and_has_no_gradient(difference: flo
     everything = torch.ones(1, 3, dtype=torch.bool)
     ratio_BT = token_ratio(logprobs_BT, old_BT)
     product_B1 = sequence_product_ratio(logprobs_BT, old_BT, everything)
-    (ratio_BT.sum() + product_B1.sum()).backward()
+    geometric_B1 = sequence_ratio(logprobs_BT, old_BT, everything)
+    per_token_BT = sequence_token_ratio(logprobs_BT, old_BT, everything)
+    (ratio_BT.sum() + product_B1.sum() + geometric_B1.sum() + per_token_BT.sum()).backward()
     bound = 20.0 if difference > 0 else -20.0
     assert log_ratio(logprobs_BT, old_BT).tolist() == [[bound] * 3]
     assert ratio_BT.isfinite().all()
