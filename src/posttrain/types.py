@@ -328,6 +328,8 @@ class Batch:
     advantages_BT: Tensor | None = None
     rewards_B: Tensor | None = None
     """Reward of each completion; a row without one is not in the mask."""
+    truncated_B: Tensor | None = None
+    """Was the completion cut before its EOS?"""
     old_logprobs_BT: Tensor | None = None
     sampling_logprobs_BT: Tensor | None = None
     current_logprobs_BT: Tensor | None = None
@@ -363,6 +365,7 @@ class Batch:
             completion_mask_BT=experience.scored_mask_BT,
             advantages_BT=advantages_BT,
             rewards_B=experience.rewards_PG.reshape(-1),
+            truncated_B=experience.truncated_PG.reshape(-1),
             old_logprobs_BT=experience.old_logprobs_BT,
             sampling_logprobs_BT=experience.sampling_logprobs_BT,
             ref_logprobs_BT=experience.ref_logprobs_BT,

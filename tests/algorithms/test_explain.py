@@ -40,9 +40,9 @@ def test_an_algorithm_is_known_by_many_names(name: str, key: str):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gppo", r"(?s)no algorithm 'gppo'; allowed: reinforce, rloo, grpo, .*Did you mean 'grpo'"),
+        ("gppo", r"(?s)no algorithm 'gppo'; allowed: reinforce, .*Did you mean 'ppo'"),
         ("reinforced", r"Did you mean 'reinforce'"),
-        ("quicksort", r"(?s)allowed: reinforce, rloo.*Choose one of these"),
+        ("quicksort", r"(?s)allowed: reinforce, .*Choose one of these"),
         ("", r"no algorithm ''"),
     ],
 )
@@ -82,18 +82,26 @@ def test_every_setting_is_documented_and_its_default_has_a_source(key: str):
 
 
 def test_settings_of_its_own_come_first():
-    assert [s.name for s in explain("rloo").settings] == ["clip_low", "clip_high", "kl_coef", "entropy_coef"]
+    assert [s.name for s in explain("rloo").settings] == ["clip_low", "clip_high", "kl_coef", "entropy_coef", "correction"]
 
 
 @pytest.mark.parametrize(
     ("key", "needs"),
     [
-        ("grpo", {"old": "always", "reference": "with kl_coef", "entropy": "with entropy_coef"}),
+        (
+            "grpo",
+            {
+                "old": "always",
+                "old_for_advantages": "with correction",
+                "reference": "with kl_coef",
+                "entropy": "with entropy_coef",
+            },
+        ),
         (
             "rloo",
             {
                 "old": "with clip_low and clip_high",
-                "old_for_advantages": "with kl_coef",
+                "old_for_advantages": "with kl_coef or correction",
                 "reference": "with kl_coef",
                 "entropy": "with entropy_coef",
             },
@@ -122,7 +130,8 @@ def everything_on(cls: type[Algorithm]) -> Algorithm:
     values = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "kl_coef": 0.1, "entropy_coef": 0.1}
     names = {s.name for s in explain(cls.key).settings}
     lengths = {"max_completion_length": 8} if "max_completion_length" in names else {}
-    return cls(**{name: value for name, value in values.items() if name in names}, **lengths)
+    weights = {"correction": "tis"} if issubclass(cls, PolicyGradient) else {}
+    return cls(**{name: value for name, value in values.items() if name in names}, **lengths, **weights)
 
 
 @every_key
@@ -134,12 +143,14 @@ def test_each_logged_metric_has_a_formula_and_each_formula_is_logged(key: str):
         completion_mask_BT=torch.ones(2, 3),
         old_logprobs_BT=logprobs_BT,
         ref_logprobs_BT=logprobs_BT if isinstance(algorithm, PolicyGradient) else None,
+        sampling_logprobs_BT=logprobs_BT if isinstance(algorithm, PolicyGradient) else None,
+        values_BT=torch.zeros_like(logprobs_BT) if "values" in algorithm.needs else None,
     )
     advantages_BT = algorithm.advantages(experience) if isinstance(algorithm, PolicyGradient) else None
     batch = algorithm.prepare(Batch.from_experience(experience, advantages_BT))
-    _, metrics = algorithm.loss(
-        Outputs(logprobs_BT=logprobs_BT, entropy_BT=torch.ones_like(logprobs_BT)), batch, count_totals(batch)
-    )
+    ones_BT = torch.ones_like(logprobs_BT)
+    outputs = Outputs(logprobs_BT=logprobs_BT, entropy_BT=ones_BT, values_BT=ones_BT)
+    _, metrics = algorithm.loss(outputs, batch, count_totals(batch))
     assert explain(key).metrics.keys() == metrics.keys()
 
 

@@ -205,17 +205,25 @@ CHANGED = {
     "dual_clip": 1.2,
     "entropy_coef": 0.2,
     "floor": -0.1,
+    "gae_lambda": 0.5,
     "gamma": 0.5,
     "k": 2,
     "kl_coef": 0.2,
     "kl_estimator": "k2",
+    "kl_target": 0.1,
     "length_coef": 0.2,
     "max_completion_length": 9,
     "max_negative_divergence": 0.1,
+    "missing_eos_penalty": 0.5,
     "ptx_coef": 0.1,
+    "score_clip": 0.3,
     "tau": 0.7,
     "token_budget": 2,
+    "value_clip": None,
+    "value_coef": 0.5,
+    "whiten_advantages": False,
     "whiten_over": "sequences",
+    "whiten_rewards": True,
 }
 CHANGED_IN = {("topr", "baseline"): 1.5}
 """Where a name that several algorithms have takes another kind of value."""
@@ -268,7 +276,8 @@ def everything(t) -> Experience:
         sampling_logprobs_BT=t.old_BT + 0.1,
         ref_logprobs_BT=t.ref_BT,
         teacher_logprobs_BT=t.ref_BT,
-        values_BT=t.ref_BT,
+        values_BT=-t.ref_BT,
+        truncated_PG=torch.tensor([[False, False, True, False]]),
     )
 
 

@@ -17,6 +17,7 @@ from posttrain.algorithms.kimi_k2 import KimiK2
 from posttrain.algorithms.kimi_k15 import KimiK15
 from posttrain.algorithms.kl_cov import KLCov
 from posttrain.algorithms.pass_at_k import PassAtK
+from posttrain.algorithms.ppo import PPO
 from posttrain.algorithms.reinforce import REINFORCE
 from posttrain.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from posttrain.algorithms.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
@@ -34,6 +35,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "rloo": RLOO,
     "reinforce_plus_plus": ReinforcePlusPlus,
     "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
+    "ppo": PPO,
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
     "gdpo": GDPO,
@@ -66,6 +68,7 @@ __all__ = [
     "GMPO",
     "GRPO",
     "GSPO",
+    "PPO",
     "REINFORCE",
     "RLOO",
     "SAPO",

@@ -1,0 +1,145 @@
+"""PPO: Proximal Policy Optimization with a critic (arXiv:1707.06347), as for language models (arXiv:2203.02155).
+
+    s     = clip(R - missing_eos_penalty * [cut before its EOS], -score_clip, score_clip)
+    r_t   = s on the last token - kl_coef * k(old, reference)        on every token
+    d_t   = r_t + gamma V_t+1 - V_t                                  V after the last token is 0
+    A_t   = d_t + gamma gae_lambda A_t+1                             R_t = A_t + V_t, then A is whitened
+    rho   = exp(logprobs - old_logprobs)                             per token
+    L     = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+            + value_coef / 2 * max((V_new - R)^2, (clip(V_new, V +- value_clip) - R)^2)
+
+Means over all tokens of the step. V_t is the critic's value of the state before token t; V, A and R stay the same for
+all updates of a batch. With kl_target the weight of the KL changes after each batch of n completions by the factor
+1 + clip(KL / kl_target - 1, -0.2, 0.2) n / 10000, KL being the mean over completions of their sum over tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.critic import (
+    KLController,
+    KLInReward,
+    kl_before_update,
+    old_values,
+    reward_metrics,
+    shaped_scores,
+    token_rewards,
+    value_term,
+)
+from posttrain.algorithms.ppo_card import PPO_CARD
+from posttrain.algorithms.settings import AboveOne, NonNegative, Positive, UnitInterval, settings
+from posttrain.algorithms.shared import clipped_policy_term, weighted
+from posttrain.errors import ConfigError
+from posttrain.functional.baselines import whiten
+from posttrain.functional.gae import gae
+from posttrain.functional.kl import adaptive_kl_coef
+from posttrain.functional.reductions import token_mean
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class PPO(PolicyGradient):
+    key: ClassVar[str] = "ppo"
+
+    clip_low: NonNegative = 0.2
+    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    clip_high: NonNegative = 0.2
+    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    dual_clip: AboveOne | None = None
+    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    value_clip: Positive | None = 0.2
+    """A value gains nothing by moving further than this from where it was before the update; None is off."""
+    value_coef: NonNegative = 1.0
+    """Weight of the critic's loss. It weighs what the critic does to a trunk that it shares with the policy; AdamW
+    makes a critic of its own, or an adapter, indifferent to it."""
+    gamma: UnitInterval = 1.0
+    """Discount per token."""
+    gae_lambda: UnitInterval = 0.95
+    """1: the return minus the value, unbiased; 0: one-step temporal differences, of least variance."""
+    kl_coef: NonNegative = 0.02
+    """Weight of the KL to the reference, subtracted from the reward of each token. 0 also means: no reference model."""
+    kl_target: Positive | None = None
+    """None: kl_coef is fixed. A number, in nats per completion (the sum over its tokens): kl_coef is where the weight
+    starts, and it is adapted until the KL is this; its present value is logged as algorithm/kl_coef."""
+    kl_estimator: KLInReward = "k1"
+    """Of the KL in the reward. k1 is unbiased; k2 and k3 are never negative."""
+    whiten_advantages: bool = True
+    """Give the advantages mean 0 and standard deviation 1 over the tokens of the step; a single token stays."""
+    whiten_rewards: bool = False
+    """Divide the deviations of the token rewards from their mean by their standard deviation; the mean is kept."""
+    score_clip: Positive | None = None
+    """Rewards are held within this distance of 0, for a reward model without bounds; None is off."""
+    missing_eos_penalty: NonNegative = 0.0
+    """Subtracted from the reward of a completion that was cut before its EOS."""
+
+    def __post_init__(self) -> None:
+        if self.kl_target is not None and not self.kl_coef:
+            raise ConfigError(
+                given=f"ppo.kl_target = {self.kl_target} with kl_coef = 0, which no factor can change",
+                allowed="a kl_coef above 0 to start from",
+                fix="Set kl_coef = 0.02, or leave kl_target out.",
+            )
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        penalty = frozenset[Need]({"old_for_advantages", "reference"} if self.kl_coef else ())
+        return frozenset[Need]({"old", "values"}) | penalty | self.entropy_needs()
+
+    def initial_state(self) -> KLController | None:
+        return None if self.kl_target is None else KLController(kl_coef=self.kl_coef)
+
+    def next_state(self, state: KLController | None, experience: Experience) -> KLController | None:
+        if state is None or self.kl_target is None:
+            return state
+        rows = Batch.from_experience(experience)
+        sequences = int(rows.completion_mask_BT.any(dim=-1).sum())
+        if not sequences:
+            return state
+        kl = float(kl_before_update(rows, self.kl_estimator).sum()) / sequences
+        return KLController(kl_coef=adaptive_kl_coef(state.kl_coef, kl, self.kl_target, sequences))
+
+    def advantages(self, experience: Experience, state: KLController | None = None) -> Tensor:
+        advantages_BT = self.to_batch(experience, state).advantages_BT
+        assert advantages_BT is not None
+        return advantages_BT
+
+    def to_batch(self, experience: Experience, state: KLController | None = None) -> Batch:
+        rows = Batch.from_experience(experience)
+        advantages_BT, returns_BT = self._estimate(rows, self.kl_coef if state is None else state.kl_coef)
+        if self.whiten_advantages and rows.completion_mask_BT.sum() > 1:  # one token has no standard deviation
+            advantages_BT = whiten(advantages_BT, rows.completion_mask_BT)
+        return replace(rows, advantages_BT=advantages_BT, returns_BT=returns_BT)
+
+    def _estimate(self, rows: Batch, kl_coef: float) -> tuple[Tensor, Tensor]:
+        """`[B, T]` advantages before whitening, and returns."""
+        mask_BT = rows.completion_mask_BT
+        rewards_BT = token_rewards(rows, self._scores(rows), kl_coef, self.kl_estimator)
+        if self.whiten_rewards:
+            rewards_BT = whiten(rewards_BT, mask_BT, mean="restore")
+        return gae(rewards_BT, old_values(rows), mask_BT, self.gamma, self.gae_lambda)
+
+    def _scores(self, rows: Batch) -> Tensor:
+        return shaped_scores(rows, self.score_clip, self.missing_eos_penalty)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        """A batch without returns gets them here, from these rows alone and with the first kl_coef; one without values
+        and outputs without any have no critic: the loss is the policy's."""
+        outputs, weighed = self.start(outputs, batch)
+        mask_BT = batch.completion_mask_BT
+        loss_BT, metrics = clipped_policy_term(outputs, weighed, self.clip_low, self.clip_high, self.dual_clip)
+        loss = token_mean(weighted(loss_BT, weighed), mask_BT, totals.tokens)
+        if outputs.values_BT is not None or batch.values_BT is not None:
+            returns_BT = self._estimate(batch, self.kl_coef)[1] if batch.returns_BT is None else batch.returns_BT
+            value_BT, value_metrics = value_term(outputs, batch, returns_BT.detach(), self.value_clip)
+            loss = loss + self.value_coef * token_mean(value_BT, mask_BT, totals.tokens)
+            metrics |= value_metrics
+            if batch.rewards_B is not None:
+                metrics |= reward_metrics(batch, self._scores(batch), self.kl_estimator)
+        return self.finish(loss, metrics, outputs, weighed, totals)
+
+    card: ClassVar[Card] = PPO_CARD
