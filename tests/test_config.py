@@ -466,8 +466,8 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
             r"sampling.stop = x .*; allowed: a list \(text each\).\n  Write a list: sampling.stop = \[x\]",
         ),
         ("rewards={name: math}", r"rewards = {name: math} .*\n  Write a list: rewards = \[{name: math}\]"),
-        ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, timeout, settings, ..."),
-        ("rewards=[{}]", "rewards.0: neither name nor function is set .*; allowed: exactly one of name and function"),
+        ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, model, timeout, ..."),
+        ("rewards=[{}]", "rewards.0: none of name, function and model is set .*; allowed: exactly one of name, function and model"),
         ("rewards=[{name: a, function: b}]", "rewards.0: both name and function are set"),
         (
             "lora=true",

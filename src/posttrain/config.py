@@ -231,37 +231,52 @@ class DataConfig(Part):
 
 
 class _Scorer(Part):
-    """What rewards and checks have in common: exactly one of name and function."""
+    """What rewards and checks have in common: exactly one of name, function and model."""
 
     name: Text | None = None
     """exact_match, numeric, regex, math, or a name that a package published as entry point (posttrain.rewards)."""
     function: Text | None = None
     """Your own: `path/to/file.py:function` or `package.module.function`."""
+    model: PathText | None = None
+    """A reward model: its folder, that of the run which trained it, or a name on the Hub; `reward_model` is the one of
+    the section reward_model. It scores here, in batches."""
     timeout: Positive = 10.0
-    """Seconds for one call with a whole batch; then it is killed and its completions are unscored, never 0."""
+    """Seconds for one call with a whole batch; then it is killed and its completions are unscored, never 0. A model has
+    no limit."""
     settings: dict[str, JsonValue] = {}
-    """Keyword arguments for the reward. Secrets do not belong here: read them from the environment."""
+    """Keyword arguments for the reward; of a model `normalize: true`, to have scores of mean 0 and standard deviation 1
+    on its own held-out answers. Secrets do not belong here: read them from the environment."""
     label: Text | None = None
-    """Name in metrics and tables. null: the name, or the function's name."""
+    """Name in metrics and tables. null: the name, the function's name, or reward_model."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if (self.name is None) == (self.function is None):
+        given = [name for name in ("name", "function", "model") if getattr(self, name) is not None]
+        if len(given) != 1:
             raise ConfigError(
-                given="neither name nor function is set" if self.name is None else "both name and function are set",
-                allowed="exactly one of name and function",
-                fix="Write {name: math} for a built-in reward, or {function: my_rewards.py:score} for your own.",
+                given=f"both {' and '.join(given[:2])} are set" if given else "none of name, function and model is set",
+                allowed="exactly one of name, function and model",
+                fix="Write {name: math} for a built-in reward, {function: my_rewards.py:score} for your own, or "
+                "{model: FOLDER} for a reward model.",
+            )
+        if self.model is not None and self.timeout != type(self).model_fields["timeout"].default:
+            raise ConfigError(
+                given=f"timeout = {self.timeout:g} for the reward model {self.model!r}, which has no time limit",
+                allowed="a timeout for functions",
+                fix="Remove timeout.",
             )
         return self
 
     @property
     def metric_name(self) -> str:
         """The label, or what stands for it: the reward is logged as rewards/<metric_name>/mean."""
+        if self.model is not None:
+            return self.label or "reward_model"
         return self.label or self.name or str(self.function).replace(":", ".").rpartition(".")[2]
 
 
 class RewardConfig(_Scorer):
-    """One reward: exactly one of name and function."""
+    """One reward: exactly one of name, function and model."""
 
     weight: Number = 1.0
     """Factor in the sum of the rewards; negative for a penalty."""
@@ -402,6 +417,10 @@ class RunConfig(Part):
     """What training maximises: the weighted sum."""
     check: list[CheckConfig] = []
     """An independent check: scored in evaluations only, never seen by training."""
+    reward_model: dict[str, JsonValue] | None = None
+    """A reward model to train first, on preference pairs: the settings of a run of its own (data and train at least),
+    made in the folder reward_model of this run. Its algorithm is reward_model, model and seed are those of this run,
+    unless given. An entry `{model: reward_model}` of rewards or check scores with it."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""
     train: TrainConfig = Field(examples=[{"steps": 200}])

@@ -6,7 +6,7 @@ import importlib.util
 import operator
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -18,10 +18,14 @@ from posttrain.rewards.threads import ThreadRunner
 from posttrain.rewards.verifiers import BUILTINS, Builtin
 
 if TYPE_CHECKING:  # the records import torch, which a reward worker does not need
+    from posttrain.rewards.model import ModelReward
     from posttrain.types import Completion, Prompt
 
 GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
 """Parameters that are filled from the rollout; a column of such a name is not passed on."""
+
+MODEL_LABEL = "reward_model"
+"""What a reward model is called in metrics and messages, without a label of its own."""
 
 
 class RewardLike(Protocol):
@@ -31,6 +35,8 @@ class RewardLike(Protocol):
     def name(self) -> str | None: ...
     @property
     def function(self) -> str | Callable[..., Any] | None: ...
+    @property
+    def model(self) -> str | None: ...
     @property
     def weight(self) -> float: ...
     @property
@@ -43,12 +49,14 @@ class RewardLike(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """A reward as Python code writes it. Give exactly one of `name` and `function`."""
+    """A reward as Python code writes it. Give exactly one of `name`, `function` and `model`."""
 
     name: str | None = None
     """A built-in verifier, or an entry point of group `posttrain.rewards`."""
     function: str | Callable[..., Any] | None = None
     """`path/to/file.py:name`, `package.module.name`, or any callable."""
+    model: str | None = None
+    """A reward model: a folder, that of the run which trained it, or a name on the Hub."""
     weight: float = 1.0
     """Factor in the sum; a component of weight 0 is computed and logged only."""
     timeout: float = 10.0
@@ -71,7 +79,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """A reward that was found and understood. It runs in a worker process (`target`) or in a thread (`thread`)."""
+    """A reward that was found and understood.
+
+    It runs in a worker process (`target`), in a thread (`thread`), or here (`model`).
+    """
 
     label: str
     weight: float
@@ -80,6 +91,7 @@ class Component:
     signature: Signature
     target: Target | None = None
     thread: ThreadRunner | None = None
+    model: ModelReward | None = None
     builtin: Builtin | None = None
 
     def columns(self, available: Collection[str]) -> list[str]:
@@ -105,6 +117,8 @@ class Component:
 
     def calls(self, rows: Sequence[Row], columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         """The keyword arguments of each call: one call for all rows, or one per row."""
+        if self.model is not None:
+            return [{"prompt": row.prompt, "completion": row.completion} for row in rows]
         if self.signature.batch:
             given = self._given(rows, "prompts", "completions")
             return [given | {name: list(columns[name]) for name in self.columns(columns)}]
@@ -147,17 +161,20 @@ class Component:
         return {name: [make(row) for row in rows] for name, make in makers.items() if name in asked}
 
 
-def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Component:
-    """Find the function, read its signature, check the settings against it; ConfigError for whatever does not fit."""
-    if (reward.name is None) == (reward.function is None):
+def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None, device: str = "auto") -> Component:
+    """Find the function, read its signature, check the settings against it; ConfigError for whatever does not fit.
+
+    `device` is where a reward model computes.
+    """
+    if [reward.name, reward.function, reward.model].count(None) != 2:
         raise ConfigError(
-            given=f"a reward with name = {reward.name!r} and function = {reward.function!r}",
-            allowed="exactly one of the two",
-            fix="Write `name: math` for a built-in, or `function: path/to/file.py:name` for your own.",
+            given=f"a reward with name = {reward.name!r}, function = {reward.function!r} and model = {reward.model!r}",
+            allowed="exactly one of the three",
+            fix="Write `name: math` for a built-in, `function: path/to/file.py:name` for your own, or `model: FOLDER`.",
         )
     if not reward.timeout > 0:
         raise ConfigError(given=f"a reward with timeout = {reward.timeout}", allowed="seconds, more than 0")
-    component = _find(reward, pool, folder)
+    component = _find(reward, pool, folder) if reward.model is None else _load_model(reward, folder, device)
     _check_settings(component)
     if component.builtin is not None and component.settings:
         _try_settings(component, pool)
@@ -185,6 +202,16 @@ def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Componen
         target = resolve(function, folder) if function is not None else find_named(reward.name or "")
     name = reward.label or reward.name or target.name.rpartition(".")[2]
     return Component(label=name, signature=pool.describe(target), target=target, **common)
+
+
+def _load_model(reward: RewardLike, folder: Path | None, device: str) -> Component:
+    from posttrain.rewards.model import FORM, ModelReward  # imports torch and transformers
+
+    assert reward.model is not None
+    common = {"weight": float(reward.weight), "timeout": float(reward.timeout), "settings": dict(reward.settings)}
+    component = Component(label=reward.label or MODEL_LABEL, signature=FORM, **common)
+    _check_settings(component)
+    return replace(component, model=ModelReward.load(reward.model, reward.settings, folder=folder, device=device))
 
 
 def _importable(function: Callable[..., Any]) -> Target | None:

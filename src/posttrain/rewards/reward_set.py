@@ -24,16 +24,17 @@ def build_rewards(
     *,
     folder: str | Path | None = None,
     workers: int | None = None,
+    device: str = "auto",
 ) -> RewardSet:
     """Find and check every reward of a config.
 
     An element may also be a name, a path or a callable, with the defaults of `Reward`. `folder` is where the config
     lies: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or the
-    number of cores if that is less) score side by side.
+    number of cores if that is less) score side by side. Reward models compute on `device`.
     """
     pool = WorkerPool(workers)
     try:
-        components = [make_component(_reward(item), pool, Path(folder) if folder else None) for item in rewards]
+        components = [make_component(_reward(item), pool, Path(folder) if folder else None, device) for item in rewards]
         return RewardSet(components, pool)
     except BaseException:
         pool.close()
@@ -84,6 +85,8 @@ class RewardSet:
         available = {name for prompt in prompts for name in prompt.columns}
         for component in self.components:
             component.columns(available)
+            if component.model is not None:
+                component.model.check(prompts)
         self.check_answers(((prompt.index, prompt.columns.get("answer")) for prompt in prompts), what)
 
     def check_answers(self, answers: Iterable[tuple[int, Any]], what: str = "") -> None:
@@ -152,8 +155,9 @@ class RewardSet:
         )
 
     def _fill(self, sheets: Sequence[_Sheet]) -> None:
-        """Get the missing outcomes of all components, at the same time: processes beside threads."""
-        in_pool = [sheet for sheet in sheets if sheet.open and sheet.component.thread is None]
+        """Get the missing outcomes of all components, at the same time: processes beside threads; then models, here."""
+        by_model = [sheet for sheet in sheets if sheet.open and sheet.component.model is not None]
+        in_pool = [sheet for sheet in sheets if sheet.open and sheet.component.target is not None]
         in_threads = [sheet for sheet in sheets if sheet.open and sheet.component.thread is not None]
         with ThreadPoolExecutor(max_workers=len(in_threads) or 1) as threads:
             running = [threads.submit(sheet.run_in_thread) for sheet in in_threads]
@@ -162,6 +166,8 @@ class RewardSet:
                 sheet.settle(outcomes)
             for thread in running:
                 thread.result()
+        for sheet in by_model:
+            sheet.run_by_model()
 
 
 class _Sheet:
@@ -192,6 +198,10 @@ class _Sheet:
     def run_in_thread(self) -> None:
         assert self.component.thread is not None
         self.settle(self.component.thread.run(self.open_calls, self.component.settings, self.component.timeout))
+
+    def run_by_model(self) -> None:
+        assert self.component.model is not None
+        self.settle(self.component.model(self.open_calls))
 
     def values(self, rows: Sequence[Row]) -> list[float | None]:
         """One value per row, None where not applicable or failed; RewardError for a value that no reward may have."""

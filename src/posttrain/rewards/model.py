@@ -1,0 +1,154 @@
+"""A reward model as a reward: prompt and answer are rendered anew, with the tokenizer and template of that model.
+
+What it scores is the text of a completion, as an answer to the prompt of the dataset: a plain prompt is rendered as the
+reward model's own data was, with its system prompt and not with the policy's; chat messages are taken as they are. An
+answer that ended gets the EOS with which answers ended in the reward model's training. One that was cut has none and is
+scored at its last token all the same (RULE 43).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.config import ModelConfig
+from posttrain.data.collate import collate
+from posttrain.data.pairs import Text, render_answer
+from posttrain.data.prompts import Renderer
+from posttrain.errors import ConfigError, ModelError
+from posttrain.models.load import LoadedModel
+from posttrain.models.microbatches import plan_microbatches
+from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores
+from posttrain.rewards.calls import Outcome, Signature, failed
+from posttrain.types import Completion, Prompt
+
+FORM = Signature(
+    batch=False, is_async=False, required=("prompt", "completion"), optional=("normalize",), takes_any=False
+)
+"""A reward model takes what a reward function for one sample does, and has one setting."""
+
+TOKENS_PER_PASS = 8192
+"""Tokens that are scored together."""
+
+
+class ModelReward:
+    """Scores completions with a reward model, in this process."""
+
+    def __init__(self, loaded: LoadedModel, facts: ScoringFacts, *, normalize: bool = False) -> None:
+        self.loaded, self.facts = loaded, facts
+        self.eos_ids = frozenset(facts.eos_ids) or loaded.eos_ids
+        self.renderer = Renderer(
+            tokenizer=loaded.tokenizer,
+            chat=bool(loaded.tokenizer.chat_template) if facts.chat is None else facts.chat,
+            system_prompt=facts.system_prompt,
+            template_kwargs=facts.template_kwargs,
+        )
+        self.mean, self.std = _scale(facts) if normalize else (0.0, 1.0)
+
+    @staticmethod
+    def load(
+        path: str, settings: Mapping[str, Any], *, folder: Path | None = None, device: str = "auto"
+    ) -> ModelReward:
+        """The model of a folder (a run's folder means its newest checkpoint), or a name on the Hub."""
+        normalize = settings.get("normalize", False)
+        if not isinstance(normalize, bool):
+            raise ConfigError(given=f"settings.normalize = {normalize!r} of a reward model", allowed="true or false")
+        place = find_model(path, folder)
+        try:
+            loaded = load_reward_model(ModelConfig(path=place, device=device), trained=True)  # type: ignore[arg-type]
+        except ModelError as error:
+            given = error.given.replace("model.path", "rewards.model")
+            raise ModelError(given=given, allowed=error.allowed, fix=error.fix) from error
+        loaded.model.requires_grad_(False)
+        return ModelReward(loaded, ScoringFacts.read(Path(place)), normalize=normalize)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Before training: DataError for prompts that this model's template cannot render."""
+        for prompt in prompts[:1]:
+            self.ids(prompt, "", truncated=False)
+
+    def __call__(self, calls: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+        """One outcome per `{"prompt": Prompt, "completion": Completion}`, in order.
+
+        A conversation that is longer than the context, or whose score is not finite, is an exception: unscored.
+        """
+        started = time.perf_counter()
+        found = [self._prepare(call["prompt"], call["completion"]) for call in calls]
+        rows = [row for row in found if not isinstance(row, Outcome)]
+        scores = iter(self.score(rows))
+        seconds = (time.perf_counter() - started) / max(1, len(rows))
+        return [row if isinstance(row, Outcome) else self._outcome(next(scores), seconds) for row in found]
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """The raw score of each row of ids."""
+        scores = [math.nan] * len(rows)
+        for part in plan_microbatches([len(row) for row in rows], TOKENS_PER_PASS):
+            tokens, _ = collate([(rows[row], ()) for row in part], self.loaded.pad_id)
+            with self.loaded.autocast():
+                found = row_scores(self.loaded.model, tokens).float().tolist()
+            for row, score in zip(part, found, strict=True):
+                scores[row] = score
+        return scores
+
+    def ids(self, prompt: Prompt, text: str, *, truncated: bool) -> tuple[int, ...]:
+        """Prompt and answer as this model reads them."""
+        asked, renderer = _asked(prompt), self.renderer
+        if not isinstance(asked, str) and asked[0]["role"] == "system":
+            renderer = replace(renderer, system_prompt=None)  # a conversation that brings its own keeps it
+        where = f"prompt {prompt.index}"
+        ids = render_answer(asked, text, renderer, self.eos_ids, index=prompt.index, origin=where).input_ids
+        return ids[:-1] if truncated and ids[-1] in self.eos_ids else ids
+
+    def _prepare(self, prompt: Prompt, completion: Completion) -> tuple[int, ...] | Outcome:
+        try:
+            ids = self.ids(prompt, completion.text, truncated=completion.truncated)
+        except Exception as error:  # a template is a program, and the answer may be anything
+            return failed(error)
+        context = self.loaded.context_length
+        if context is not None and len(ids) > context:
+            return Outcome(kind="exception", message=f"{len(ids)} tokens in the reward model's context of {context}")
+        return ids
+
+    def _outcome(self, score: float, seconds: float) -> Outcome:
+        if not math.isfinite(score):
+            return Outcome(kind="exception", message=f"the score is {score}", seconds=seconds)
+        return Outcome(kind="value", value=(score - self.mean) / self.std, seconds=seconds)
+
+
+def find_model(path: str, folder: Path | None = None) -> str:
+    """The model folder that a path means: itself, or that of the newest checkpoint where it is a run's folder.
+
+    Looked up in the working directory, then in `folder`. A path that is no folder is returned as it is.
+    """
+    for place in (Path(path).expanduser(), *([folder / path] if folder else [])):
+        steps = [step for step in place.glob("checkpoints/step-*") if re.fullmatch(r"step-\d+", step.name)]
+        if steps:
+            return str(max(steps, key=lambda step: int(step.name.removeprefix("step-"))) / "model")
+        if place.is_dir():
+            return str(place)
+    return path
+
+
+def _asked(prompt: Prompt) -> Text:
+    """The prompt as the dataset gave it."""
+    if prompt.plain is not None:
+        return prompt.plain
+    return prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
+
+
+def _scale(facts: ScoringFacts) -> tuple[float, float]:
+    if facts.mean is None or not facts.std:
+        raise ConfigError(
+            given="settings.normalize = true, but the reward model's folder does not say how its scores lie",
+            allowed="a reward model that was trained here, with held-out pairs",
+            fix="Leave normalize out, or train it with data.eval or data.eval_fraction.",
+        )
+    return facts.mean, facts.std
