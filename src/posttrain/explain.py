@@ -98,7 +98,7 @@ class Explanation:
 
     def render(self) -> str:
         settings = [
-            f"{s.name}: {s.type}, default {_value(s.default)}\n{_wrapped(s.doc, 4)}"
+            f"{_wrapped(f'{s.name}: {s.type}, default {_value(s.default)}')}\n{_wrapped(s.doc, 4)}"
             + (f"\n{_wrapped(f'Source of the default: {s.source}', 4)}" if s.source else "")
             for s in self.settings
         ]

@@ -82,7 +82,13 @@ def test_every_setting_is_documented_and_its_default_has_a_source(key: str):
 
 
 def test_settings_of_its_own_come_first():
-    assert [s.name for s in explain("rloo").settings] == ["clip_low", "clip_high", "kl_coef", "entropy_coef", "correction"]
+    assert [s.name for s in explain("rloo").settings] == [
+        "clip_low",
+        "clip_high",
+        "kl_coef",
+        "entropy_coef",
+        "correction",
+    ]
 
 
 @pytest.mark.parametrize(
