@@ -74,6 +74,7 @@ __all__ = [
     "RewardConfig",
     "RunConfig",
     "SamplingConfig",
+    "TeacherConfig",
     "TrainConfig",
     "check",
     "describe_fields",
@@ -163,6 +164,25 @@ class ModelConfig(Part):
         return _expand("model", given)
 
 
+class TeacherConfig(Part):
+    """A frozen model that judges each token of the policy. A bare string stands for `{path: string}`.
+
+    Everything else about it is as in `model`: attention, precision and device.
+    """
+
+    path: PathText = Field(examples=["Qwen/Qwen3-4B"])
+    """A Hugging Face folder or name, or `tiny:TASK`; its tokenizer must be that of `model`."""
+    revision: Text | None = None
+    """Branch, tag or commit of a teacher on the Hub. null is its main branch."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the teacher. Only for authors whom you trust."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return _expand("teacher", given)
+
+
 class LoRAConfig(Part):
     """Low-rank adapters on a frozen base model; the base model itself is the reference, so there is no second copy."""
 
@@ -208,6 +228,11 @@ class DataConfig(Part):
     `task:NAME`."""
     eval: PathText | list[PathText] | None = None
     """The same for the held-out rows of evaluations. null: see eval_fraction."""
+    auxiliary: PathText | list[PathText] | None = None
+    """Examples for an algorithm that adds a next-token loss to each update (kimi_k2 with ptx_coef): prompt and
+    completion, messages or text. Named as in `train`."""
+    auxiliary_rows: Count = 16
+    """Rows of `auxiliary` in each update."""
     split: Text = "train"
     """Split of a Hugging Face dataset that `train` names."""
     eval_split: Text = "test"
@@ -409,6 +434,8 @@ class RunConfig(Part):
     """The model that is trained."""
     lora: LoRAConfig | None = None
     """Train low-rank adapters; null trains all weights."""
+    teacher: TeacherConfig | None = None
+    """The teacher, for an algorithm that learns from one (distillation)."""
     algorithm: AlgorithmConfig = Field(examples=["grpo"])
     """The algorithm and its settings."""
     data: DataConfig = Field(examples=[{"train": "train.jsonl"}])
@@ -441,7 +468,7 @@ class RunConfig(Part):
 
 # --- the algorithm, validated by its own class ----------------------------------------------------------------------
 
-_BARE = {"model": "path", "algorithm": "name"}
+_BARE = {"model": "path", "teacher": "path", "algorithm": "name"}
 """Sections that a bare string may stand for, and the key that it gives."""
 
 
@@ -452,6 +479,17 @@ def _expand(section: str, given: Any) -> Any:
     if section == "algorithm" and is_dataclass(given) and not isinstance(given, type):
         return {"name": getattr(given, "key", None), **TypeAdapter(type(given)).dump_python(given, mode="json")}
     return given
+
+
+def _written_out(path: Path, given: Any) -> dict[str, Any]:
+    """The settings of a correction that was given by its name, so that one of them can be changed by itself."""
+    if path != ("algorithm", "correction") or not isinstance(given, str):
+        return {}
+    from posttrain.algorithms.correction import Correction  # imports torch
+    from posttrain.algorithms.named_corrections import NAMED
+
+    named = NAMED.get(given)
+    return {} if named is None else TypeAdapter(Correction).dump_python(named, mode="json")
 
 
 def _algorithms() -> Mapping[str, type[Algorithm]]:
@@ -500,17 +538,6 @@ def _which_algorithm(name: Any) -> Problem:
         path=path,
         given=f"algorithm.name = {show(name)}",
         allowed=", ".join(names),
-def _written_out(path: Path, given: Any) -> dict[str, Any]:
-    """The settings of a correction that was given by its name, so that one of them can be changed by itself."""
-    if path != ("algorithm", "correction") or not isinstance(given, str):
-        return {}
-    from posttrain.algorithms.correction import Correction  # imports torch
-    from posttrain.algorithms.named_corrections import NAMED
-
-    named = NAMED.get(given)
-    return {} if named is None else TypeAdapter(Correction).dump_python(named, mode="json")
-
-
         fix=f"Did you mean {close[0]}?" if close else "posttrain explain shows what each of them does.",
     )
 
@@ -730,7 +757,8 @@ def json_schema() -> dict[str, Any]:
         settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}
         choices.append(settings | {"required": ["name", *settings.get("required", [])]})
     definitions["AlgorithmConfig"] = {"anyOf": choices}
-    definitions["ModelConfig"] = {"anyOf": [{"type": "string"}, definitions["ModelConfig"]]}
+    for shorthand in ("ModelConfig", "TeacherConfig"):
+        definitions[shorthand] = {"anyOf": [{"type": "string"}, definitions[shorthand]]}
     schema["properties"] = {"preset": {"enum": list(PRESETS)}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

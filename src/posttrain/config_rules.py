@@ -206,6 +206,45 @@ def _rounds_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | N
     )
 
 
+def _teacher_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """An algorithm that learns from a teacher has one, and no other algorithm has."""
+    needed, given = "teacher" in algorithm.needs, config.teacher
+    if needed == (given is not None):
+        return None
+    if given is None:
+        return ConfigError(
+            given=f"no teacher, but {config.algorithm.name} as configured learns from one",
+            allowed="a model with the tokenizer of the one that is trained",
+            fix="Set teacher = PATH, for example a larger model of the same family.",
+        )
+    return ConfigError(
+        given=f"teacher = {given.path}, but {config.algorithm.name} as configured never asks it",
+        allowed="no teacher, or an algorithm that learns from one",
+        fix="Leave teacher out, or set algorithm = distillation.",
+    )
+
+
+def _auxiliary_data_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """An algorithm that adds a next-token loss on other data has such data, and no other algorithm has."""
+    data, name = config.data, config.algorithm.name
+    needed, default = "auxiliary" in algorithm.needs, type(data).model_fields["auxiliary_rows"].default
+    if needed and data.auxiliary is None:
+        return ConfigError(
+            given=f"no data.auxiliary, but {name} as configured adds a next-token loss on other data to each update",
+            allowed="examples: prompt and completion, messages or text",
+            fix="Set data.auxiliary = FILE, or algorithm.ptx_coef = 0.",
+        )
+    given = {"auxiliary": data.auxiliary, "auxiliary_rows": None if data.auxiliary_rows == default else "..."}
+    unused = [f"data.{key}" for key, value in given.items() if value is not None]
+    if needed or not unused:
+        return None
+    return ConfigError(
+        given=f"{' and '.join(unused)}, but {name} as configured learns from its own rows alone",
+        allowed="an algorithm that adds a next-token loss on other data",
+        fix="Set algorithm = {name: kimi_k2, ptx_coef: 0.1}, or leave it out.",
+    )
+
+
 RULES: tuple[Rule, ...] = (
     _group_is_large_enough,
     _there_is_a_reward,
@@ -220,4 +259,6 @@ RULES: tuple[Rule, ...] = (
     _labels_differ,
     _stale_data_is_sampled,
     _rounds_are_used,
+    _teacher_is_there,
+    _auxiliary_data_is_there,
 )

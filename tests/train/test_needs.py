@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,16 +11,16 @@ from typing import Any, ClassVar
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from tests.tiny import tiny_model, write_prompts
+from tests.tiny import CHARACTERS, tiny_model, write_prompts
 from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS, GRPO
 from posttrain.algorithms.base import Need
 from posttrain.algorithms.settings import settings
-from posttrain.config import load_config, to_yaml
-from posttrain.errors import GuardStop
+from posttrain.config import check, load_config, to_yaml
+from posttrain.errors import ConfigError, GuardStop
 from posttrain.report.terminal import TerminalView
-from posttrain.train.loop import train_step
+from posttrain.train.loop import train_step, update
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore
@@ -93,9 +94,29 @@ class Lengthening(Watching):
         return experience.broadcast(torch.ones_like(experience.rewards_PG))
 
 
+@settings
+class Taught(Lengthening):
+    key: ClassVar[str] = "taught"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"teacher"}
+
+
+@settings
+class Pulled(Watching):
+    key: ClassVar[str] = "pulled"
+
+    ptx_coef: float = 0.5
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"auxiliary"}
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch) -> None:
-    for algorithm in (Watching, Looking, Greedy, Choosy, Lengthening):
+    for algorithm in (Watching, Looking, Greedy, Choosy, Lengthening, Taught, Pulled):
         monkeypatch.setitem(ALGORITHMS, algorithm.key, algorithm)  # pyright: ignore[reportArgumentType]
     Watching.seen.clear()
     Watching.given.clear()
@@ -115,7 +136,7 @@ def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
     """`build(algorithm, settings)`: a run that stands before its first step."""
     with ExitStack() as resources:
 
-        def built(algorithm: str, settings: Mapping[str, Any] | None = None) -> Run:
+        def built(algorithm: str, settings: Mapping[str, Any] | None = None, output: str = "run") -> Run:
             config = {
                 "model": {"path": str(folder / "model"), "device": "cpu"},
                 "algorithm": algorithm,
@@ -126,7 +147,7 @@ def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
                 "guards": {"max_truncated": 1.0},
             }
             resolved = load_config(config, settings or {})
-            store = resources.enter_context(RunStore.create(tmp_path / "run", to_yaml(resolved)))
+            store = resources.enter_context(RunStore.create(tmp_path / output, to_yaml(resolved)))
             return set_up(resolved, store, TerminalView(quiet=True), resources)
 
         yield built
@@ -291,9 +312,7 @@ def test_what_was_discarded_is_on_file(build, folder):
 
 def test_data_without_any_signal_stops_the_run(build, folder):
     run = build("choosy", {"rewards": [{"function": f"{folder / 'rewards.py'}:never"}], "train.max_sampling_rounds": 3})
-    with pytest.raises(
-        GuardStop, match=r"0 of 6 groups in 3 rounds of sampling had a signal; .* 100% all wrong"
-    ):
+    with pytest.raises(GuardStop, match=r"0 of 6 groups in 3 rounds of sampling had a signal; .* 100% all wrong"):
         run.feed.take(1, version=0)
 
 
@@ -331,3 +350,122 @@ def test_without_a_reward_the_check_measures(folder, tmp_path, build):
     measured = run.measure(run.folder / "evaluations", "baseline")
     assert measured["baseline"]["rewards"].keys() == {"exact_match"}
     assert measured["baseline"]["greedy"]["accuracy"]["n"] == 4
+
+
+# --- a teacher --------------------------------------------------------------------------------------------------------
+
+
+def test_a_teacher_gives_its_log_probabilities_at_the_temperature_of_sampling(build, folder):
+    """A teacher that is the policy itself says of each token what the sampler said."""
+    settings = {"teacher": str(folder / "model"), "rewards": [], "sampling.temperature": 0.7}
+    run = build("taught", settings)
+    step(run)
+    given, batch = Watching.given[0], Watching.seen[0]
+    mask_BT = given.completion_mask_BT
+    assert given.teacher_logprobs_BT is not None
+    torch.testing.assert_close(given.teacher_logprobs_BT[mask_BT], given.sampling_logprobs_BT[mask_BT])
+    assert torch.equal(batch.teacher_logprobs_BT, given.teacher_logprobs_BT)
+
+
+def test_a_teacher_is_not_trained(build, folder):
+    tiny_model(folder / "other", seed=1)
+    run = build("taught", {"teacher": str(folder / "other"), "rewards": [], "train.learning_rate": 0.1})
+    experience = run.feed.take(1, version=0).experience
+    train_step(run, experience, 1)
+    train_step(run, experience, 2)
+    first, second = Watching.given
+    assert torch.equal(first.teacher_logprobs_BT, second.teacher_logprobs_BT)
+    mask_BT = experience.completion_mask_BT
+    assert (first.teacher_logprobs_BT - experience.sampling_logprobs_BT)[mask_BT].abs().max() > 0.01
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(build, folder):
+    tiny_model(folder / "upside_down", characters=CHARACTERS[::-1])
+    with pytest.raises(ConfigError, match=r"another than the policy's: 40 and 40 tokens; .* is id 3 in one and id 39"):
+        build("taught", {"teacher": str(folder / "upside_down"), "rewards": []})
+
+
+def test_a_teacher_with_too_short_a_context_is_refused(build, folder):
+    tiny_model(folder / "short", max_position_embeddings=16)
+    settings = {"teacher": str(folder / "short"), "rewards": []}
+    with pytest.raises(ConfigError, match=r"teacher's context is 16 .* have 64 together(.|\n)*max_prompt_length = 10"):
+        build("taught", settings)
+    assert build("taught", settings | {"data.max_prompt_length": 10}, output="fits").step == 0
+
+
+def test_a_teacher_is_there_where_it_is_needed_and_only_there():
+    given = {"model": "m", "data": {"train": "d"}, "train": {"steps": 1}, "rewards": [{"name": "math"}]}
+    with pytest.raises(ConfigError, match="no teacher, but taught as configured learns from one"):
+        check(load_config({**given, "algorithm": "taught"}).config)
+    with pytest.raises(ConfigError, match="teacher = m, but grpo as configured never asks it"):
+        check(load_config({**given, "algorithm": "grpo", "teacher": "m"}).config)
+    check(load_config({**given, "algorithm": "taught", "teacher": "m"}).config)
+
+
+# --- other data -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_data(tmp_path) -> dict[str, Any]:
+    rows = [
+        {"prompt": f"say {letter} ", "completion": letter * (1 + number % 3)} for number, letter in enumerate("abcde")
+    ]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"data.auxiliary": str(tmp_path / "other.jsonl"), "data.auxiliary_rows": 3}
+
+
+def gradient(run: Run) -> Tensor:
+    """Of one update on the first experience, before clipping."""
+    batch = run.weigh(run.feed.take(1, version=0).experience)
+    seen: list[Tensor] = []
+
+    def keep(step: int, on_norm: Any) -> dict[str, Any]:
+        seen.append(torch.cat([p.grad.flatten() for p in run.optimizer.parameters if p.grad is not None]).clone())
+        return {}
+
+    run.optimizer.step = keep  # pyright: ignore[reportAttributeAccessIssue]
+    update(run, batch, 1)
+    return seen[0]
+
+
+def test_the_auxiliary_gradient_is_the_coefficient_times_that_of_supervised_training(build, other_data, tmp_path):
+    alone = gradient(build("watching", output="a"))
+    both = gradient(build("pulled", other_data | {"sampling.temperature": 1.0}, output="b"))
+    supervised = {
+        "rewards": [],
+        "data.train": other_data["data.auxiliary"],
+        "train.prompts_per_step": 3,
+    }
+    sft = gradient(build("sft", supervised, output="c"))
+    torch.testing.assert_close(both - alone, 0.5 * sft, rtol=1e-3, atol=1e-6)
+
+
+def test_the_split_into_micro_batches_does_not_change_the_auxiliary_gradient(build, other_data):
+    whole = gradient(build("pulled", other_data, output="a"))
+    split = gradient(build("pulled", other_data | {"train.tokens_per_microbatch": 9}, output="b"))
+    torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_each_update_gets_its_own_auxiliary_rows_and_a_resumed_run_the_same(build, other_data):
+    run = build("pulled", other_data | {"train.minibatches": 2})
+    add = run.add_gradient
+    losses = [float(add(step, number)["ptx/nll"]) for step in (1, 2) for number in (0, 1)]
+    assert len(set(losses)) == 4
+    assert losses == [float(add(step, number)["ptx/nll"]) for step in (1, 2) for number in (0, 1)]
+
+
+def test_the_loss_on_auxiliary_data_is_a_metric_and_falls(build, other_data):
+    run = build("pulled", other_data | {"data.auxiliary_rows": 5})
+    fed = run.feed.take(1, version=0)
+    found = [train_step(run, fed.experience, number)[1].reduce()["ptx/nll"] for number in range(1, 6)]
+    assert found[-1] < found[0] - 0.1
+
+
+def test_auxiliary_data_is_there_where_it_is_needed_and_only_there():
+    given = {"model": "m", "train": {"steps": 1}, "rewards": [{"name": "math"}]}
+    with pytest.raises(ConfigError, match=r"no data\.auxiliary, but pulled as configured adds a next-token loss"):
+        check(load_config({**given, "algorithm": "pulled", "data": {"train": "d"}}).config)
+    for name, value in {"auxiliary": "e", "auxiliary_rows": 3}.items():
+        with pytest.raises(ConfigError, match=rf"data\.{name}, but grpo .* its own rows alone"):
+            check(load_config({**given, "algorithm": "grpo", "data": {"train": "d", name: value}}).config)
+    check(load_config({**given, "algorithm": "pulled", "data": {"train": "d", "auxiliary": "e"}}).config)

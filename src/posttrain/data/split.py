@@ -33,6 +33,11 @@ def read_split(config: DataConfig, seed: int) -> Split:
     return _hold_out(train, config.eval_fraction, seed)
 
 
+def read_auxiliary(config: DataConfig, seed: int) -> list[Row]:
+    """The rows of `data.auxiliary`; none where it is not set. Raises `DataError`."""
+    return [] if config.auxiliary is None else read_rows(config.auxiliary, split=config.split, seed=seed)
+
+
 def _is_task(source: str | list[str]) -> bool:
     return isinstance(source, str) and source.startswith("task:")
 

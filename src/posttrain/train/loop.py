@@ -36,13 +36,13 @@ def train_step(run: Run, experience: Experience | Batch, step: int) -> tuple[Bat
         if count_totals(minibatch).tokens == 0:
             continue  # nothing was scored: there is no step to take
         minibatch = run.algorithm.prepare(run.refresh(minibatch, moved=updates > 0))
-        metrics.add(update(run, minibatch, step))
+        metrics.add(update(run, minibatch, step, number=updates))
         updates += 1
     return batch, metrics
 
 
-def update(run: Run, minibatch: Batch, step: int) -> Metrics:
-    """One optimizer step on these rows."""
+def update(run: Run, minibatch: Batch, step: int, *, number: int = 0) -> Metrics:
+    """One optimizer step on these rows: update `number` of the step."""
     totals = count_totals(minibatch)
     log, loss_sum = MetricLog(), 0.0
     run.loaded.model.train()  # dropout of the adapters; everything else computes without it
@@ -54,6 +54,7 @@ def update(run: Run, minibatch: Batch, step: int) -> Metrics:
             loss.backward()
         loss_sum += loss.item()
         log.add(metrics | mismatch_metrics(outputs, micro))
+    log.add(run.add_gradient(step, number))
     run.loaded.model.eval()
     log.add({"loss": Mean(loss_sum, 1.0)})
     log.add(run.optimizer.step(step, on_norm=partial(check_gradient, run, minibatch, totals, step)))

@@ -53,11 +53,17 @@ class Forward:
             return outputs
         return replace(outputs, entropy_BT=outputs.entropy_BT.detach())
 
-    def under(self, model: nn.Module, scope: Callable[[], AbstractContextManager[object]] = nullcontext) -> Forward:
-        """The same log-probabilities, without entropy, of another model or of this one within a scope."""
+    def under(
+        self,
+        model: nn.Module,
+        scope: Callable[[], AbstractContextManager[object]] = nullcontext,
+        *,
+        temperature: float | None = None,
+    ) -> Forward:
+        """The same log-probabilities, without entropy, of another model, within a scope or at another temperature."""
         return Forward(
             model,
-            temperature=self.temperature,
+            temperature=self.temperature if temperature is None else temperature,
             chunk_tokens=self.chunk_tokens,
             compute_dtype=self.compute_dtype,
             scope=scope,

@@ -16,6 +16,7 @@ from torch import Tensor
 from posttrain.errors import CheckpointError
 from posttrain.models.adapters import trainable_parameters
 from posttrain.models.save import save_model
+from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.train.store import rollout_table
 
@@ -72,6 +73,8 @@ class Run:
     """Hands the weights of a version to whoever samples."""
     measure: Measure
     checkpoints: Checkpoints
+    add_gradient: AddGradient = nothing_else
+    """What else each update learns from."""
     held: HeldWeights | None = None
     """What the sampler decodes with, where that is a copy."""
     step: int = 0

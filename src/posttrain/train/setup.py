@@ -14,7 +14,8 @@ import torch
 from posttrain.algorithms import Algorithm, PolicyGradient
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
-from posttrain.data.split import Split, read_split
+from posttrain.data.read import Row
+from posttrain.data.split import Split, read_auxiliary, read_split
 from posttrain.errors import ConfigError
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora, frozen_copy, reference_scope
@@ -23,6 +24,7 @@ from posttrain.rewards import RewardSet, build_rewards
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.publish import DeliveryProof, tolerance_for
 from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.feed import DatasetFeed, Feed, SampledFeed
 from posttrain.train.guards import Guards
@@ -32,6 +34,7 @@ from posttrain.train.optimizer import Updater
 from posttrain.train.policy import Forward, HeldWeights, Publisher, TrainerScores
 from posttrain.train.run import Refresh, Run, Weigh
 from posttrain.train.scoring import set_up_scoring
+from posttrain.train.teacher import teacher_forward
 from posttrain.train.weigh import AsBatch, Fill, Weighing, as_weighed, fill_logprobs, with_current_logprobs
 
 if TYPE_CHECKING:
@@ -50,18 +53,20 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     rows = read_split(config.data, config.seed)
     if config.evaluation.forgetting is not None:
         read_texts(config.evaluation.forgetting)
+    auxiliary_rows = read_auxiliary(config.data, config.seed)
     if "scores" in algorithm.needs:
         return set_up_scoring(resolved, store, view, algorithm, rows)
     judges = Judges.of(config, resources)
     loaded = load_policy(config)
+    algorithm = with_correction(config, algorithm, loaded)
     forward = policy_forward(config, loaded, algorithm)
     samplers = Samplers.of(config, loaded)
     guards = Guards.of(config, store.evidence)
     feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, samplers, judges)
-    algorithm = with_correction(config, algorithm, loaded)
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
-    for note in (*loaded.notes, *notes):
+    add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
+    for note in (*loaded.notes, *notes, *more_notes):
         store.event("warning", note)
         view.event("warning", note)
     proof = DeliveryProof.from_prompts(
@@ -78,6 +83,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         forward=forward,
         weigh=weighing(config, algorithm, loaded, forward),
         refresh=refreshing(config, algorithm, loaded, forward),
+        add_gradient=add_gradient,
         optimizer=Updater(loaded.model.parameters(), config.train),
         guards=guards,
         feed=feed,
@@ -128,12 +134,6 @@ def policy_forward(config: RunConfig, loaded: LoadedModel, algorithm: Algorithm)
     )
 
 
-# --- what the algorithm asks for -------------------------------------------------------------------------------------
-
-
-def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Weigh:
-    """The way from experience to a batch, with one collaborator per need."""
-    if not isinstance(algorithm, PolicyGradient):
 def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Algorithm:
     """`correction: auto` decided: none where the sampler's log-probabilities are the trainer's own, else its default."""
     if not isinstance(algorithm, PolicyGradient) or algorithm.correction != "auto":
@@ -143,6 +143,12 @@ def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel
     return replace(algorithm, correction="none" if exact else algorithm.auto_correction)
 
 
+# --- what the algorithm asks for -------------------------------------------------------------------------------------
+
+
+def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Weigh:
+    """The way from experience to a batch, with one collaborator per need."""
+    if not isinstance(algorithm, PolicyGradient):
         return AsBatch()
     split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
@@ -150,6 +156,8 @@ def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel
         fills.append(fill_logprobs("old_logprobs_BT", forward.under(loaded.model), split))
     if "reference" in algorithm.needs:
         fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), split))
+    if "teacher" in algorithm.needs:
+        fills.append(fill_logprobs("teacher_logprobs_BT", teacher_forward(config, loaded, forward), split))
     return Weighing(algorithm, fills, mask_truncated=config.train.mask_truncated)
 
 
@@ -159,6 +167,33 @@ def refreshing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, for
         return as_weighed
     split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
     return with_current_logprobs(forward.under(loaded.model), split)
+
+
+def auxiliary(
+    config: RunConfig, rows: Sequence[Row], algorithm: Algorithm, loaded: LoadedModel, forward: Forward
+) -> tuple[AddGradient, list[str]]:
+    """What is added to the gradient of each update, and what the user should know about it."""
+    if "auxiliary" not in algorithm.needs:
+        return nothing_else, []
+    found = render_examples(
+        rows,
+        Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs),
+        eos_ids=loaded.eos_ids,
+        max_length=context_length(loaded),
+        max_dropped=config.data.max_dropped,
+        what="data.auxiliary",
+    )
+    add_gradient = Auxiliary(
+        coef=config.algorithm.settings["ptx_coef"],
+        examples=found.examples,
+        rows=config.data.auxiliary_rows,
+        updates_per_step=updates_per_batch(config),
+        seed=config.seed,
+        pad_id=loaded.pad_id,
+        forward=forward.under(loaded.model, temperature=1.0),
+        split=partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch),
+    )
+    return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
 
 
 def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:

@@ -1,0 +1,67 @@
+"""A next-token loss on other data, beside the policy's: Kimi K2's PTX term, against forgetting what is not rewarded.
+
+    loss of the update + coef * mean negative log-probability of the auxiliary rows' trained tokens
+
+at temperature 1, whatever the temperature of sampling. Which rows an update gets is a pure function of the seed and the
+number of the update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from posttrain.data.order import rows_for_step
+from posttrain.errors import NonFiniteError
+from posttrain.functional.reductions import token_mean
+from posttrain.train.feed import examples_batch
+from posttrain.types import Batch, Example, Mean, Metrics, Outputs, count_totals
+
+
+class AddGradient(Protocol):
+    """What else each update learns from."""
+
+    def __call__(self, step: int, number: int) -> Metrics:
+        """Add the gradient for update `number` (0, 1, …) of a step."""
+        ...
+
+
+def nothing_else(step: int, number: int) -> Metrics:
+    """An update learns from its minibatch alone."""
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auxiliary:
+    """`rows` examples per update, weighed with `coef`."""
+
+    coef: float
+    examples: Sequence[Example]
+    rows: int
+    updates_per_step: int
+    seed: int
+    pad_id: int
+    forward: Callable[[Batch], Outputs]
+    """At temperature 1."""
+    split: Callable[[Batch], Iterator[tuple[list[int], Batch]]]
+
+    def __call__(self, step: int, number: int) -> Metrics:
+        """`ptx/nll`: nats per token of the auxiliary rows, before the update."""
+        update = (step - 1) * self.updates_per_step + number + 1
+        chosen = [self.examples[row] for row in rows_for_step(self.seed, update, self.rows, len(self.examples))]
+        batch = examples_batch(chosen, self.pad_id)
+        totals, nll = count_totals(batch), 0.0
+        for rows, micro in self.split(batch):
+            loss = token_mean(-self.forward(micro).logprobs_BT, micro.completion_mask_BT, totals.tokens)
+            if not math.isfinite(loss.item()):
+                raise NonFiniteError(
+                    given=f"step {step}: the loss of the auxiliary data is {loss.item()}; it is in row "
+                    f"{' or '.join(str(chosen[row].index) for row in rows)} of data.auxiliary",
+                    allowed="finite numbers",
+                    fix="No weight was changed. Lower train.learning_rate, or set model.precision = float32.",
+                )
+            (self.coef * loss).backward()
+            nll += loss.item() * totals.tokens
+        return {"ptx/nll": Mean(nll, totals.tokens)}
