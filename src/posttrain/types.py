@@ -311,8 +311,8 @@ class Experience:
 
     @property
     def lengths_PG(self) -> Tensor:
-        """Trained tokens of each completion."""
-        return self.completion_mask_BT.sum(dim=-1).reshape(self.rewards_PG.shape)
+        """Trained tokens of each completion, in the dtype of the rewards."""
+        return self.completion_mask_BT.sum(dim=-1).reshape(self.rewards_PG.shape).to(self.rewards_PG.dtype)
 
     def broadcast(self, values_PG: Tensor) -> Tensor:
         """One number per completion -> `[B, T]`: that number on its trained tokens, 0 elsewhere."""

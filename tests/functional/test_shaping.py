@@ -13,10 +13,10 @@ def test_worked_soft_overlong_penalty():
 
 
 def test_worked_length_reward_of_kimi():
-    lengths_PG = torch.tensor([[100, 200, 400, 300]])
+    lengths_PG = torch.tensor([[100, 200, 400, 300]], dtype=torch.float64)
     correct_PG = torch.tensor([[True, True, True, False]])
     reward_PG = kimi_length_reward(lengths_PG, correct_PG, torch.ones_like(correct_PG))
-    assert reward_PG.flatten().tolist() == pytest.approx([0.5, 0.1666666667, -0.5, -0.1666666667], rel=1e-6)
+    assert reward_PG.flatten().tolist() == pytest.approx([0.5, 0.1666666667, -0.5, -0.1666666667], rel=1e-8)
 
 
 def test_a_short_wrong_answer_earns_nothing():

@@ -86,8 +86,7 @@ class DAPO(PolicyGradient):
                 allowed="the length at which the penalty is complete, an integer >= 1",
                 fix="Use DAPO(max_completion_length=...); in a run it follows sampling.max_completion_length.",
             )
-        lengths_PG = experience.completion_mask_BT.sum(dim=-1).reshape(experience.rewards_PG.shape)
-        penalty_PG = soft_overlong(lengths_PG, self.max_completion_length, self.overlong_buffer or 0)
+        penalty_PG = soft_overlong(experience.lengths_PG, self.max_completion_length, self.overlong_buffer or 0)
         return replace(experience, rewards_PG=experience.rewards_PG + penalty_PG)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
