@@ -137,7 +137,8 @@ def everything_on(cls: type[Algorithm]) -> Algorithm:
     names = {s.name for s in explain(cls.key).settings}
     lengths = {"max_completion_length": 8} if "max_completion_length" in names else {}
     weights = {"correction": "tis"} if issubclass(cls, PolicyGradient) else {}
-    return cls(**{name: value for name, value in values.items() if name in names}, **lengths, **weights)
+    bounds = {"max_ratio": None} if {"max_ratio", "clip_high"} <= names else {}  # one kind of bound or the other
+    return cls(**{name: value for name, value in values.items() if name in names}, **lengths, **weights, **bounds)
 
 
 @every_key

@@ -160,9 +160,12 @@ def test_an_algorithm_without_state_keeps_none(cls: type[Algorithm]):
         assert algorithm.next_state(None, None) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "cls", [cls for cls in ALGORITHMS.values() if hasattr(cls, "clip_high")], ids=lambda cls: cls.key
-)
+CLIPPED = [cls for cls in ALGORITHMS.values() if hasattr(cls, "clip_high")]
+CLIPPED = [cls for cls in CLIPPED if cls.card.choices["trust_region"] in ("none", "clip", "clip_cov")]
+"""GMPO clips in log space, and CISPO a weight."""
+
+
+@pytest.mark.parametrize("cls", CLIPPED, ids=lambda cls: cls.key)
 @pytest.mark.parametrize(("ratio", "advantage", "expected"), [(1.5, +1.0, -1.3), (0.5, -1.0, +0.9)])
 def test_each_bound_of_the_clip_is_its_own_setting(cls: type, ratio: float, advantage: float, expected: float):
     """One completion of one token, clip_low 0.1 and clip_high 0.3: here all clipped losses are the same."""
@@ -192,6 +195,15 @@ EVERYTHING_ON = {
     "max_completion_length": 8,
     "token_budget": 3,
 }
+ON_IN: dict = {
+    "cispo": {"max_ratio": None},
+    ("cispo", "max_ratio"): {"max_ratio": 5.0, "clip_low": None, "clip_high": None},
+    "clip_cov": {"cov_low": -5.0, "cov_high": 5.0, "cov_share": 0.5},
+    "dapo": {"overlong_buffer": 6},
+    "dppo": {"divergence_low": 0.06, "divergence_high": 0.06},
+    "kl_cov": {"cov_share": 0.2},
+}
+"""What has to be on beside it in one algorithm, or to see one setting of it."""
 CHANGED = {
     "baseline": "none",
     "baseline_decay": 0.5,
@@ -202,22 +214,39 @@ CHANGED = {
     "coef": 0.5,
     "correct_at": 1.8,
     "correction": "tis",
+    "cov_high": 0.01,
+    "cov_low": 0.01,
+    "cov_share": 1.0,
+    "divergence": "kl",
+    "divergence_high": 0.01,
+    "divergence_low": 0.01,
     "dual_clip": 1.2,
+    "dynamic_sampling": False,
     "entropy_coef": 0.2,
     "floor": -0.1,
     "gae_lambda": 0.5,
     "gamma": 0.5,
     "k": 2,
+    "k_neg": 1.0,
+    "k_pos": 1.0,
     "kl_coef": 0.2,
     "kl_estimator": "k2",
     "kl_target": 0.1,
+    "lambda_neg": 1.0,
+    "lambda_pos": 1.0,
     "length_coef": 0.2,
     "max_completion_length": 9,
     "max_negative_divergence": 0.1,
+    "max_ratio": 1.01,
     "missing_eos_penalty": 0.5,
+    "overlong_buffer": 5,
+    "penalty": 0.5,
     "ptx_coef": 0.1,
     "score_clip": 0.3,
+    "seed": 1,
     "tau": 0.7,
+    "tau_neg": 3.0,
+    "tau_pos": 3.0,
     "token_budget": 2,
     "value_clip": None,
     "value_coef": 0.5,
@@ -240,6 +269,7 @@ def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], sett
     """No dead setting: a loss, a gradient, an advantage, the state, or what the loop has to bring is another one."""
     names = {f.name for f in fields(cls)}
     given: dict = {name: value for name, value in EVERYTHING_ON.items() if name in names}
+    given |= ON_IN.get(cls.key, {}) | ON_IN.get((cls.key, setting), {})
     if (cls.key, setting) in ONE_VALUE_ONLY:
         with pytest.raises(ConfigError, match=setting):
             cls(**given | {setting: ONE_VALUE_ONLY[cls.key, setting]})

@@ -5,8 +5,8 @@
           or sg[clip(rho, 1 - clip_low, 1 + clip_high)]           relative bounds, either of them optional
     L   = -w A logprobs
 
-Mean over all tokens of the step. The weight is clipped, not the objective: every token keeps its gradient. The value of
-the loss depends on the log-probabilities themselves and cannot be compared with that of PPO.
+Mean over all tokens of the step. The weight is clipped, not the objective: every token keeps its gradient. The value
+of the loss depends on the log-probabilities themselves and cannot be compared with that of PPO.
 """
 
 from __future__ import annotations

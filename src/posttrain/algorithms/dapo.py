@@ -1,6 +1,6 @@
 """DAPO: Decoupled Clip and Dynamic sAmpling Policy Optimization (arXiv:2503.14476).
 
-    R~_i = R_i + penalty(length_i)                                0 … -1 over the last overlong_buffer tokens allowed
+    R~_i = R_i + penalty(length_i)                                0 … -1 over the last overlong_buffer tokens
     A_i  = (R~_i - mean(R~)) / (std(R~) + 1e-6)                   over the G completions of one prompt
     rho  = exp(logprobs - old_logprobs)                           per token
     L    = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)

@@ -1,12 +1,12 @@
 """GSPO-token: GSPO's ratio with an advantage for each token (arXiv:2507.18071, section 4.3).
 
     A_it = (R_i - mean(R)) / (std(R) + 1e-6)                      or any other advantage per token
-    s_it = sg[s_i] * exp(logprobs - sg[logprobs])                 s_i = exp(mean over tokens of logprobs - old_logprobs)
+    s_it = sg[s_i] * exp(logprobs - sg[logprobs])                 s_i = exp(mean of logprobs - old_logprobs)
     L_it = -min(s_it A_it, clip(s_it, 1 - clip_low, 1 + clip_high) A_it)
 
 Mean over the tokens of a completion, then over completions. The value of s_it is s_i for every token, so that a whole
-completion is clipped or not; its gradient is that of the token alone. With one advantage per completion, as here, value
-and gradient are those of GSPO; what it adds is that a caller may pass other advantages per token.
+completion is clipped or not; its gradient is that of the token alone. With one advantage per completion, as here, it
+is GSPO in value and gradient; what it adds is that a caller may pass other advantages per token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """VESPO: Variational sEquence-level Soft Policy Optimization (arXiv:2602.10693).
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
-    q_i = exp(sum over its tokens of logprobs - old_logprobs)     the likelihood ratio of the completion, at least 1e-8
+    q_i = exp(sum over its tokens of logprobs - old_logprobs)     the likelihood ratio, held above 1e-8
     phi = sg[q^k exp(lambda (1 - q))]                             k and lambda by the sign of A
     L   = -phi A logprobs
 
