@@ -95,6 +95,8 @@ HUB_DATA = {"data.train": "numbers"}
 CHECK = {"check": [NUMERIC]}
 FAILING = {"rewards": [reward("fails_sometimes")], "guards.max_unscored": 1.0}
 UNMEASURED = {"data.eval_fraction": 0.0}
+TAUGHT = {"algorithm": "distillation", "teacher": "model"}
+PTX = {"algorithm": "kimi_k2", "algorithm.ptx_coef": 0.5, "data.auxiliary": "examples.jsonl"}
 SLOW = {"rewards": [reward("slow")], "guards.max_unscored": 1.0}
 LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
 NO_GPU = not torch.cuda.is_available()
@@ -123,7 +125,18 @@ CASES = [
     Case("lora.dropout", 0.5, "weights", given=LORA),
     Case("lora.target_modules", ["q_proj"], "weights", given=LORA),
     Case("algorithm.name", "rloo", "weights"),
+    Case("teacher", {"path": "other_model"}, refused="ConfigError: teacher = other_model, but grpo .* never asks it"),
+    Case("teacher.path", "other_model", "weights", given=TAUGHT),
+    Case("teacher.revision", "v2", "weights", given=TAUGHT | {"teacher": "me/tiny"}),
+    Case(
+        "teacher.trust_remote_code",
+        False,
+        refused="ModelError: .* needs Python code that comes with the model",
+        given=TAUGHT | {"teacher": {"path": "custom_model", "trust_remote_code": True}},
+    ),
     Case("data.train", "other_prompts.jsonl", "rollouts/prompt"),
+    Case("data.auxiliary", "other_examples.jsonl", "metrics/ptx/nll", given=PTX),
+    Case("data.auxiliary_rows", 2, "weights", given=PTX),
     Case("data.eval", "other_prompts.jsonl", "answers/baseline"),
     Case("data.split", "validation", "rollouts/prompt", given=HUB_DATA),
     Case("data.eval_split", "validation", "answers/baseline", given=HUB_DATA | {"data.eval": "numbers"}),
@@ -180,6 +193,13 @@ CASES = [
     Case("train.gradient_checkpointing", True, "effort/kept_numbers", keeps="metrics/grad_norm"),
     Case("train.mask_truncated", True, "weights"),
     Case("train.max_staleness", 1, refused="ConfigError: train.max_staleness = 1"),
+    Case("train.publish_every", 2, "metrics/staleness/mean"),
+    Case(
+        "train.max_sampling_rounds",
+        1,
+        refused="GuardStop: step .* in 1 rounds of sampling had a signal",
+        given={"algorithm": "dapo", "algorithm.dynamic_sampling": True},
+    ),
     Case("evaluation.every", 1, "events"),
     Case("evaluation.prompts", 2, "answers/baseline"),
     Case("evaluation.samples", 2, "answers/baseline"),
@@ -292,6 +312,8 @@ def place(tmp_path_factory) -> Iterator[Place]:
         cache_on_hub(folder / "hub" / "models--me--tiny", revision, seed=seed)
     write_prompts(folder / "prompts.jsonl", seed=0)
     write_prompts(folder / "other_prompts.jsonl", seed=1)
+    write_examples(folder / "examples.jsonl", completion="1 2 3")
+    write_examples(folder / "other_examples.jsonl", completion="9 8 7")
     cache_dataset(folder, "numbers", splits=("train", "validation", "test"))
     (folder / "rewards.py").write_text(REWARDS)
     (folder / "chat.jinja").write_text(TEMPLATE)
@@ -345,6 +367,11 @@ def write_prompts(file: Path, *, seed: int, count: int = 24) -> None:
         }
         for number, prompt in enumerate(prompts)
     ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_examples(file: Path, *, completion: str, count: int = 24) -> None:
+    rows = [{"prompt": str(number), "completion": completion} for number in range(count)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
