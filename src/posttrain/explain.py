@@ -29,6 +29,7 @@ DATA: dict[DataKind, str] = {
     "prompts": "prompts and a reward; completions are sampled during training",
     "examples": "prompts with the completions to imitate; nothing is sampled",
     "pairs": "prompts with a chosen and a rejected answer; nothing is sampled",
+    "labels": "prompts with one answer each, labelled desirable or undesirable; nothing is sampled",
 }
 FROZEN_MODELS: dict[Need, str] = {"reference": "reference, frozen (under LoRA the base model itself, no second copy)"}
 NUMBERS_TO_TRY = (0, 0.5, 2)

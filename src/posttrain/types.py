@@ -178,7 +178,23 @@ class ExplainedVariance(NamedTuple):
         return ExplainedVariance(self.error.merge(other.error), self.target.merge(other.target))
 
 
-Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance
+class Difference(NamedTuple):
+    """The difference of two means over different samples, each reduced by itself: of two classes, for example."""
+
+    first: Mean
+    second: Mean
+
+    def __float__(self) -> float:
+        return float(self.first) - float(self.second)
+
+    def item(self) -> float:
+        return float(self)
+
+    def merge(self, other: Difference) -> Difference:
+        return Difference(self.first.merge(other.first), self.second.merge(other.second))
+
+
+Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance | Difference
 Metrics = dict[str, Metric]
 
 
@@ -194,6 +210,12 @@ class Totals:
     """All rows, the empty ones included."""
     pairs: int = 0
     """Preference pairs both rows of which have at least one trained token."""
+    chosen_tokens: int = 0
+    """Trained tokens of the chosen rows of those pairs."""
+    desirable: int = 0
+    """Of labelled answers: rows with a trained token that are labelled desirable."""
+    undesirable: int = 0
+    """The other labelled rows with a trained token."""
 
 
 @dataclass(frozen=True)
@@ -353,6 +375,13 @@ class Batch:
     """Of preference pairs: True for the chosen row of its pair, False for the rejected one."""
     margins_B: Tensor | None = None
     """Of preference pairs whose data says by how much the chosen row is better: that number, on both rows."""
+    labels_B: Tensor | None = None
+    """Of answers that are judged one by one: True for a desirable one, False for an undesirable one."""
+    mismatched_log_ratios_B: Tensor | None = None
+    """log(policy / reference) of another row's answer to this row's prompt, without gradient; NaN where there is
+    none."""
+    offsets_B: Tensor | None = None
+    """What `prepare` found over all rows of the update and the loss subtracts from the score of each row or pair."""
     row_ids_B: Tensor | None = None
     """Row of the experience that each row came from: names it in errors after any permutation or split."""
     tokens: Tokens | None = None
@@ -402,6 +431,32 @@ class Batch:
             tokens=tokens,
         )
 
+    @staticmethod
+    def from_labels(
+        completion_mask_BT: Tensor,
+        labels_B: Tensor,
+        ref_logprobs_BT: Tensor | None = None,
+        mismatched_log_ratios_B: Tensor | None = None,
+        *,
+        tokens: Tokens | None = None,
+    ) -> Batch:
+        """Answers that are judged one by one: label 1 (or True) is desirable, 0 undesirable."""
+        rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
+        for name, x_B in (("labels_B", labels_B), ("mismatched_log_ratios_B", mismatched_log_ratios_B)):
+            if x_B is not None and x_B.shape != (rows,):
+                raise ValueError(f"{name} has shape {list(x_B.shape)}, but completion_mask_BT has {rows} rows")
+        if not ((labels_B == 0) | (labels_B == 1)).all():
+            raise ValueError("labels_B must be 1 (desirable) or 0 (undesirable) for each row")
+        return Batch(
+            completion_mask_BT=completion_mask_BT.bool(),
+            ref_logprobs_BT=ref_logprobs_BT,
+            groups_B=torch.arange(rows, device=device),
+            labels_B=labels_B.bool(),
+            mismatched_log_ratios_B=mismatched_log_ratios_B,
+            row_ids_B=torch.arange(rows, device=device),
+            tokens=tokens,
+        )
+
     @property
     def num_rows(self) -> int:
         return self.completion_mask_BT.shape[0]
@@ -437,11 +492,19 @@ class Batch:
 def count_totals(batch: Batch) -> Totals:
     """The denominators of the optimizer step that consists of exactly these rows."""
     per_row_B = batch.completion_mask_BT.sum(dim=-1)
+    trained_B = per_row_B > 0
+    special: dict[str, int] = {}
+    if batch.chosen_B is not None:
+        whole_N = whole_pairs(batch)
+        special = {"pairs": int(whole_N.sum()), "chosen_tokens": int(per_row_B[batch.pairs[0][whole_N]].sum())}
+    if batch.labels_B is not None:
+        special["desirable"] = int((trained_B & batch.labels_B).sum())
+        special["undesirable"] = int((trained_B & ~batch.labels_B).sum())
     return Totals(
         tokens=int(per_row_B.sum()),
-        sequences=int((per_row_B > 0).sum()),
+        sequences=int(trained_B.sum()),
         rows=int(batch.completion_mask_BT.shape[0]),
-        pairs=0 if batch.chosen_B is None else int(whole_pairs(batch).sum()),
+        **special,
     )
 
 

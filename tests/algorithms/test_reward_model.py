@@ -140,7 +140,7 @@ def test_a_pair_with_nothing_to_train_on_one_side_is_out_of_the_loss():
     batch.completion_mask_BT[4] = False
     outputs = outputs_of([1.2, NAN, 0.8, 0.4, NAN, 0.8])
     totals = count_totals(batch)
-    assert totals == Totals(tokens=5, sequences=5, rows=6, pairs=2)
+    assert totals == Totals(tokens=5, sequences=5, rows=6, pairs=2, chosen_tokens=2)
     loss, metrics = RewardModel(center_coef=0.01).loss(outputs, batch, totals)
     expected, _ = evaluate(RewardModel(center_coef=0.01), [1.2, 0.8, 0.4, 0.8], batch_of(2))
     assert loss.item() == exactly(expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-DataKind = Literal["prompts", "examples", "pairs"]
+DataKind = Literal["prompts", "examples", "pairs", "labels"]
 Need = Literal[
     "old",
     "old_for_advantages",
@@ -19,6 +19,7 @@ Need = Literal[
     "signal",
     "auxiliary",
     "scores",
+    "mismatched",
 ]
 """What an algorithm may ask the machinery for, beside the policy's own log-probabilities."""
 
@@ -36,6 +37,8 @@ NEEDS: dict[Need, str] = {
     "signal": "groups whose rewards differ: prompts without signal are replaced by others until the step is full",
     "auxiliary": "a next-token loss on other data, added to each update",
     "scores": "a score of each row: the model has a scalar head instead of its next-token head",
+    "mismatched": "log(policy / reference) of another row's answer to each prompt, without gradient, right before each "
+    "update: for a reference point that does not depend on the labels",
 }
 
 

@@ -28,6 +28,8 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NotBool]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NotBool]
 AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False), _NotBool]
 UnitInterval = Annotated[float, Field(ge=0, le=1), _NotBool]
+BelowHalf = Annotated[float, Field(ge=0, lt=0.5), _NotBool]
+PositiveBelowHalf = Annotated[float, Field(gt=0, lt=0.5), _NotBool]
 CountOrZero = Annotated[int, Field(ge=0), _NotBool]
 Count = Annotated[int, Field(ge=1), _NotBool]
 

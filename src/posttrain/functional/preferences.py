@@ -1,9 +1,25 @@
-"""Preference pairs: how likely it is that the better answer is called the better one. N pairs."""
+"""Preference losses as scores, margins and links. N pairs, B rows, T tokens; 2N: chosen side first, then rejected.
+
+score    what an answer is worth to the policy: its log-probability, or the log-ratio to a reference; sum or mean
+margin   h = beta * (score of the chosen - score of the rejected answer)
+link     a loss per pair made of h; all of them fall as h rises, and none overflows for any finite h
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
+
+from posttrain.functional.masks import masked
+from posttrain.functional.ratios import MAX_LOG_RATIO
+
+Link = Callable[[Tensor], Tensor]
+Divergence = Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha"]
 
 
 def bradley_terry(chosen_N: Tensor, rejected_N: Tensor, margin_N: Tensor | float = 0.0) -> Tensor:
@@ -15,4 +31,128 @@ def bradley_terry(chosen_N: Tensor, rejected_N: Tensor, margin_N: Tensor | float
     >>> bradley_terry(torch.tensor([0.0, 1e4]), torch.tensor([0.0, -1e4])).tolist()
     [0.6931471824645996, 0.0]
     """
-    return torch.nn.functional.softplus(rejected_N + margin_N - chosen_N)
+    return softplus(rejected_N + margin_N - chosen_N)
+
+
+# Scores
+
+
+def summed(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B]`: the sum over the trained tokens, accumulated in float32 or wider (RULE 32); 0 for an empty row."""
+    return masked(x_BT, mask_BT).sum(dim=-1, dtype=torch.promote_types(x_BT.dtype, torch.float32))
+
+
+def averaged(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B]`: the mean over the trained tokens; 0 for an empty row."""
+    return summed(x_BT, mask_BT) / mask_BT.sum(dim=-1).clamp(min=1)
+
+
+def tail_weights(mask_2NT: Tensor, weight: float) -> Tensor:
+    """`[2, N, T]`: 1 on the first n trained tokens of both answers of a pair, n the length of the shorter one, and
+    `weight` on those beyond (LD-DPO, arXiv:2409.06411)."""
+    common_N = mask_2NT.sum(dim=-1).amin(dim=0)
+    return torch.where(mask_2NT.cumsum(dim=-1) <= common_N[:, None], 1.0, weight)
+
+
+def divergence_score(log_ratio: Tensor, divergence: Divergence, alpha: float = 0.5) -> Tensor:
+    """f'(u) at u = exp(log-ratio), up to a constant: what takes the log-ratio's place when a policy is held to its
+    reference by another f-divergence than the reverse KL (arXiv:2309.16240). Exponents are held within ±20 (RULE 16).
+    """
+    if divergence == "forward_kl":
+        return -torch.expm1(-log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    if divergence == "jensen_shannon":
+        return math.log(2) + logsigmoid(log_ratio)
+    if divergence == "alpha":
+        return torch.expm1(((alpha - 1) * log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) / (alpha - 1)
+    return log_ratio
+
+
+def shaped_reward(average: Tensor, alpha: float) -> Tensor:
+    """(1 - p^-alpha) / alpha of a mean log-probability log p; log p itself for alpha = 0 (AlphaPO, arXiv:2501.03884).
+
+    The exponent is held within ±20 (RULE 16).
+    """
+    if alpha == 0:
+        return average
+    return -torch.expm1((-alpha * average).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) / alpha
+
+
+HIGHEST_LOG_PROB = -1e-7
+"""A mean log-probability above this is an answer that is certain: its odds are held there (RULE 37)."""
+
+
+def log1mexp(a: Tensor) -> Tensor:
+    """log(1 - exp(a)) for a < 0, without the cancellation that makes it -inf near 0 (Maechler 2012).
+
+    >>> log1mexp(torch.tensor([-1e-10, -50.0])).tolist()
+    [-23.025850296020508, -1.9287498933537385e-22]
+    """
+    near = a > -math.log(2)
+    near_a, far_a = torch.where(near, a, -1.0), torch.where(near, -1.0, a)  # each branch finite, also in its gradient
+    return torch.where(near, torch.log(-torch.expm1(near_a)), torch.log1p(-torch.exp(far_a)))
+
+
+def log_odds(average: Tensor) -> Tensor:
+    """log(p / (1 - p)) of a mean log-probability log p, held at -1e-7, with zero gradient beyond (RULE 37)."""
+    a = average.clamp(max=HIGHEST_LOG_PROB)
+    return a - log1mexp(a)
+
+
+# Links
+
+
+def logistic(h_N: Tensor) -> Tensor:
+    """-log sigmoid(h): log 2 at 0 (DPO)."""
+    return softplus(-h_N)
+
+
+def smoothed(link: Link, h_N: Tensor, label_smoothing: float) -> Tensor:
+    """The expected loss if a label is the wrong way round with this probability: (1 - e) link(h) + e link(-h).
+
+    With the logistic link this is cDPO: the least loss is at sigmoid(h) = 1 - e, not at infinity.
+    """
+    if label_smoothing == 0:
+        return link(h_N)
+    return (1 - label_smoothing) * link(h_N) + label_smoothing * link(-h_N)
+
+
+def unbiased_logistic(h_N: Tensor, label_smoothing: float) -> Tensor:
+    """[(1 - e) -log sigmoid(h) - e -log sigmoid(-h)] / (1 - 2 e): over labels that are wrong with probability e its
+    expectation is the loss on the clean ones; unbounded below (robust DPO, arXiv:2403.00409)."""
+    e = label_smoothing
+    return ((1 - e) * logistic(h_N) - e * logistic(-h_N)) / (1 - 2 * e)
+
+
+def hinge(h_N: Tensor) -> Tensor:
+    """max(0, 1 - h): no gradient once the margin is 1 (SLiC, arXiv:2305.10425)."""
+    return (1 - h_N).relu()
+
+
+def reverse_cross_entropy(h_N: Tensor, label_smoothing: float) -> Tensor:
+    """KL([s(h), s(-h)] || [1 - e, e]), s the sigmoid: the model's preference against the smoothed label (EXO,
+    arXiv:2402.00856). Mode-seeking, where the logistic link is the same KL the other way round."""
+    won_N, lost_N = torch.sigmoid(h_N), torch.sigmoid(-h_N)
+    log_won, log_lost = math.log1p(-label_smoothing), math.log(label_smoothing)
+    return won_N * (logsigmoid(h_N) - log_won) + lost_N * (logsigmoid(-h_N) - log_lost)
+
+
+def log_ratio_modulated(h_N: Tensor, tau: float) -> Tensor:
+    """(1 - g) -log sigmoid(h) + g exp(-h), g = sigmoid(h / tau): logistic for wrong pairs, exponential for right ones
+    (DiscoPOP, arXiv:2406.08414)."""
+    weighted_exponential_N = (logsigmoid(h_N / tau) - h_N).exp()  # g exp(-h) in one exponent: 0 * inf cannot arise
+    return torch.sigmoid(-h_N / tau) * logistic(h_N) + weighted_exponential_N
+
+
+# What couples the pairs of a step
+
+
+def matched_by_rank(x_N: Tensor, y_N: Tensor) -> Tensor:
+    """`[N]`: for each x the y of the same rank, smallest to smallest: the optimal transport between the two in one
+    dimension (AOT, arXiv:2406.05882).
+
+    >>> matched_by_rank(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([10.0, 30.0, 20.0])).tolist()
+    [30.0, 10.0, 20.0]
+    """
+    matched_N = torch.empty_like(y_N)
+    matched_N[x_N.argsort(stable=True)] = y_N.sort().values
+    return matched_N
