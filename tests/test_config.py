@@ -690,6 +690,23 @@ BROKEN = {
         "two entries of rewards are called math, so that one would hide the other in the metrics; "
         "allowed: a name for each.\n  Set rewards.1.label = math_2, for example.",
     ),
+    "_stale_data_is_sampled": (
+        ["algorithm=sft", "rewards=[]", "train.publish_every=2"],
+        "train.publish_every = 2, but sft learns from examples and samples nothing; allowed: 1, or an algorithm that",
+    ),
+    "_rounds_are_used": (
+        ["train.max_sampling_rounds=3"],
+        "train.max_sampling_rounds = 3, but grpo as configured trains on the groups of the first round, with signal or "
+        "without; allowed: an algorithm with dynamic sampling.",
+    ),
+    "_teacher_is_there": (
+        ["teacher=larger"],
+        "teacher = larger, but grpo as configured never asks it; allowed: no teacher, or an algorithm that learns from",
+    ),
+    "_auxiliary_data_is_there": (
+        ["data.auxiliary=texts.jsonl"],
+        "data.auxiliary, but grpo as configured learns from its own rows alone; allowed: an algorithm that adds",
+    ),
 }
 
 

@@ -74,6 +74,8 @@ _BOTH_CLIPS = "algorithm.clip_high is the other side"
 _BY_NAME = (
     "grpo, dr_grpo, rloo, reinforce or sft; the algorithm brings its baseline, its normalisation and its averaging"
 )
+_REFILL = "a setting of dapo: groups without signal are replaced until the step is full"
+_NO_RANGE = Nothing("A group has signal when its rewards differ, whatever their range")
 _KL = "0 is off, and loads no reference model"
 
 TRL: dict[str, Ours | Nothing] = {
@@ -112,6 +114,8 @@ TRL: dict[str, Ours | Nothing] = {
     "repetition_penalty": Nothing(
         "The trainer scores the model's own distribution, so the sampler must draw from that one, unpenalised"
     ),
+    "teacher_model_name_or_path": Ours("teacher.path"),
+    "teacher_model_revision": Ours("teacher.revision"),
     "use_vllm": _NO_ENGINE,
     "use_transformers_paged": _NO_ENGINE,
     "cache_implementation": _NO_ENGINE,
@@ -240,6 +244,11 @@ VERL: dict[str, Ours | Nothing] = {
     "custom_reward_function.path": _near("rewards", "a list: [{function: file.py:name}]"),
     "custom_reward_function.name": _near("rewards", "a list: [{function: file.py:name}]"),
     "reward_manager": _near("rewards", "a list: [{name: math}] or [{function: file.py:name}]"),
+    "algorithm.filter_groups.enable": _near("algorithm.dynamic_sampling", _REFILL),
+    "algorithm.filter_groups.max_num_gen_batches": Ours("train.max_sampling_rounds"),
+    "algorithm.filter_groups.metric": Nothing(
+        "What counts is the weighted sum of the rewards, before any penalty that the algorithm adds"
+    ),
     "trainer.total_epochs": _NO_EPOCHS,
     "trainer.total_training_steps": Ours("train.steps"),
     "trainer.save_freq": Ours("checkpoint.every"),
@@ -302,7 +311,8 @@ OPENRLHF: dict[str, Ours | Nothing] = {
     "entropy_loss_coef": Ours("algorithm.entropy_coef"),
     "no_advantage_std_norm": Nothing("algorithm.name = dr_grpo is the one that does not divide by the std"),
     "normalize_reward": _BY_ALGORITHM,
-    "dynamic_filtering": Nothing("Groups without signal are counted and trained on as they are (frac_reward_zero_std)"),
+    "dynamic_filtering": _near("algorithm.dynamic_sampling", _REFILL),
+    "dynamic_filtering_reward_range": _NO_RANGE,
     "remote_rm_url": _NO_MODEL_REWARD,
     "reward_pretrain": _NO_MODEL_REWARD,
     "eval_n_samples_per_prompt": Ours("evaluation.samples"),
