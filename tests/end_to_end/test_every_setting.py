@@ -89,6 +89,11 @@ def reward(function: str, **settings: Any) -> dict[str, Any]:
 SEVERAL_UPDATES = {"train.epochs": 3, "train.learning_rate": 0.05}
 """The policy moves within a step, so that ratios and bounds on them matter."""
 CLIPPED = SEVERAL_UPDATES | {"algorithm.clip_low": 0.9, "algorithm.clip_high": 9.0}
+UNEVEN = {"sampling.stop": ["7"]}
+"""Answers of different lengths."""
+NARROW = SEVERAL_UPDATES | {"algorithm.divergence_low": 0.005, "algorithm.divergence_high": 0.005}
+TRUST_REGIONS = ("dapo", "gspo", "gspo_token", "gmpo", "cispo", "sapo", "vespo", "clip_cov", "kl_cov", "dppo")
+VESPO_WEIGHTS = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
 LORA = {"lora": {"rank": 4}}
 CHAT = {"model.chat_template": "chat.jinja"}
 HUB_DATA = {"data.train": "numbers"}
@@ -96,6 +101,7 @@ CHECK = {"check": [NUMERIC]}
 FAILING = {"rewards": [reward("fails_sometimes")], "guards.max_unscored": 1.0}
 UNMEASURED = {"data.eval_fraction": 0.0}
 TAUGHT = {"algorithm": "distillation", "teacher": "model"}
+BY_ANOTHER = TAUGHT | {"teacher": "other_model"}
 PTX = {"algorithm": "kimi_k2", "algorithm.ptx_coef": 0.5, "data.auxiliary": "examples.jsonl"}
 SLOW = {"rewards": [reward("slow")], "guards.max_unscored": 1.0}
 LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
@@ -247,6 +253,104 @@ CASES = [
     Case("dr_grpo.kl_coef", 0.1, "weights"),
     Case("dr_grpo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
     Case("dr_grpo.entropy_coef", 0.1, "weights"),
+    *(Case(f"{key}.entropy_coef", 0.1, "weights") for key in TRUST_REGIONS),
+    *(Case(f"{key}.correction", "tis", "metric names") for key in TRUST_REGIONS),
+    Case("dapo.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("dapo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("dapo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
+    Case("dapo.kl_coef", 0.1, "weights"),
+    Case("dapo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("dapo.overlong_buffer", 3, "weights"),
+    Case("dapo.max_completion_length", 100, "weights", given={"algorithm.overlong_buffer": 3}),
+    Case("dapo.dynamic_sampling", False, "metric names"),
+    Case("gspo.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("gspo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("gspo.kl_coef", 0.1, "weights"),
+    Case("gspo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("gspo_token.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("gspo_token.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("gspo_token.kl_coef", 0.1, "weights"),
+    Case("gspo_token.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("gmpo.clip_low", 0.05, "weights", given=CLIPPED),
+    Case("gmpo.clip_high", 0.05, "weights", given=CLIPPED),
+    Case("cispo.max_ratio", 1.0, "weights", given=SEVERAL_UPDATES),
+    Case("cispo.clip_low", 0.1, "weights", given=SEVERAL_UPDATES | {"algorithm.max_ratio": None}),
+    Case("cispo.clip_high", 0.1, "weights", given=SEVERAL_UPDATES | {"algorithm.max_ratio": None}),
+    Case("sapo.tau_pos", 2.0, "weights", given=SEVERAL_UPDATES),
+    Case("sapo.tau_neg", 2.0, "weights", given=SEVERAL_UPDATES),
+    *(Case(f"vespo.{name}", 1.0, "weights", given=SEVERAL_UPDATES) for name in VESPO_WEIGHTS),
+    Case("clip_cov.clip_low", 0.1, "weights", given=SEVERAL_UPDATES),
+    Case("clip_cov.clip_high", 0.1, "weights", given=SEVERAL_UPDATES),
+    Case("clip_cov.cov_low", -9.0, "weights"),
+    Case("clip_cov.cov_high", 0.1, "weights", given={"algorithm.cov_low": -9.0, "algorithm.cov_share": 0.9}),
+    Case("clip_cov.cov_share", 0.5, "weights", given={"algorithm.cov_low": -9.0}),
+    Case("clip_cov.seed", 1, "weights", given={"algorithm.cov_low": -9.0}),
+    Case("clip_cov.dynamic_sampling", False, "metric names"),
+    Case("kl_cov.cov_share", 0.5, "weights", given=SEVERAL_UPDATES),
+    Case("kl_cov.penalty", 9.0, "weights", given=SEVERAL_UPDATES),
+    Case("kl_cov.dynamic_sampling", False, "metric names"),
+    Case("dppo.divergence", "kl", "weights", given=NARROW),
+    Case("dppo.divergence_low", 9.0, "weights", given=NARROW),
+    Case("dppo.divergence_high", 9.0, "weights", given=NARROW),
+    Case("dppo.max_ratio", 1.001, "weights", given=SEVERAL_UPDATES),
+    Case("remax.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("remax.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("remax.kl_coef", 0.1, "weights"),
+    Case("remax.gamma", 0.5, "weights"),
+    Case("remax.entropy_coef", 0.1, "weights"),
+    Case("reinforce_plus_plus.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("reinforce_plus_plus.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("reinforce_plus_plus.kl_coef", 0.1, "weights"),
+    Case("reinforce_plus_plus.gamma", 0.5, "weights"),
+    Case("reinforce_plus_plus.whiten_over", "sequences", "metrics/grad_norm", given=UNEVEN),
+    Case("reinforce_plus_plus.entropy_coef", 0.1, "weights"),
+    Case("reinforce_plus_plus_baseline.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("reinforce_plus_plus_baseline.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("reinforce_plus_plus_baseline.kl_coef", 0.1, "weights"),
+    Case("reinforce_plus_plus_baseline.whiten_over", "sequences", "metrics/grad_norm", given=UNEVEN),
+    Case("reinforce_plus_plus_baseline.center", False, "weights", given=UNEVEN),
+    Case("reinforce_plus_plus_baseline.entropy_coef", 0.1, "weights"),
+    Case("gdpo.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("gdpo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("gdpo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
+    Case("gdpo.kl_coef", 0.1, "weights"),
+    Case("gdpo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("gdpo.entropy_coef", 0.1, "weights"),
+    Case("topr.baseline", 0.5, "weights"),
+    Case("topr.entropy_coef", 0.1, "weights"),
+    Case("kimi_k15.tau", 1.0, "weights", given=SEVERAL_UPDATES),
+    Case("kimi_k15.length_coef", 0.5, "weights", given=UNEVEN),
+    Case("kimi_k15.correct_at", 2.0, "weights", given=UNEVEN | {"algorithm.length_coef": 0.5}),
+    Case("kimi_k15.entropy_coef", 0.1, "weights"),
+    Case("kimi_k2.tau", 1.0, "metrics/grad_norm"),
+    Case("kimi_k2.token_budget", 2, "weights", given=UNEVEN),
+    Case("kimi_k2.budget_penalty", 0.25, "weights", given=UNEVEN | {"algorithm.token_budget": 2}),
+    Case("kimi_k2.ptx_coef", 0.1, "weights", given=PTX),
+    Case("kimi_k2.entropy_coef", 0.1, "weights"),
+    Case("pass_at_k.k", 2, "weights"),
+    Case("pass_at_k.k", 5, refused="ConfigError: sampling.group_size = 4, but pass_at_k .* needs at least 5"),
+    Case("pass_at_k.correct_at", 2.0, "weights", given={"algorithm.k": 2}),
+    Case("pass_at_k.clip_low", 0.1, "weights", given=CLIPPED | {"algorithm.k": 2}),
+    Case("pass_at_k.clip_high", 0.1, "weights", given=CLIPPED | {"algorithm.k": 2}),
+    Case("pass_at_k.entropy_coef", 0.1, "weights"),
+    Case("deepseek_v32.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("deepseek_v32.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("deepseek_v32.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
+    Case("deepseek_v32.max_negative_divergence", 1e-4, "weights", given=SEVERAL_UPDATES),
+    Case("deepseek_v32.kl_coef", 0.1, "weights"),
+    Case("deepseek_v32.kl_estimator", "k3", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("deepseek_v32.entropy_coef", 0.1, "weights"),
+    Case(
+        "distillation.divergence",
+        "forward_kl",
+        refused="ConfigError: distillation.divergence = 'forward_kl', which sampled tokens cannot teach",
+        given=BY_ANOTHER,
+    ),
+    Case("distillation.coef", 0.5, "metrics/grad_norm", given=BY_ANOTHER),
+    Case("distillation.floor", -0.01, "weights", given=BY_ANOTHER),
+    Case("distillation.clip_low", 0.1, "weights", given=CLIPPED | BY_ANOTHER),
+    Case("distillation.clip_high", 0.1, "weights", given=CLIPPED | BY_ANOTHER),
+    Case("distillation.entropy_coef", 0.1, "weights", given=BY_ANOTHER),
 ]
 
 
