@@ -137,7 +137,7 @@ def test_the_second_update_of_a_batch_keeps_the_advantage_and_clips_the_ratio(t)
 
 @pytest.mark.parametrize("divergence", ["forward_kl", "k3", "gjsd"])
 def test_a_divergence_that_sampled_tokens_cannot_teach_is_refused(divergence):
-    with pytest.raises(ConfigError, match=rf"(?s)distillation.divergence = '{divergence}'.*allowed: reverse_kl"):
+    with pytest.raises(ConfigError, match=rf"(?s)divergence = '{divergence}'.*allowed: reverse_kl"):
         Distillation(divergence=divergence)
 
 

@@ -343,7 +343,7 @@ CASES = [
     Case(
         "distillation.divergence",
         "forward_kl",
-        refused="ConfigError: distillation.divergence = 'forward_kl', which sampled tokens cannot teach",
+        refused="ConfigError: algorithm: divergence = 'forward_kl', which sampled tokens cannot teach",
         given=BY_ANOTHER,
     ),
     Case("distillation.coef", 0.5, "metrics/grad_norm", given=BY_ANOTHER),

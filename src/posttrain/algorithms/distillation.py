@@ -45,7 +45,7 @@ class Distillation(PolicyGradient):
         refuse_half_a_clip(self.clip_low, self.clip_high)
         if self.divergence != "reverse_kl":
             raise ConfigError(
-                given=f"distillation.divergence = {self.divergence!r}, which sampled tokens cannot teach: it needs the "
+                given=f"divergence = {self.divergence!r}, which sampled tokens cannot teach: it needs the "
                 "teacher's whole distribution, or has the gradient of another divergence",
                 allowed="reverse_kl",
                 fix="Set divergence = reverse_kl.",
@@ -94,7 +94,8 @@ class Distillation(PolicyGradient):
             "TRL's GKD and its distillation trainer differentiate a divergence over the whole vocabulary; here the "
             "teacher scores sampled tokens alone, so that a server with log-probabilities is enough.",
             "verl ships with k3, differentiated: in expectation that is the gradient of the forward KL (RULE 48).",
-            "Unbiased for the sum over positions of the reverse KL of the next token, divided by the number of tokens.",
+            "Exact at each position; the mean over the tokens of the step makes a token of a short completion weigh more, "
+            "because the number of tokens is itself sampled.",
         ),
         sources={
             "divergence": "reverse_kl: the definition",
