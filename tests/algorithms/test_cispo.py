@@ -1,9 +1,11 @@
 """CISPO: worked numbers for both kinds of bound, every token with its gradient, and bounds that are not mixed up."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from posttrain.algorithms import CISPO
+from posttrain.algorithms import CISPO, DPPO, VESPO
 from posttrain.errors import ConfigError
 from posttrain.functional.ratios import token_ratio
 from posttrain.functional.reductions import token_mean
@@ -58,6 +60,19 @@ def test_without_any_bound_the_weight_is_the_ratio(t, assert_ragged):
     CISPO(max_ratio=None).loss(logprobs_BT, t.batch(), t.totals)[0].backward()
     ratio_BT = token_ratio(t.logprobs_BT, t.old_BT).detach()
     torch.testing.assert_close(logprobs_BT.grad[t.mask_BT], (-ratio_BT * t.advantages_BT / 10)[t.mask_BT])
+
+
+@pytest.mark.parametrize("cls", [CISPO, VESPO, DPPO])
+def test_an_automatic_correction_takes_the_weight_to_the_sampler_and_adds_no_other(t, cls: type):
+    """What is a weight itself is not weighed again."""
+    sampled_BT = t.old_BT + 0.1
+    batch = replace(t.batch(), sampling_logprobs_BT=sampled_BT)
+    around_it = replace(t.batch(), old_logprobs_BT=sampled_BT)
+    bypassed, plain = cls(correction=cls.auto_correction), cls()
+    loss, _ = bypassed.loss(t.logprobs_BT, batch, t.totals)
+    assert cls.auto_correction == "bypass"
+    assert loss.item() == plain.loss(t.logprobs_BT, around_it, t.totals)[0].item()
+    assert loss.item() != plain.loss(t.logprobs_BT, batch, t.totals)[0].item()
 
 
 @pytest.mark.parametrize("max_ratio", [0.2, 0.0, 0.99])
