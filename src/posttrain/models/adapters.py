@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -98,8 +99,58 @@ def reference_scope(model: nn.Module) -> Iterator[nn.Module]:
             allowed="a model from apply_lora",
             fix="When all weights are trained, keep frozen_copy(model) as the reference.",
         )
-    with model.disable_adapter():
+    with trainable_as_before(model), model.disable_adapter():
         yield model
+
+
+@contextmanager
+def trainable_as_before(model: nn.Module) -> Iterator[None]:
+    """Afterwards the same parameters are trainable as before: switching adapters, peft freezes all but the active one.
+
+    A backward pass gives a parameter that is frozen by then no gradient, and says nothing.
+    """
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, trainable in before:
+            parameter.requires_grad_(trainable)
+
+
+def active_adapter(model: PeftModel) -> str:
+    """The name of the adapter that works now."""
+    assert isinstance(model.active_adapter, str), "one adapter at a time"
+    return model.active_adapter
+
+
+@contextmanager
+def adapter_scope(model: PeftModel, name: str) -> Iterator[None]:
+    """Inside, the adapter of that name works in place of the active one; neither is frozen, inside or afterwards."""
+    active = active_adapter(model)
+    with trainable_as_before(model):
+        model.set_adapter(name)
+    try:
+        yield
+    finally:
+        with trainable_as_before(model):
+            model.set_adapter(active)
+
+
+def add_adapter(model: PeftModel, name: str, *, rank: int, alpha: int, seed: int) -> dict[str, nn.Parameter]:
+    """Put a second adapter, without dropout, on the layers that the active one sits on; returns its parameters by name.
+
+    It starts as the identity and is not active. Initial values depend on `seed` alone.
+    """
+    beside = replace(model.peft_config[active_adapter(model)], r=rank, lora_alpha=alpha, lora_dropout=0.0)
+    known = {id(parameter) for parameter in model.parameters()}
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), trainable_as_before(model):
+        torch.manual_seed(seed)
+        model.add_adapter(name, beside)
+    added = {key: parameter for key, parameter in model.named_parameters() if id(parameter) not in known}
+    for parameter in added.values():
+        parameter.requires_grad_(True)
+    return added
 
 
 def frozen_copy(model: Model) -> Model:

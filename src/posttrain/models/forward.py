@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from posttrain.models.forward_path import causal_lm, forward_path
+from posttrain.models.forward_path import ForwardPath, causal_lm, forward_path
 from posttrain.models.packing import Packed, pack
 from posttrain.types import Outputs, Tokens
 
@@ -21,9 +20,12 @@ def token_logprobs(
     *,
     temperature: float,
     with_entropy: bool = False,
+    value_head: nn.Linear | None = None,
     chunk_tokens: int = 1024,
 ) -> Outputs:
     """Log-probability of every scored token given the tokens before it in its row, with gradient.
+
+    With a `value_head`, the values of `token_values` come from the same pass.
 
     `mask_BT` says which tokens are scored; entry t of the result describes `input_ids_BT[:, t]` and is exactly 0 where
     the mask is False. Logits are divided by `temperature` (RULE 1); the log-softmax is float32, float64 for a float64
@@ -38,15 +40,14 @@ def token_logprobs(
     packed = pack(tokens, mask_BT)
     lm = causal_lm(model)
     if packed.num_tokens == 0:
-        return _nothing_scored(lm, tokens, with_entropy)
+        zeros_BT = _nothing_scored(lm.dtype, tokens)
+        return Outputs(zeros_BT, zeros_BT if with_entropy else None, None if value_head is None else zeros_BT)
     path = forward_path(lm)
-    ids = tokens.input_ids_BT.flatten()
-    hidden_LD = path.hidden(_take(ids, packed.token_index_L).to(lm.device), packed)
-    hidden_ND = _take(hidden_LD, packed.source_N)
+    hidden_ND = _hidden_before_targets(path, tokens, packed, lm.device)
     logprobs_N, entropy_N = path.score(
         lm,
         hidden_ND,
-        _take(ids, packed.target_index_N).to(hidden_ND.device),
+        _take(tokens.input_ids_BT.flatten(), packed.target_index_N).to(hidden_ND.device),
         temperature=temperature,
         chunk_tokens=chunk_tokens,
         with_entropy=with_entropy,
@@ -54,7 +55,32 @@ def token_logprobs(
     return Outputs(
         logprobs_BT=_unpack(logprobs_N, tokens, packed),
         entropy_BT=None if entropy_N is None else _unpack(entropy_N, tokens, packed),
+        values_BT=None if value_head is None else _unpack(_value(value_head, hidden_ND), tokens, packed),
     )
+
+
+def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Tensor) -> Tensor:
+    """`[B, T]` value of the state before every scored token, with gradient, exactly 0 where the mask is False.
+
+    That state is the token before it and all that this one has seen: the hidden state from which the token was sampled.
+    The head computes in the precision of its weights, whatever the enclosing autocast says.
+    """
+    packed = pack(tokens, mask_BT)
+    if packed.num_tokens == 0:
+        return _nothing_scored(head.weight.dtype, tokens)
+    hidden_ND = _hidden_before_targets(path, tokens, packed, head.weight.device)
+    return _unpack(_value(head, hidden_ND), tokens, packed)
+
+
+def _hidden_before_targets(path: ForwardPath, tokens: Tokens, packed: Packed, device: torch.device) -> Tensor:
+    """`[N, D]` hidden state at the place before each scored token."""
+    ids_L = _take(tokens.input_ids_BT.flatten(), packed.token_index_L).to(device)
+    return _take(path.hidden(ids_L, packed), packed.source_N)
+
+
+def _value(head: nn.Linear, hidden_ND: Tensor) -> Tensor:
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        return head(hidden_ND.to(head.weight.dtype))[:, 0]
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
@@ -68,9 +94,8 @@ def _unpack(x_N: Tensor, tokens: Tokens, packed: Packed) -> Tensor:
     return zeros.index_copy(0, packed.target_index_N.to(x_N.device), x_N).view(tokens.input_ids_BT.shape)
 
 
-def _nothing_scored(lm: PreTrainedModel, tokens: Tokens, with_entropy: bool) -> Outputs:
+def _nothing_scored(dtype: torch.dtype, tokens: Tokens) -> Tensor:
     """All zeros; a loss made of them can be differentiated and gives no parameter a gradient."""
-    dtype = torch.promote_types(lm.dtype, torch.float32)
+    dtype = torch.promote_types(dtype, torch.float32)
     zeros_BT = torch.zeros(tokens.input_ids_BT.shape, dtype=dtype, device=tokens.input_ids_BT.device)
-    zeros_BT.requires_grad_(torch.is_grad_enabled())
-    return Outputs(logprobs_BT=zeros_BT, entropy_BT=zeros_BT if with_entropy else None)
+    return zeros_BT.requires_grad_(torch.is_grad_enabled())

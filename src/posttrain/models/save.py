@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import CheckpointError
+from posttrain.models.adapters import active_adapter
 from posttrain.models.forward_path import causal_lm, without_adapters
 from posttrain.models.quiet import without_progress_bars
 
@@ -76,7 +77,11 @@ def save_model(
     if not isinstance(model, PeftModel):
         return SavedModel(model=folder, adapter=None)
     adapter = folder.with_name("adapter")
-    model.save_pretrained(str(adapter), save_embedding_layers=False)  # "auto" would ask the Hub
+    model.save_pretrained(
+        str(adapter),
+        selected_adapters=[active_adapter(model)],  # a critic's adapter is no part of the policy
+        save_embedding_layers=False,  # "auto" would ask the Hub
+    )
     _sort_targets(adapter / "adapter_config.json")
     return SavedModel(model=folder, adapter=adapter)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +17,68 @@ if TYPE_CHECKING:
     from posttrain.config import TrainConfig
 
 
-class Updater:
-    """What happens to the gradients of one optimizer step: measured, clipped, applied at the rate of the step."""
+@dataclass(frozen=True, kw_only=True)
+class CriticUpdates:
+    """Parameters beside those of the policy that have a rate and a bound of their own, and learn first."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], config: TrainConfig) -> None:
-        self.config = config
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self.adamw = build_optimizer(self.parameters, config)
+    parameters: Sequence[nn.Parameter]
+    learning_rate: float
+    """Its highest; the course is that of the policy's."""
+    max_grad_norm: float
+    warmup_steps: int
+    """Steps in which nothing else learns."""
+
+
+class Updater:
+    """What happens to the gradients of one optimizer step: measured, clipped, applied at the rate of the step.
+
+    One AdamW. A critic is clipped by itself: how wrong it is must not decide how far the policy moves.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], config: TrainConfig, critic: CriticUpdates | None = None
+    ) -> None:
+        self.config, self.critic = config, critic
+        of_critic = [] if critic is None else list(critic.parameters)
+        elsewhere = {id(parameter) for parameter in of_critic}
+        self.policy = [p for p in parameters if p.requires_grad and id(p) not in elsewhere]
+        self.parameters = [*self.policy, *of_critic]
+        self.adamw = build_optimizer(self.policy, config)
+        self._of_policy = len(self.adamw.param_groups)
+        for group in decay_groups(of_critic, config):
+            self.adamw.add_param_group(group)
 
     def step(self, step: int, on_norm: Callable[[float], None]) -> Metrics:
         """Apply the gradients and clear them. `on_norm` sees the norm before any weight changes, and may raise."""
-        norm = clip_gradients(self.parameters, self.config.max_grad_norm)
-        on_norm(norm)
+        norm = clip_gradients(self.policy, self.config.max_grad_norm)
+        metrics: Metrics = {"grad_norm": Mean(norm, 1.0)}
         rate = learning_rate_at(step, self.config)
-        for group in self.adamw.param_groups:
-            group["lr"] = rate
+        if self.critic is None:
+            on_norm(norm)
+        else:
+            critic_norm = clip_gradients(self.critic.parameters, self.critic.max_grad_norm)
+            on_norm(math.hypot(norm, critic_norm))
+            if step <= self.critic.warmup_steps:
+                rate = 0.0
+                self._forget(self.policy)
+            critic_rate = learning_rate_at(step, self.config, self.critic.learning_rate)
+            metrics |= {"critic/grad_norm": Mean(critic_norm, 1.0), "critic/learning_rate": Max(critic_rate)}
+            self._set_rate(self.adamw.param_groups[self._of_policy :], critic_rate)
+        self._set_rate(self.adamw.param_groups[: self._of_policy], rate)
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
-        return {"grad_norm": Mean(norm, 1.0), "learning_rate": Max(rate)}
+        return metrics | {"learning_rate": Max(rate)}
+
+    @staticmethod
+    def _set_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
+        for group in groups:
+            group["lr"] = rate
+
+    @staticmethod
+    def _forget(parameters: Iterable[nn.Parameter]) -> None:
+        """Without a gradient AdamW leaves a weight and its moments alone; a rate of 0 would still move the moments."""
+        for parameter in parameters:
+            parameter.grad = None
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Moments and step counters, for `save_state`. There is nothing else: rates and betas come from the config."""
@@ -57,19 +102,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> 
             allowed="at least one parameter with requires_grad",
             fix="With LoRA, check lora.target_modules; otherwise do not freeze the whole model.",
         )
-    for parameter in trained:
-        if parameter.dtype not in (torch.float32, torch.float64):
-            raise ModelError(
-                given=f"a trained weight of shape {list(parameter.shape)} is {parameter.dtype}",
-                allowed="float32 master weights",
-                fix="Load the model in float32; model.precision = bfloat16 is the precision of the computation.",
-            )
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
     return torch.optim.AdamW(
-        groups,
+        decay_groups(trained, config),
         lr=config.learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_eps,
@@ -77,16 +111,31 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> 
     )
 
 
-def learning_rate_at(step: int, config: TrainConfig) -> float:
-    """Learning rate of optimizer step `step`, counted from 1.
+def decay_groups(trained: Sequence[nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
+    """Matrices, which decay, and the rest, which does not; refuses what updates would round to nothing in."""
+    for parameter in trained:
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise ModelError(
+                given=f"a trained weight of shape {list(parameter.shape)} is {parameter.dtype}",
+                allowed="float32 master weights",
+                fix="Load the model in float32; model.precision = bfloat16 is the precision of the computation.",
+            )
+    return [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def learning_rate_at(step: int, config: TrainConfig, highest: float | None = None) -> float:
+    """Learning rate of step `step`, counted from 1; `highest` is the full rate in place of that of the config.
 
     Warm-up of w steps: step / (w + 1) of the full rate. Then, with progress p = (step - w - 1) / (steps - w) in [0, 1):
     constant: 1; linear: 1 - p; cosine: (1 + cos(pi p)) / 2; scaled to end at the ratio r: r + (1 - r) * that.
     The rate 0 before the first step and the final rate after the last are never used: no step is wasted.
     """
-    warmup = config.warmup_steps
+    full, warmup = config.learning_rate if highest is None else highest, config.warmup_steps
     if step <= warmup:
-        return config.learning_rate * step / (warmup + 1)
+        return full * step / (warmup + 1)
     progress = min(1.0, (step - warmup - 1) / max(1, config.steps - warmup))
     share = {
         "constant": 1.0,
@@ -94,7 +143,7 @@ def learning_rate_at(step: int, config: TrainConfig) -> float:
         "cosine": (1.0 + math.cos(math.pi * progress)) / 2,
     }[config.schedule]
     floor = 1.0 if config.schedule == "constant" else config.min_learning_rate_ratio
-    return config.learning_rate * (floor + (1.0 - floor) * share)
+    return full * (floor + (1.0 - floor) * share)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
