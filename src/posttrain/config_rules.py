@@ -6,9 +6,11 @@ What a single section can say about itself is in its model; what an algorithm sa
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posttrain.config_schema import Problem, combine
+from posttrain.config_stages import reward_model_config, uses_of_reward_model
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +74,8 @@ def _rewards_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
     if _samples(algorithm) or not given:
         return None
     return ConfigError(
-        given=f"{' and '.join(given)}, but {config.algorithm.name} learns from examples and would never call them",
+        given=f"{' and '.join(given)}, but {config.algorithm.name} learns from {algorithm.data_kind} and would never "
+        "call them",
         allowed="no rewards and no check",
         fix="Leave them out, or choose an algorithm that samples; `posttrain eval` scores any model with any reward.",
     )
@@ -245,6 +248,47 @@ def _auxiliary_data_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigE
     )
 
 
+def _reward_model_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """The section reward_model and entries `{model: reward_model}` go together."""
+    uses, given = uses_of_reward_model(config), config.reward_model is not None
+    if given == bool(uses):
+        return None
+    if given:
+        return ConfigError(
+            given="the section reward_model trains a model that nothing scores with",
+            allowed="an entry {model: reward_model} in rewards or check",
+            fix="Add it to rewards, or remove the section.",
+        )
+    return ConfigError(
+        given=f"{uses[0]}.model = reward_model, but there is no section reward_model to train it",
+        allowed="the section, or the folder of a reward model",
+        fix="Add reward_model: {data: ..., train: ...}; a folder of that name is ./reward_model.",
+    )
+
+
+def _reward_model_can_be_trained(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """The section reward_model is a valid run of its own."""
+    if config.reward_model is None:
+        return None
+    try:
+        reward_model_config(config, Path())
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _forgetting_needs_language(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """evaluation.forgetting measures a language model: one that scores predicts no text."""
+    if config.evaluation.forgetting is None or "scores" not in algorithm.needs:
+        return None
+    return ConfigError(
+        given=f"evaluation.forgetting = {config.evaluation.forgetting!r}, but {config.algorithm.name} trains a model "
+        "that scores and predicts no text",
+        allowed="null",
+        fix="Remove evaluation.forgetting.",
+    )
+
+
 RULES: tuple[Rule, ...] = (
     _group_is_large_enough,
     _there_is_a_reward,
@@ -261,4 +305,7 @@ RULES: tuple[Rule, ...] = (
     _rounds_are_used,
     _teacher_is_there,
     _auxiliary_data_is_there,
+    _reward_model_is_used,
+    _reward_model_can_be_trained,
+    _forgetting_needs_language,
 )

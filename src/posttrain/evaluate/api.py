@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, load_config
+from posttrain.config_stages import in_folder
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
@@ -152,8 +153,8 @@ def _run_subject(folder: Path) -> Subject:
         model=trained_model(folder, config),
         data=config.data,
         rows=read_split(config.data, config.seed).heldout,
-        rewards=config.rewards,
-        check=config.check,
+        rewards=in_folder(config.rewards or config.check, folder),
+        check=in_folder(config.check, folder) if config.rewards else (),
         sampling=config.sampling,
         evaluation=config.evaluation,
         seed=config.seed + EVALUATION_SEED,

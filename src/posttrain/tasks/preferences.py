@@ -1,15 +1,17 @@
-"""Preference pairs of a built-in task: the right answer, and the same answer with mistakes in it."""
+"""Preference pairs of a built-in task: the right answer, and one with mistakes or the answer to another problem."""
 
 from __future__ import annotations
 
 import random
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from posttrain.tasks.base import Task
 
 MOST_MISTAKES = 3
+TEN_LETTERS = string.ascii_lowercase[:10]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +23,22 @@ class PreferenceTask:
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
         """`n` rows with the columns prompt, chosen, rejected and answer: a pure function of the arguments."""
         dice = random.Random(f"pairs/{self.task.name}:{self.task.difficulty}/{split}/{seed}")
-        return [
-            {**row, "chosen": row["answer"], "rejected": with_mistakes(row["answer"], dice)}
-            for row in self.task.rows(n, seed=seed, split=split)
-        ]
+        rows = self.task.rows(n, seed=seed, split=split)
+        answers = [row["answer"] for row in rows]
+        return [{**row, "chosen": row["answer"], "rejected": _wrong(row["answer"], answers, dice)} for row in rows]
+
+
+def _wrong(answer: str, answers: Sequence[str], dice: random.Random) -> str:
+    """The answer with mistakes or, as often, the answer to another problem: right in form, and wrong here."""
+    other = dice.choice(answers)
+    return other if other != answer and dice.random() < 0.5 else with_mistakes(answer, dice)
 
 
 def with_mistakes(answer: str, dice: random.Random) -> str:
     """The answer after one to three slips of the pen; never the answer itself.
 
     >>> with_mistakes("abcd", random.Random(0))
-    'abad'
+    'abdd'
     """
     wrong = answer
     while wrong == answer or not wrong:
@@ -42,14 +49,17 @@ def with_mistakes(answer: str, dice: random.Random) -> str:
 
 
 def _slip(text: str, dice: random.Random) -> str:
-    """One character replaced by another of its kind, swapped with its neighbour, left out or written twice."""
+    """One character mistaken for the next of its kind or for its neighbour, swapped, left out or written twice."""
     place = dice.randrange(len(text)) if text else 0
     before, at, after = text[:place], text[place : place + 1], text[place + 1 :]
-    kind = dice.choice(("replace", "replace", "swap", "leave out", "double"))
-    if kind == "swap" and after:
-        return before + after[0] + at + after[1:]
+    kind = dice.choice(("mistake", "mistake", "repeat", "repeat", "swap", "leave out", "double"))
+    if kind == "swap":
+        return before + after[:1] + at + after[1:]
+    if kind == "repeat":
+        return before + (before[-1:] or after[:1] or at) + after
     if kind == "leave out":
         return before + after
     if kind == "double":
         return before + 2 * at + after
-    return before + dice.choice(string.digits if at.isdigit() else string.ascii_lowercase[:10]) + after
+    kinds = string.digits if at.isdigit() else TEN_LETTERS
+    return before + kinds[(kinds.find(at) + dice.choice((-2, -1, 1, 2))) % len(kinds)] + after

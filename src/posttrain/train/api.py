@@ -11,8 +11,10 @@ from types import FrameType
 from typing import Any
 
 from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
+from posttrain.config_stages import REWARD_MODEL, reward_model_config
 from posttrain.errors import CheckpointError, ConfigError, PosttrainError
 from posttrain.report.page import write_report
+from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.loop import train_step
@@ -20,7 +22,7 @@ from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore
+from posttrain.train.store import RunStore, holds_run
 
 
 def train(
@@ -42,7 +44,9 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
     view = view or TerminalView(quiet=True)
     with recording(store, view), within_memory(), ExitStack() as resources:
         store.event("start", f"{resolved.config.algorithm.name} on {resolved.config.model.path}", step=0)
+        stage = reward_model_stage(resolved.config, store, view)
         run = set_up(resolved, store, view, resources)
+        run.evaluation |= stage
         view.started(run.describe())
         return carry_out(run)
 
@@ -59,9 +63,11 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
         resolved, checkpoint = resumable(store, steps)
         unresumed.pop_all()
     with recording(store, view), within_memory(), ExitStack() as resources:
+        stage = reward_model_stage(resolved.config, store, view)
         run = set_up(resolved, store, view, resources)
         if checkpoint is None:  # killed before the first one was written
             store.truncate_after(0)
+            run.evaluation |= stage
         else:
             run.restore(checkpoint)
             for damage in checkpoint.skipped:
@@ -72,6 +78,37 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
         if run.step == resolved.config.train.steps:
             run.warn("resume", f"all {run.step} steps are done; `posttrain resume {store.folder} --steps N` trains on")
         return carry_out(run)
+
+
+def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -> dict[str, Any]:
+    """Train the reward model that the configuration asks for, or go on with it; one that is finished stays as it is.
+
+    Returns what evaluation.json says about it: `{"reward_model": {"baseline": ..., "trained": ...}}`, or nothing.
+    """
+    if config.reward_model is None:
+        return {}
+    resolved = reward_model_config(config, store.folder)
+    folder = store.folder / REWARD_MODEL
+    if read_run(folder).status != "finished":
+        own = TerminalView(view.stream, quiet=view.quiet)
+        view.event(REWARD_MODEL, f"training it in {folder}")
+        try:
+            resume(folder, view=own) if holds_run(folder) else train_resolved(resolved, view=own)
+        except BaseException as error:
+            error.__notes__ = []  # of the folder inside; the run around it says how to go on
+            raise
+    measured = dict(read_run(folder).evaluation)
+    if "trained" in measured:
+        text = pair_accuracy(measured["trained"])
+        store.event("evaluation", f"{REWARD_MODEL}: {text}", stage=REWARD_MODEL, evaluation=measured["trained"])
+        view.event(REWARD_MODEL, text)
+    return {REWARD_MODEL: measured}
+
+
+def pair_accuracy(measured: Mapping[str, Any]) -> str:
+    accuracy = measured["accuracy"]
+    share, low, high = (f"{accuracy[name]:.1%}" for name in ("mean", "low", "high"))
+    return f"{share} of {measured['pairs']} held-out pairs in the right order ({low} to {high})"
 
 
 def resumable(store: RunStore, steps: int | None) -> tuple[Resolved, Checkpoint | None]:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from posttrain.algorithms import Algorithm, PolicyGradient
+from posttrain.config_stages import in_folder
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
 from posttrain.data.read import Row
@@ -56,7 +58,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     if "scores" in algorithm.needs:
         return set_up_scoring(resolved, store, view, algorithm, rows)
-    judges = Judges.of(config, resources)
+    judges = Judges.of(config, store.folder, resources)
     loaded = load_policy(config)
     algorithm = with_correction(config, algorithm, loaded)
     forward = policy_forward(config, loaded, algorithm)
@@ -248,11 +250,12 @@ class Judges(NamedTuple):
     """Scores in evaluations only."""
 
     @staticmethod
-    def of(config: RunConfig, resources: ExitStack) -> Judges:
-        """Found, imported and understood; `resources` ends their processes."""
+    def of(config: RunConfig, folder: Path, resources: ExitStack) -> Judges:
+        """Found, imported and understood; `folder` is that of the run, `resources` ends their processes."""
 
         def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig]) -> RewardSet | None:
-            return resources.enter_context(build_rewards(entries)) if entries else None
+            found = build_rewards(in_folder(entries, folder), device=config.model.device) if entries else None
+            return resources.enter_context(found) if found is not None else None
 
         return Judges(rewards=build(config.rewards), check=build(config.check))
 

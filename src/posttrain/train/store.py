@@ -391,8 +391,14 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
+def holds_run(folder: Path) -> bool:
+    """Is there a run that can be resumed? One that failed before it began is started anew."""
+    failed_early = (folder / "error.json").exists() and not _has_begun(folder)
+    return (folder / "config.yaml").is_file() and not failed_early
+
+
 def _has_begun(folder: Path) -> bool:
-    marks = ("metrics.jsonl", "evaluation.json", "evaluations", "checkpoints/*", "rollouts/*")
+    marks = ("metrics.jsonl", "evaluation.json", "evaluations", "checkpoints/*", "rollouts/*", "reward_model/*/*")
     return any(found for mark in marks for found in folder.glob(mark))
 
 
