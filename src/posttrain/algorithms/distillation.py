@@ -94,8 +94,8 @@ class Distillation(PolicyGradient):
             "TRL's GKD and its distillation trainer differentiate a divergence over the whole vocabulary; here the "
             "teacher scores sampled tokens alone, so that a server with log-probabilities is enough.",
             "verl ships with k3, differentiated: in expectation that is the gradient of the forward KL (RULE 48).",
-            "Exact at each position; the mean over the tokens of the step makes a token of a short completion weigh more, "
-            "because the number of tokens is itself sampled.",
+            "Exact at each position. The number of tokens that divides the loss is sampled too: a token of a step with "
+            "short completions weighs more.",
         ),
         sources={
             "divergence": "reverse_kl: the definition",
