@@ -43,6 +43,9 @@ CONFIGS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
         vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
     ),
     "qwen3-moe, experts": lambda: hf.Qwen3MoeConfig(**_SIZES, **_EXPERTS, head_dim=8, num_experts=4),
+    "olmoe, experts": lambda: hf.OlmoeConfig(
+        **_SIZES, num_experts=4, num_experts_per_tok=2, experts_implementation="eager"
+    ),
     "gpt-oss, sinks": lambda: hf.GptOssConfig(
         **_SIZES, **_EXPERTS, head_dim=8, num_local_experts=4, sliding_window=4, rope_parameters={"rope_theta": 1e4}
     ),

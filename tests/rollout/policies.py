@@ -49,6 +49,7 @@ CONFIGS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
     "qwen3-moe, experts": lambda: hf.Qwen3MoeConfig(
         **_SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
     ),
+    "olmoe, experts": lambda: hf.OlmoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2),
     "gemma2, soft caps and sliding window": lambda: hf.Gemma2Config(**_SIZES, head_dim=8, sliding_window=6),
     "mistral, sliding window": lambda: hf.MistralConfig(**_SIZES, sliding_window=5),
     "bloom, slopes for positions": lambda: hf.BloomConfig(**_GPT, hidden_size=32, n_layer=2, n_head=4),

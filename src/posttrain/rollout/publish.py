@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from posttrain.errors import NonFiniteError, PublishError
 from posttrain.rollout.modes import evaluating
+from posttrain.rollout.routing import routing_difference
 from posttrain.rollout.sampler import InProcessSampler
 from posttrain.rollout.weights import check_names, merged_tensors, named_tensors
 from posttrain.types import Max, Metrics, Min
@@ -80,7 +82,8 @@ class DeliveryProof:
     ) -> Metrics:
         """Raises PublishError, naming what differs, unless the sampler runs the weights of `policy`.
 
-        Metrics: `publish/tensors_compared`, `publish/probe_max_difference` (nats).
+        Metrics: `publish/tensors_compared`, `publish/probe_max_difference` (nats), and for a mixture of experts
+        `mismatch/routing_difference`: the share of (token, layer) of the probe that other experts compute.
         """
         if sampler.version != expected_version:
             raise PublishError(
@@ -92,9 +95,11 @@ class DeliveryProof:
             self._check_path(sampler)
             with evaluating(policy):
                 difference = self._check_probe(policy_logprobs, sampler)
+                routing = self._measure_routing(policy_logprobs, policy, sampler)
         return {
             "publish/tensors_compared": Min(float(compared)),
             "publish/probe_max_difference": Max(difference),
+            **routing,
         }
 
     def _check_path(self, sampler: InProcessSampler) -> None:
@@ -133,6 +138,16 @@ class DeliveryProof:
                 "precision, attention or temperature.",
             )
         return worst
+
+    def _measure_routing(
+        self, policy_logprobs: ScoreCompletions, policy: nn.Module, sampler: InProcessSampler
+    ) -> Metrics:
+        return routing_difference(
+            (policy, partial(policy_logprobs, temperature=self.temperature)),
+            (sampler.model, partial(sampler.score, temperature=self.temperature)),
+            self.prompt_ids,
+            self.completion_ids,
+        )
 
 
 def _require_finite(trained: Sequence[Sequence[float]], version: int) -> None:
