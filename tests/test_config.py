@@ -467,7 +467,10 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
         ),
         ("rewards={name: math}", r"rewards = {name: math} .*\n  Write a list: rewards = \[{name: math}\]"),
         ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, model, timeout, ..."),
-        ("rewards=[{}]", "rewards.0: none of name, function and model is set .*; allowed: exactly one of name, function and model"),
+        (
+            "rewards=[{}]",
+            "rewards.0: none of name, function and model is set .*; allowed: exactly one of name, function and model",
+        ),
         ("rewards=[{name: a, function: b}]", "rewards.0: both name and function are set"),
         (
             "lora=true",
@@ -724,6 +727,14 @@ def test_a_broken_rule_is_told_with_given_allowed_and_fix(rule):
     assert caught.value.fix
 
 
+def test_the_group_that_an_algorithm_needs_follows_from_its_settings():
+    message = refusal(MINIMAL, "algorithm=pass_at_k", "algorithm.k=16", "sampling.group_size=8")
+    assert message.startswith(
+        "sampling.group_size = 8, but pass_at_k compares completions of the same prompt and needs at"
+    )
+    assert "Set sampling.group_size = 16" in message
+
+
 def test_all_broken_rules_are_told_at_once():
     message = refusal(MINIMAL, "sampling.group_size=1", "train.warmup_steps=4", "train.max_staleness=2")
     assert message.startswith("3 problems in the configuration")
@@ -734,6 +745,8 @@ def test_all_broken_rules_are_told_at_once():
     [
         ["algorithm=reinforce", "sampling.group_size=1"],
         ["algorithm=sft", "rewards=[]", "sampling.group_size=1", "sampling.temperature=0", "sampling.top_p=0.9"],
+        ["algorithm=distillation", "teacher=a", "rewards=[]", "sampling.group_size=1"],
+        ["algorithm=pass_at_k", "algorithm.k=8", "sampling.group_size=8"],
         ["evaluation.temperature=0", "evaluation.samples=0"],
         ["evaluation.samples=1"],
         ["train.warmup_steps=3"],

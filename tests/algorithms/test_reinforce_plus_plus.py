@@ -92,6 +92,16 @@ def test_worked_advantages_of_the_baseline_variant(rollout):
     assert_per_completion(ReinforcePlusPlusBaseline().advantages(rollout), rollout, BASELINE)
 
 
+def test_worked_openrlhf_form_of_the_baseline_variant(rollout, rewards_PG):
+    centered_BT = rollout.broadcast(rewards_PG - rewards_PG.mean(dim=-1, keepdim=True))
+    expected = [
+        [1.766502098, -1.501016234, -1.501016234, 1.766502098],
+        [-0.8475125674, 1.439750265, 0.1327429322, -0.194008901],
+        [0.1327429322] * 4,
+    ]
+    assert_per_completion(whiten(centered_BT, rollout.scored_mask_BT, population=True), rollout, expected)
+
+
 @pytest.mark.parametrize("over", ["tokens", "sequences"])
 def test_without_centring_a_group_of_equal_rewards_is_exactly_zero(rollout, over):
     advantages_BT = ReinforcePlusPlusBaseline(center=False, whiten_over=over).advantages(rollout)
