@@ -191,7 +191,7 @@ def _measures(
 ) -> list[tuple[str, Callable[[Mapping[str, Any]], Span | None]]]:
     """(label, how to read it) of the bars: what both evaluations offer for this measure."""
     readers: list[tuple[str, Callable[[Mapping[str, Any]], Span | None]]] = [
-        ("loss" if measure == "loss" else "greedy", lambda side: headline_span(side, measure))
+        (_headline_label(sides, measure), lambda side: headline_span(side, measure))
     ]
     if measure == "loss":
         return readers
@@ -207,6 +207,12 @@ def _measures(
 
                 readers.append((kind.replace("@k", f"@{k}"), read))
     return readers
+
+
+def _headline_label(sides: Mapping[str, Mapping[str, Any]], measure: str) -> str:
+    if measure == "loss":
+        return "loss"
+    return "pairs" if any("pairs" in side for side in sides.values()) else "greedy"
 
 
 def _interval_row(label: str, sides: Mapping[str, Span | None]) -> IntervalRow | None:

@@ -27,10 +27,12 @@ def proofs(run: RunRecord) -> list[Proof]:
 
 
 def _measured(run: RunRecord) -> Iterator[Proof]:
-    claim = "Improvement was measured on held-out prompts, before and after"
-    prompts = [number(mapping(run.evaluation.get(side)).get("prompts")) for side in ("baseline", "trained")]
-    if None not in prompts:
-        yield Proof(claim, "yes", f"{prompts[0]:.0f} prompts before, {prompts[1]:.0f} after, each with an interval")
+    sides = [mapping(run.evaluation.get(side)) for side in ("baseline", "trained")]
+    unit = "pairs" if any("pairs" in side for side in sides) else "prompts"
+    claim = f"Improvement was measured on held-out {unit}, before and after"
+    counts = [number(side.get(unit)) for side in sides]
+    if None not in counts:
+        yield Proof(claim, "yes", f"{counts[0]:.0f} {unit} before, {counts[1]:.0f} after, each with an interval")
     else:
         yield Proof(claim, "unknown", "evaluation.json does not hold both measurements")
 

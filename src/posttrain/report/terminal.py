@@ -263,7 +263,9 @@ def _evaluation_line(evaluation: Mapping[str, Any]) -> str:
         mean = number(mapping(found).get("mean"))
         if mean is not None:
             parts.append(f"check {label} {compact(mean)}")
-    parts.append(f"{evaluation.get('prompts', '?')} prompts")
+    parts.append(
+        f"{evaluation['pairs']} pairs" if "pairs" in evaluation else f"{evaluation.get('prompts', '?')} prompts"
+    )
     unscored = number(evaluation.get("unscored"), 0)
     return ", ".join(parts) + (f", {unscored:.0f} answers unscored" if unscored else "")
 

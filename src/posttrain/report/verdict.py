@@ -62,8 +62,10 @@ def verdict(run: RunRecord) -> Verdict:
         return _unmeasured(run, measure, baseline, trained)
     difference = span(mapping(run.evaluation.get("difference")).get(measure))
     change = _direction(baseline, trained, difference) * (-1 if measure == "loss" else 1)
-    sentences = [_comparison(measure, baseline, trained, difference, _confidence(after))]
+    unit = "pairs" if "pairs" in after else "prompts"
+    sentences = [_comparison(measure, unit, baseline, trained, difference, _confidence(after))]
     sentences += _check_sentences(run.evaluation, change)
+    sentences += _reward_model_sentence(run.evaluation)
     sentences += _forgetting_sentence(run.evaluation)
     amount = "" if baseline.disjoint(trained) else " a little"
     headlines: dict[int, tuple[str, Tone]] = {
@@ -99,7 +101,8 @@ def measure_of(*evaluations: Mapping[str, Any]) -> str:
 
 def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:
     """The interval of one evaluation that the verdict is about."""
-    return span(evaluation.get("loss") if measure == "loss" else mapping(evaluation.get("greedy")).get(measure))
+    of_answers = mapping(evaluation.get("greedy"))
+    return span(of_answers.get(measure) if of_answers else evaluation.get(measure))
 
 
 def show_value(measure: str, value: float) -> str:
@@ -151,9 +154,13 @@ def _confidence(evaluation: Mapping[str, Any]) -> str:
     return percent(number(evaluation.get("confidence")) or 0.95)
 
 
-def _comparison(measure: str, baseline: Span, trained: Span, difference: Span | None, confidence: str) -> str:
+def _comparison(
+    measure: str, unit: str, baseline: Span, trained: Span, difference: Span | None, confidence: str
+) -> str:
     what = "loss (nats per token, lower is better)" if measure == "loss" else f"{measure} of greedy answers"
-    text = f"Held-out {what}, {trained.n} prompts before and after. "
+    if unit == "pairs":
+        what = "accuracy: how often the chosen answer of a pair scored higher"
+    text = f"Held-out {what}, {trained.n} {unit} before and after. "
     if baseline.disjoint(trained):
         text += (
             f"The {confidence} intervals do not overlap: chance in the choice of prompts does not explain the change."
@@ -180,6 +187,19 @@ def _check_sentences(evaluation: Mapping[str, Any], change: int) -> list[str]:
             moved = f"went from {_plain(before)} to {_plain(after)}{_agreement(before, after, change)}"
             sentences.append(f"The independent check “{label}”, which training never saw, {moved}")
     return sentences
+
+
+def _reward_model_sentence(evaluation: Mapping[str, Any]) -> list[str]:
+    """How far the learned reward can be trusted, where the run trained it."""
+    trained = mapping(mapping(evaluation.get("reward_model")).get("trained"))
+    accuracy = span(trained.get("accuracy"))
+    if accuracy is None:
+        return []
+    shown = show_span("accuracy", accuracy)
+    return [
+        f"The reward is learned: its model puts {shown} of {accuracy.n} held-out pairs of given answers in the right "
+        "order, which says nothing yet about answers that training finds. The check tells."
+    ]
 
 
 def _agreement(before: Span, after: Span, change: int) -> str:

@@ -100,7 +100,7 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
     measured = dict(read_run(folder).evaluation)
     if "trained" in measured:
         text = pair_accuracy(measured["trained"])
-        store.event("evaluation", f"{REWARD_MODEL}: {text}", stage=REWARD_MODEL, evaluation=measured["trained"])
+        store.event("evaluation", f"{REWARD_MODEL}: {text}", accuracy=measured["trained"]["accuracy"])
         view.event(REWARD_MODEL, text)
     return {REWARD_MODEL: measured}
 
