@@ -47,11 +47,11 @@ def averaged(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return summed(x_BT, mask_BT) / mask_BT.sum(dim=-1).clamp(min=1)
 
 
-def tail_weights(mask_2NT: Tensor, weight: float) -> Tensor:
-    """`[2, N, T]`: 1 on the first n trained tokens of both answers of a pair, n the length of the shorter one, and
-    `weight` on those beyond (LD-DPO, arXiv:2409.06411)."""
+def tail_weighted(x_2NT: Tensor, mask_2NT: Tensor, weight: float) -> Tensor:
+    """`[2, N, T]`: x, times `weight` on trained tokens beyond the first n of an answer, n being the length of the
+    shorter answer of its pair (LD-DPO, arXiv:2409.06411)."""
     common_N = mask_2NT.sum(dim=-1).amin(dim=0)
-    return torch.where(mask_2NT.cumsum(dim=-1) <= common_N[:, None], 1.0, weight)
+    return torch.where(mask_2NT.cumsum(dim=-1) <= common_N[:, None], x_2NT, weight * x_2NT)
 
 
 def divergence_score(log_ratio: Tensor, divergence: Divergence, alpha: float = 0.5) -> Tensor:

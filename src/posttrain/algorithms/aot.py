@@ -1,0 +1,102 @@
+"""AOT: alignment by optimal transport (arXiv:2406.05882).
+
+    paired     u = S(chosen) - S(rejected) of the policy, v the same of the reference, S(y) = sum_t logprobs
+    unpaired   u = r(chosen), v = r(rejected), r(y) = sum_t (logprobs - ref_logprobs)
+    h_k        = beta * (u_(k) - v_(k))                           both sorted over all pairs of the step
+    L          = -log sigmoid(h)
+
+Mean over the pairs of the step. Not each pair is to win but the distribution of u over that of v, quantile by quantile.
+With label_smoothing e: (1 - e) L(h) + e L(-h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need
+from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
+from posttrain.algorithms.settings import BelowHalf, Positive, settings
+from posttrain.functional.preferences import logistic, matched_by_rank, smoothed
+from posttrain.types import Batch, Metrics, Outputs, Totals
+
+
+@settings
+class AOT(PairLoss):
+    key: ClassVar[str] = "aot"
+
+    beta: Positive = 0.1
+    """How strongly the policy is held to the reference."""
+    label_smoothing: BelowHalf = 0.0
+    """Probability that a pair is labelled the wrong way round."""
+    comparison: Literal["paired", "unpaired"] = "paired"
+    """paired: margins of the policy against margins of the reference; unpaired: chosen against rejected answers, of
+    whatever prompt."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"reference", "current"})
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """Sort over all pairs of the update: give each margin of the policy the reference's margin of the same rank,
+        or make a new pair of the chosen and the rejected answer of the same rank."""
+        if batch.offsets_B is not None or batch.current_logprobs_BT is None:
+            return batch
+        pairs = pairs_of(batch.current_logprobs_BT, batch)
+        groups_B, offsets_B = batch.groups_B.clone(), pairs.ref_log_probs().new_zeros(batch.num_rows)
+        rows_2N = pairs.rows_2N[:, pairs.whole_N]
+        if self.comparison == "paired":
+            policy_N, reference_N = _difference(pairs.log_probs()), _difference(pairs.ref_log_probs())
+            offsets_B[rows_2N] = matched_by_rank(policy_N[pairs.whole_N], reference_N[pairs.whole_N])
+        else:
+            ranks_2N = pairs.log_ratios()[:, pairs.whole_N].argsort(dim=-1, stable=True)
+            groups_B[rows_2N[1][ranks_2N[1]]] = groups_B[rows_2N[0][ranks_2N[0]]]
+        return replace(batch, groups_B=groups_B, offsets_B=offsets_B)
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        if batch.offsets_B is None:  # these rows are the whole update
+            current_BT = Outputs.of(outputs).logprobs_BT.detach()
+            batch = self.prepare(replace(batch, current_logprobs_BT=current_BT))
+        assert batch.offsets_B is not None
+        pairs = pairs_of(outputs, batch)
+        ratio_2N = pairs.log_ratios()
+        u_N = _difference(pairs.log_probs() if self.comparison == "paired" else ratio_2N)
+        h_N = self.beta * (u_N - batch.offsets_B[pairs.rows_2N[0]])
+        loss_N = smoothed(logistic, h_N, self.label_smoothing)
+        return pairs.mean(loss_N, totals), pairs.metrics(self.beta * ratio_2N)
+
+    card: ClassVar[Card] = Card(
+        title="AOT: alignment by optimal transport",
+        paper="AOT, arXiv:2406.05882",
+        summary="The distribution of rewards is compared and not each pair: sorted against sorted.",
+        choices={
+            "score": "log-probability (paired) or log-ratio (unpaired), summed over the answer",
+            "reference": "yes",
+            "margin": "beta times the difference of values of the same rank in the step",
+            "link": "log sigmoid",
+            "extra": "none",
+        },
+        use_when="Chosen and rejected answers belong to different prompts (unpaired), or pairs are noisy one by one.",
+        avoid_when="Steps hold few pairs: a distribution of a handful of values says little.",
+        differs=(
+            "Sorted over all pairs of the optimizer step, before its first backward; TRL sorts each micro-batch, so "
+            "that the loss depends on the split (RULE 34). It takes one more forward pass.",
+            "rewards/accuracies are of the pairs as they are compared: with unpaired, of equal rank.",
+        ),
+        sources={
+            "beta": "0.1: TRL; the paper states no other parameter",
+            "label_smoothing": "0: TRL",
+            "comparison": "paired: here, as the data are pairs; TRL has both",
+        },
+        metrics=LOG_RATIO_METRICS,
+    )
+
+
+def _difference(x_2N: Tensor) -> Tensor:
+    """`[N]`: of the chosen answer minus of the rejected one."""
+    chosen_N, rejected_N = x_2N
+    return chosen_N - rejected_N

@@ -1,0 +1,50 @@
+"""APO-down: anchored preference optimisation, down with both answers (arXiv:2408.06266).
+
+    s(y) = beta * sum_t (logprobs - ref_logprobs)
+    L    = sigmoid(s(chosen)) + 1 - sigmoid(s(chosen) - s(rejected))
+
+Mean over the pairs of the step. Both answers fall, the rejected one further.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.base import Card
+from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
+from posttrain.algorithms.settings import Positive, settings
+from posttrain.types import Batch, Metrics, Outputs, Totals
+
+
+@settings
+class APODown(PairLoss):
+    key: ClassVar[str] = "apo_down"
+
+    beta: Positive = 0.1
+    """How strongly the policy is held to the reference."""
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        pairs = pairs_of(outputs, batch)
+        chosen_N, rejected_N = reward_2N = self.beta * pairs.log_ratios()
+        loss_N = torch.sigmoid(chosen_N) + 1 - torch.sigmoid(chosen_N - rejected_N)
+        return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
+
+    card: ClassVar[Card] = Card(
+        title="APO-down: anchored preference optimisation",
+        paper="APO, arXiv:2408.06266",
+        summary="Both answers become less likely, the rejected one more so.",
+        choices={
+            "score": "log-ratio, summed over the answer",
+            "reference": "yes",
+            "margin": "the chosen answer by itself, and the difference",
+            "link": "sigmoid on each",
+            "extra": "none",
+        },
+        use_when="The policy writes better answers than both of the pair, of which one is only the lesser evil.",
+        avoid_when="The chosen answers are better than what the policy writes: then apo_zero.",
+        sources={"beta": "0.1: the paper, section 5.2; TRL"},
+        metrics=LOG_RATIO_METRICS,
+    )

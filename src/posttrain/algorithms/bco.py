@@ -1,0 +1,120 @@
+"""BCO: binary classifier optimisation (arXiv:2404.04656).
+
+    R(y)  = beta * sum_t (logprobs - ref_logprobs)
+    delta = (mean of R over desirable answers + mean over undesirable answers) / 2            over all steps so far
+    L     = -log sigmoid(R(y) - delta) if desirable, -log sigmoid(delta - R(y)) if not
+
+Mean over the answers of the step. A classifier whose logit is the reward: delta centres the two classes around 0 and
+carries no gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need
+from posttrain.algorithms.labels import LABEL_METRICS, LabelLoss, entropy_metric, labelled
+from posttrain.algorithms.metrics import mean_over
+from posttrain.algorithms.settings import Positive, settings
+from posttrain.functional.preferences import logistic
+from posttrain.types import Batch, Mean, Metrics, Outputs, Totals
+
+
+@dataclass(frozen=True)
+class RunningShift:
+    """Rewards of both classes seen so far in the run."""
+
+    desirable_sum: float = 0.0
+    desirable_count: float = 0.0
+    undesirable_sum: float = 0.0
+    undesirable_count: float = 0.0
+
+    @property
+    def delta(self) -> float:
+        """Mean of the two class means (RULE 41); a class not seen yet counts as 0, where every reward starts."""
+        desirable = self.desirable_sum / max(1.0, self.desirable_count)
+        return (desirable + self.undesirable_sum / max(1.0, self.undesirable_count)) / 2
+
+
+@settings
+class BCO(LabelLoss):
+    key: ClassVar[str] = "bco"
+
+    beta: Positive = 0.01
+    """How strongly the policy is held to the reference."""
+    reduction: Literal["examples", "class_means"] = "examples"
+    """examples: mean over all answers; class_means: the sum of the means of the two classes, as the paper writes it,
+    where a rare class counts as much as a frequent one."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"reference", "current"})
+
+    def initial_state(self) -> RunningShift:
+        return RunningShift()
+
+    def next_state(self, state: RunningShift, experience: Batch) -> RunningShift:
+        """With the rewards of these rows under the current policy (`current_logprobs_BT`) added."""
+        assert experience.current_logprobs_BT is not None
+        found = labelled(experience.current_logprobs_BT, experience).metrics(self.beta)
+        chosen, rejected = found["rewards/chosen"], found["rewards/rejected"]
+        assert isinstance(chosen, Mean)
+        assert isinstance(rejected, Mean)
+        return RunningShift(
+            desirable_sum=state.desirable_sum + chosen.numerator,
+            desirable_count=state.desirable_count + chosen.denominator,
+            undesirable_sum=state.undesirable_sum + rejected.numerator,
+            undesirable_count=state.undesirable_count + rejected.denominator,
+        )
+
+    def to_batch(self, batch: Batch, state: RunningShift) -> Batch:
+        """The batch with the shift of a state that has seen it."""
+        assert batch.ref_logprobs_BT is not None
+        return replace(batch, offsets_B=batch.ref_logprobs_BT.new_full((batch.num_rows,), state.delta))
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Without a state (`to_batch`), the shift of these rows alone."""
+        if batch.offsets_B is not None or batch.current_logprobs_BT is None:
+            return batch
+        return self.to_batch(batch, self.next_state(self.initial_state(), batch))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs = Outputs.of(outputs)
+        if batch.offsets_B is None:  # these rows are the whole update
+            batch = self.prepare(replace(batch, current_logprobs_BT=outputs.logprobs_BT.detach()))
+        assert batch.offsets_B is not None
+        rows = labelled(outputs.logprobs_BT, batch)
+        loss_B = logistic(rows.signs_B * (self.beta * rows.log_ratios_B - batch.offsets_B))
+        counts = (totals.sequences,) * 2 if self.reduction == "examples" else (totals.desirable, totals.undesirable)
+        loss = (rows.by_label(1 / max(1, counts[0]), 1 / max(1, counts[1])) * loss_B).sum()
+        metrics = rows.metrics(self.beta) | {"delta": mean_over(batch.offsets_B, rows.trained_B)}
+        return loss, metrics | entropy_metric(outputs, batch)
+
+    card: ClassVar[Card] = Card(
+        title="BCO: binary classifier optimisation",
+        paper="BCO, arXiv:2404.04656",
+        summary="A classifier of good and bad answers whose logit is the reward, centred by a running shift.",
+        choices={
+            "score": "beta times the log-ratio, summed over the answer",
+            "reference": "yes",
+            "margin": "the distance to the running shift delta, unpaired",
+            "link": "log sigmoid",
+            "extra": "none",
+        },
+        use_when="Feedback is a thumb up or down, and the other answers' reference points of KTO cost too much.",
+        avoid_when="The two classes belong to prompts of a different kind: the classifier then tells the prompts apart.",
+        differs=(
+            "delta is the mean of the two class means, as in the paper; TRL takes the mean of all rewards, another "
+            "number where the classes are not of the same size.",
+            "delta is that of the whole step, before its first backward; it takes one more forward pass.",
+            "The paper's weights for prompts that differ between the classes (UDM) are not offered.",
+        ),
+        sources={
+            "beta": "0.01: the paper, appendix C; TRL 0.1",
+            "reduction": "examples: TRL; the paper writes class_means",
+        },
+        metrics=LABEL_METRICS | {"delta": "the shift: the mean of the class means of R over all steps so far"},
+    )

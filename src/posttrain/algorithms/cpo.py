@@ -1,0 +1,63 @@
+"""CPO: contrastive preference optimisation (arXiv:2401.08417).
+
+    S(y) = sum_t logprobs
+    h    = beta * (S(chosen) - S(rejected))
+    L    = -log sigmoid(h) + alpha * NLL(chosen)
+
+Mean over the pairs of the step; the NLL is averaged as nll_normalization says. DPO with a uniform reference, so that no
+reference model is needed; the likelihood term holds the policy to the data instead.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card
+from posttrain.algorithms.pairs import NLLNormalization, PairLoss, pairs_of, reward_formulas
+from posttrain.algorithms.settings import NonNegative, Positive, settings
+from posttrain.functional.preferences import logistic
+from posttrain.types import Batch, Metrics, Outputs, Totals
+
+
+@settings
+class CPO(PairLoss):
+    key: ClassVar[str] = "cpo"
+    reference_free: ClassVar[bool] = True
+
+    beta: Positive = 0.1
+    """Size of a margin: of the difference of two log-probabilities."""
+    alpha: NonNegative = 1.0
+    """Weight of the NLL of the chosen answer."""
+    nll_normalization: NLLNormalization = "token_mean"
+    """token_mean: over all chosen tokens of the step; sequence_mean: per token of each answer, then over pairs; sum:
+    summed over each answer, then over pairs."""
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        pairs = pairs_of(outputs, batch)
+        chosen_N, rejected_N = reward_2N = self.beta * pairs.log_probs()
+        loss = pairs.mean(logistic(chosen_N - rejected_N), totals)
+        return loss + self.alpha * pairs.nll(self.nll_normalization, totals), pairs.metrics(reward_2N)
+
+    card: ClassVar[Card] = Card(
+        title="CPO: contrastive preference optimisation",
+        paper="CPO, arXiv:2401.08417",
+        summary="DPO without a reference, held in place by imitating the chosen answer.",
+        choices={
+            "score": "log-probability, summed over the answer",
+            "reference": "no",
+            "margin": "beta times the difference",
+            "link": "log sigmoid",
+            "extra": "alpha * NLL of the chosen answer",
+        },
+        use_when="Memory for a reference is missing and the chosen answers are worth imitating, as in translation.",
+        avoid_when="Answers differ much in length: the shorter one is the more likely one to begin with (then SimPO).",
+        differs=("The paper sums the NLL over each answer (nll_normalization = sum); TRL averages over tokens.",),
+        sources={
+            "beta": "0.1: the paper, TRL",
+            "alpha": "1: the paper, TRL (cpo_alpha)",
+            "nll_normalization": "token_mean: TRL",
+        },
+        metrics=reward_formulas("beta * sum_t logprobs"),
+    )

@@ -1,0 +1,70 @@
+"""DPOP: DPO-positive, with a penalty on a chosen answer that becomes less likely (Smaug, arXiv:2402.13228).
+
+    r(y) = sum_t (logprobs - ref_logprobs)
+    h    = beta * (r(chosen) - r(rejected) - penalty * max(0, -r(chosen)))
+    L    = -log sigmoid(h) + alpha * NLL(chosen)
+
+Mean over the pairs of the step. The penalty is 0 as long as the chosen answer is at least as likely as under the
+reference; its gradient at exactly that point is 0.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card
+from posttrain.algorithms.metrics import mean_over
+from posttrain.algorithms.pairs import LOG_RATIO_METRICS, NLLNormalization, PairLoss, pairs_of
+from posttrain.algorithms.settings import NonNegative, Positive, settings
+from posttrain.functional.preferences import logistic
+from posttrain.types import Batch, Metrics, Outputs, Totals
+
+
+@settings
+class DPOP(PairLoss):
+    key: ClassVar[str] = "dpop"
+
+    beta: Positive = 0.3
+    """How strongly the policy is held to the reference."""
+    penalty: NonNegative = 50.0
+    """By how much more a fall of the chosen answer counts than the margin. 0 is DPO."""
+    alpha: NonNegative = 0.0
+    """Weight of the NLL of the chosen answer."""
+    nll_normalization: NLLNormalization = "token_mean"
+    """Read only when alpha > 0. token_mean: over all chosen tokens of the step; sequence_mean: per token of each
+    answer, then over pairs; sum: summed over each answer, then over pairs."""
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        pairs = pairs_of(outputs, batch)
+        chosen_N, rejected_N = reward_2N = self.beta * pairs.log_ratios()
+        penalty_N = self.penalty * (-chosen_N).relu()
+        loss = pairs.mean(logistic(chosen_N - rejected_N - penalty_N), totals)
+        if self.alpha:
+            loss = loss + self.alpha * pairs.nll(self.nll_normalization, totals)
+        return loss, pairs.metrics(reward_2N) | {"rewards/penalties": mean_over(penalty_N, pairs.whole_N)}
+
+    card: ClassVar[Card] = Card(
+        title="DPOP: DPO-positive",
+        paper="Smaug, arXiv:2402.13228",
+        summary="DPO that does not pay for a margin with the probability of the chosen answer.",
+        choices={
+            "score": "log-ratio, summed over the answer",
+            "reference": "yes",
+            "margin": "beta times the difference, minus penalty times what the chosen answer lost",
+            "link": "log sigmoid",
+            "extra": "alpha * NLL of the chosen answer, off by default",
+        },
+        use_when="The two answers of a pair are nearly the same text, so that pushing one down pushes both down.",
+        avoid_when="logps/chosen does not fall with DPO anyway.",
+        differs=("The paper has no likelihood term; alpha adds one, as in RPO.",),
+        sources={
+            "beta": "0.3: the paper",
+            "penalty": "50: the paper",
+            "alpha": "0: the paper",
+            "nll_normalization": "token_mean: as RPO here",
+        },
+        metrics=LOG_RATIO_METRICS
+        | {"rewards/penalties": "mean over the pairs of penalty * max(0, -R(chosen)), which the margin loses"},
+    )

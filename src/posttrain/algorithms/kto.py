@@ -1,0 +1,105 @@
+"""KTO: Kahneman-Tversky optimisation (arXiv:2402.01306).
+
+    r(y) = sum_t (logprobs - ref_logprobs)
+    z0   = max(0, mean_j r(y'_j))                                 y'_j: another row's answer to the prompt of row j
+    v(y) = sigmoid(beta * (r(y) - z0)) if desirable, sigmoid(beta * (z0 - r(y))) if not
+    L    = weight(label) * (1 - v(y))
+
+Mean over the answers of the step. z0 estimates KL(policy || reference) over the whole step and carries no gradient: an
+answer is worth what it gains over it, and gains and losses both saturate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need
+from posttrain.algorithms.labels import LABEL_METRICS, LabelLoss, entropy_metric, labelled
+from posttrain.algorithms.metrics import mean_over
+from posttrain.algorithms.settings import NonNegative, Positive, settings
+from posttrain.errors import ConfigError
+from posttrain.types import Batch, Metrics, Outputs, Totals
+
+
+@settings
+class KTO(LabelLoss):
+    key: ClassVar[str] = "kto"
+
+    beta: Positive = 0.1
+    """How strongly the policy is held to the reference."""
+    desirable_weight: NonNegative = 1.0
+    """Weight of desirable answers. With classes of different size choose weights so that desirable_weight * number of
+    desirable answers is 1 to 4/3 times the same product of the others."""
+    undesirable_weight: NonNegative = 1.0
+    """Weight of undesirable answers."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"reference", "mismatched"})
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The reference point z0, one number for all rows of the update (RULE 40)."""
+        return replace(batch, offsets_B=reference_point(batch).expand(batch.num_rows))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs = Outputs.of(outputs)
+        if batch.offsets_B is None:  # these rows are the whole update
+            batch = self.prepare(batch)
+        assert batch.offsets_B is not None
+        rows = labelled(outputs.logprobs_BT, batch)
+        value_B = torch.sigmoid(self.beta * rows.signs_B * (rows.log_ratios_B - batch.offsets_B))
+        loss_B = rows.by_label(self.desirable_weight, self.undesirable_weight) * (1 - value_B)
+        metrics = rows.metrics(self.beta) | {"kl": mean_over(batch.offsets_B, rows.trained_B)}
+        return loss_B.sum() / max(1, totals.sequences), metrics | entropy_metric(outputs, batch)
+
+    card: ClassVar[Card] = Card(
+        title="KTO: Kahneman-Tversky optimisation",
+        paper="KTO, arXiv:2402.01306",
+        summary="Learn from single answers that are labelled good or bad, by what each gains over the average.",
+        choices={
+            "score": "log-ratio, summed over the answer",
+            "reference": "yes, for the score and for the reference point",
+            "margin": "beta times the distance to the reference point z0, unpaired",
+            "link": "sigmoid (prospect theory's value), weighted by class",
+            "extra": "none",
+        },
+        use_when="Feedback is a thumb up or down on single answers, or one class is much larger than the other.",
+        avoid_when="There are pairs and little noise in them: pairs tell more.",
+        differs=(
+            "At the optimum an answer keeps no probability if desirable_weight * p < undesirable_weight * (1 - p), p "
+            "being the share of desirable labels it gets: a majority vote per answer, not a proportion.",
+            "z0 is the mean over all rows of the optimizer step, then clamped at 0; TRL averages the means of ranks, "
+            "which differs where ranks hold different numbers of rows.",
+            "A step of one row is refused: it would be compared with itself (RULE 39).",
+            "With mismatched log-ratios that are not positive z0 is 0, and KTO is the unpaired form of APO-zero.",
+        ),
+        sources={
+            "beta": "0.1: the paper, TRL",
+            "desirable_weight": "1: the paper, TRL",
+            "undesirable_weight": "1: the paper, TRL",
+        },
+        metrics=LABEL_METRICS | {"kl": "z0, the reference point of the step"},
+    )
+
+
+def reference_point(batch: Batch) -> Tensor:
+    """`[]` max(0, mean of the mismatched log-ratios of these rows); rows that have none (NaN) are not counted."""
+    if batch.num_rows < 2:
+        raise ConfigError(
+            given="kto with a step of one row, whose prompt can meet no other row's answer",
+            allowed="at least 2 rows per step; a usable reference point takes some dozens",
+            fix="Raise the number of rows per step.",
+        )
+    ratios_B = batch.mismatched_log_ratios_B
+    mean = None if ratios_B is None else ratios_B.detach().nanmean()
+    if mean is None or not mean.isfinite():
+        raise ConfigError(
+            given="kto without finite log-ratios of mismatched answers, of which its reference point is the mean",
+            allowed="mismatched_log_ratios_B: log(policy / reference) of another row's answer to each row's prompt",
+            fix="Pass Batch.from_labels(..., mismatched_log_ratios_B=...); zeros make it the unpaired APO-zero.",
+        )
+    return mean.clamp(min=0)

@@ -1,0 +1,150 @@
+"""What the losses on preference pairs share: the two sides of each pair, their scores, denominators and metrics.
+
+N pairs; in tensors of shape 2N the chosen side comes first, so that `chosen_N, rejected_N = x_2N`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.base import Algorithm, DataKind, Need
+from posttrain.algorithms.metrics import ENTROPY_METRICS, mean_over
+from posttrain.algorithms.settings import settings
+from posttrain.errors import ConfigError
+from posttrain.functional.masks import masked
+from posttrain.functional.preferences import averaged, summed, tail_weighted
+from posttrain.types import Batch, Metrics, Outputs, Totals, whole_pairs
+
+NLLNormalization = Literal["token_mean", "sequence_mean", "sum"]
+"""RULE 35: over all chosen tokens of the step; per token of each answer, then over pairs; the sum of each answer, then
+over pairs."""
+
+
+def reward_formulas(reward: str) -> dict[str, str]:
+    """The formulas of what `Pairs.metrics` logs, for a method that takes `reward` as the worth of an answer."""
+    return {
+        "rewards/chosen": f"mean over the pairs of R(chosen), R = {reward}",
+        "rewards/rejected": "mean over the pairs of R(rejected)",
+        "rewards/margins": "mean over the pairs of R(chosen) - R(rejected)",
+        "rewards/accuracies": "share of pairs with R(chosen) > R(rejected); ties are wrong, so that an untrained "
+        "policy that is its own reference has 0",
+        "logps/chosen": "mean over the pairs of the summed log-probability of the chosen answer; if it falls while the "
+        "margin rises, both answers are being unlearned",
+        "logps/rejected": "mean over the pairs of the summed log-probability of the rejected answer",
+        "nll_loss": "mean of -logprobs over the trained tokens of the chosen answers",
+    } | ENTROPY_METRICS
+
+
+LOG_RATIO_METRICS = reward_formulas("beta * r, r = sum_t (logprobs - ref_logprobs)")
+
+
+@settings
+class PairLoss(Algorithm):
+    """A loss on preference pairs; its `loss` begins with `pairs_of` and ends with `Pairs.mean` and `Pairs.metrics`."""
+
+    data_kind: ClassVar[DataKind] = "pairs"
+    reference_free: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset() if self.reference_free else frozenset[Need]({"reference"})
+
+
+def no_reference() -> ConfigError:
+    return ConfigError(
+        given="a loss that compares with a reference, but there are no reference log-probabilities",
+        allowed="ref_logprobs_BT",
+        fix="Pass ref_logprobs_BT, or use an algorithm without a reference: simpo, orpo or cpo.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """The pairs of a batch. One with an empty side trains nothing: it is masked on both sides and not in `whole_N`."""
+
+    logprobs_2NT: Tensor
+    """With gradient, exactly 0 outside the mask."""
+    ref_logprobs_2NT: Tensor | None
+    entropy_2NT: Tensor | None
+    mask_2NT: Tensor
+    whole_N: Tensor
+    rows_2N: Tensor
+    """Row of the batch that each side is."""
+
+    def log_probs(self) -> Tensor:
+        """`[2, N]` S(y) = sum_t logprobs."""
+        return summed(self.logprobs_2NT, self.mask_2NT)
+
+    def mean_log_probs(self) -> Tensor:
+        """`[2, N]` S(y) / |y|."""
+        return averaged(self.logprobs_2NT, self.mask_2NT)
+
+    def ref_log_probs(self) -> Tensor:
+        """`[2, N]` S_ref(y) = sum_t ref_logprobs."""
+        return summed(self._reference(), self.mask_2NT)
+
+    def log_ratios(self, tail_weight: float = 1.0) -> Tensor:
+        """`[2, N]` r(y) = sum_t (logprobs - ref_logprobs); tokens beyond the shorter answer's length by weight."""
+        log_ratio_2NT = self.logprobs_2NT - self._reference()
+        if tail_weight != 1:
+            log_ratio_2NT = tail_weighted(log_ratio_2NT, self.mask_2NT, tail_weight)
+        return summed(log_ratio_2NT, self.mask_2NT)
+
+    def mean_log_ratios(self) -> Tensor:
+        """`[2, N]` r(y) / |y|."""
+        return averaged(self.logprobs_2NT - self._reference(), self.mask_2NT)
+
+    def _reference(self) -> Tensor:
+        if self.ref_logprobs_2NT is None:
+            raise no_reference()
+        return self.ref_logprobs_2NT
+
+    def mean(self, loss_N: Tensor, totals: Totals) -> Tensor:
+        """Sum over these pairs / pairs of the whole step."""
+        return masked(loss_N, self.whole_N).sum() / max(1, totals.pairs)
+
+    def nll(self, normalization: NLLNormalization, totals: Totals) -> Tensor:
+        """Negative log-likelihood of the chosen answers, averaged as `normalization` says (RULE 35)."""
+        nll_NT, mask_NT = -self.logprobs_2NT[0], self.mask_2NT[0]
+        if normalization == "token_mean":
+            return summed(nll_NT, mask_NT).sum() / max(1, totals.chosen_tokens)
+        per_pair = averaged if normalization == "sequence_mean" else summed
+        return self.mean(per_pair(nll_NT, mask_NT), totals)
+
+    @torch.no_grad()
+    def metrics(self, rewards_2N: Tensor) -> Metrics:
+        """What every method logs, `rewards` being what it takes an answer to be worth (`reward_formulas`)."""
+        chosen_N, rejected_N = rewards_2N.detach()
+        log_probs_2N = self.log_probs()
+        metrics: Metrics = {
+            "rewards/chosen": mean_over(chosen_N, self.whole_N),
+            "rewards/rejected": mean_over(rejected_N, self.whole_N),
+            "rewards/margins": mean_over(chosen_N - rejected_N, self.whole_N),
+            "rewards/accuracies": mean_over((chosen_N > rejected_N).double(), self.whole_N),
+            "logps/chosen": mean_over(log_probs_2N[0], self.whole_N),
+            "logps/rejected": mean_over(log_probs_2N[1], self.whole_N),
+            "nll_loss": mean_over(-self.logprobs_2NT[0], self.mask_2NT[0]),
+        }
+        if self.entropy_2NT is not None:
+            metrics["entropy"] = mean_over(self.entropy_2NT, self.mask_2NT)
+        return metrics
+
+
+def pairs_of(outputs: Outputs | Tensor, batch: Batch) -> Pairs:
+    """The pairs of these rows, wherever their rows stand."""
+    outputs = Outputs.of(outputs)
+    rows_2N, whole_N = torch.stack(batch.pairs), whole_pairs(batch)
+    mask_2NT = batch.completion_mask_BT[rows_2N] & whole_N[:, None]
+    reference_BT, entropy_BT = batch.ref_logprobs_BT, outputs.entropy_BT
+    return Pairs(
+        logprobs_2NT=masked(outputs.logprobs_BT[rows_2N], mask_2NT),
+        ref_logprobs_2NT=None if reference_BT is None else masked(reference_BT.detach()[rows_2N], mask_2NT),
+        entropy_2NT=None if entropy_BT is None else entropy_BT[rows_2N],
+        mask_2NT=mask_2NT,
+        whole_N=whole_N,
+        rows_2N=rows_2N,
+    )
