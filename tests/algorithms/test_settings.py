@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -254,9 +255,9 @@ CHANGED = {
     "whiten_over": "sequences",
     "whiten_rewards": True,
 }
-CHANGED_IN = {("topr", "baseline"): 1.5}
+CHANGED_IN: dict[tuple[str, str], Any] = {("topr", "baseline"): 1.5}
 """Where a name that several algorithms have takes another kind of value."""
-ONE_VALUE_ONLY = {("distillation", "divergence"): "forward_kl"}
+ONE_VALUE_ONLY: dict[tuple[str, str], Any] = {("distillation", "divergence"): "forward_kl"}
 """Settings whose other values are refused with the reason."""
 
 
