@@ -65,6 +65,7 @@ __all__ = [
     "AlgorithmConfig",
     "CheckConfig",
     "CheckpointConfig",
+    "CriticConfig",
     "DataConfig",
     "EvaluationConfig",
     "GuardConfig",
@@ -140,7 +141,8 @@ class ModelConfig(Part):
     """The model that is trained. A bare string stands for `{path: string}`."""
 
     path: PathText = Field(examples=["Qwen/Qwen3-0.6B"])
-    """A Hugging Face folder or name, or `tiny:TASK` for the built-in tiny model of a task, which learns on a CPU."""
+    """A Hugging Face folder or name, or `tiny:TASK` for the built-in tiny model of a task, which learns on a CPU
+    (`tiny-moe:TASK`: a mixture of experts)."""
     gguf_file: Text | None = None
     """Read the weights from this GGUF file inside `path`; they are dequantised."""
     revision: Text | None = None
@@ -194,6 +196,33 @@ class LoRAConfig(Part):
     """Probability of dropping an input of the adapters in training. Sampling and scoring have none."""
     target_modules: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
     """Names of the adapted modules; all-linear is every linear layer but the output head."""
+
+
+class CriticConfig(Part):
+    """The critic of an algorithm that has one: what predicts the reward before each token."""
+
+    kind: Literal["auto", "separate", "shared", "lora"] = "auto"
+    """separate: a model of its own; shared: a head on the policy; lora: a second adapter on the policy's frozen base.
+    auto is lora where the policy has adapters, else separate."""
+    path: PathText | None = None
+    """Where a separate critic starts: a reward model or a language model. null: where the policy starts."""
+    rank: Count = 16
+    """Rank of the critic's adapter (kind lora)."""
+    alpha: Count = 32
+    """Its output is scaled by alpha / rank (kind lora)."""
+    learning_rate: NonNegative | None = None
+    """Highest learning rate of the critic, on the course of the policy's. null: ten times train.learning_rate, as verl
+    (1e-5 and 1e-6) and OpenRLHF (9e-6 and 1e-6) have it."""
+    warmup_steps: Natural = 0
+    """First steps in which only the critic learns, and the policy stays as it is."""
+    max_grad_norm: NonNegative = 1.0
+    """The critic's gradient is scaled down to this norm by itself when it is longer. 0 is off."""
+
+    def kind_beside(self, lora: LoRAConfig | None) -> Literal["separate", "shared", "lora"]:
+        """What auto means beside a policy with these adapters."""
+        if self.kind == "auto":
+            return "separate" if lora is None else "lora"
+        return self.kind
 
 
 class AlgorithmConfig(Part):
@@ -436,6 +465,8 @@ class RunConfig(Part):
     """Train low-rank adapters; null trains all weights."""
     teacher: TeacherConfig | None = None
     """The teacher, for an algorithm that learns from one (distillation)."""
+    critic: CriticConfig | None = None
+    """The critic, for an algorithm that has one (ppo); null is one with default settings there."""
     algorithm: AlgorithmConfig = Field(examples=["grpo"])
     """The algorithm and its settings."""
     data: DataConfig = Field(examples=[{"train": "train.jsonl"}])

@@ -31,7 +31,12 @@ DATA: dict[DataKind, str] = {
     "pairs": "prompts with a chosen and a rejected answer; nothing is sampled",
     "labels": "prompts with one answer each, labelled desirable or undesirable; nothing is sampled",
 }
-FROZEN_MODELS: dict[Need, str] = {"reference": "reference, frozen (under LoRA the base model itself, no second copy)"}
+OTHER_MODELS: dict[Need, str] = {
+    "values": "critic, trained (its own model; a second adapter on the policy's base; or a head on the policy)",
+    "reference": "reference, frozen (under LoRA the base model itself, no second copy)",
+    "teacher": "teacher, frozen",
+}
+"""What a need brings into memory beside the policy, in the order in which it is listed."""
 NUMBERS_TO_TRY = (0, 0.5, 2)
 """Off, and one value within and one beyond the unit interval: enough to see what a setting switches on."""
 WIDTH = 100
@@ -347,7 +352,8 @@ def _values_to_try(schema: dict[str, Any]) -> list[Any]:
 
 def _models(cls: type[Algorithm], needs: tuple[NeedFact, ...]) -> Iterator[str]:
     yield "policy, trained"
-    yield from (f"{FROZEN_MODELS[n.name]}: {n.when}" for n in needs if n.name in FROZEN_MODELS)
+    when = {need.name: need.when for need in needs}
+    yield from (f"{model}: {when[need]}" for need, model in OTHER_MODELS.items() if need in when)
     if cls.data_kind == "prompts":
         yield "reward model: only where the reward is one"
 

@@ -44,6 +44,10 @@ class Critic:
         """The policy's own pass gives the values, when it is given the head."""
         return self.kind == "shared"
 
+    def describe(self) -> str:
+        """In words, with its size."""
+        return f"{self.kind}, {sum(p.numel() for p in self.parameters.values()):,} trained parameters"
+
     def __call__(self, tokens: Tokens, mask_BT: Tensor) -> Tensor:
         with self.scope():
             return token_values(self.path(), self.head, tokens, mask_BT)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.collate import collate
+from posttrain.models.critic import Critic
 from posttrain.models.forward import token_logprobs
 from posttrain.rollout.publish import DeliveryProof
 from posttrain.rollout.sampler import InProcessSampler
@@ -20,7 +21,8 @@ from posttrain.types import Batch, Max, Mean, Metrics, Outputs
 class Forward:
     """Batch -> Outputs through one model: the trainer's one definition of a log-probability.
 
-    `scope` is entered around every pass: for the reference it is what switches the adapters off.
+    `scope` is entered around every pass: for the reference it is what switches the adapters off. With a `critic` the
+    outputs have its values, too.
     """
 
     def __init__(
@@ -32,26 +34,40 @@ class Forward:
         compute_dtype: torch.dtype,
         entropy: Literal["none", "value", "gradient"] = "none",
         scope: Callable[[], AbstractContextManager[object]] = nullcontext,
+        critic: Critic | None = None,
     ) -> None:
         self.model, self.temperature, self.chunk_tokens = model, temperature, chunk_tokens
-        self.compute_dtype, self.entropy, self.scope = compute_dtype, entropy, scope
+        self.compute_dtype, self.entropy, self.scope, self.critic = compute_dtype, entropy, scope, critic
 
     def __call__(self, batch: Batch) -> Outputs:
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
-        device = next(self.model.parameters()).device
-        narrow = self.compute_dtype != torch.float32
-        with self.scope(), torch.autocast(device.type, dtype=self.compute_dtype, enabled=narrow):
+        critic = self.critic
+        with self.scope(), self.autocast():
             outputs = token_logprobs(
                 self.model,
                 batch.tokens,
                 batch.completion_mask_BT,
                 temperature=self.temperature,
                 with_entropy=self.entropy != "none",
+                value_head=critic.head if critic is not None and critic.in_policy_pass else None,
                 chunk_tokens=self.chunk_tokens,
             )
+        if critic is not None and not critic.in_policy_pass:
+            outputs = replace(outputs, values_BT=self.values(batch))
         if outputs.entropy_BT is None or self.entropy == "gradient":
             return outputs
         return replace(outputs, entropy_BT=outputs.entropy_BT.detach())
+
+    def values(self, batch: Batch) -> Tensor:
+        """`[B, T]` the critic's values alone, in a pass of its trunk and no other."""
+        assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+        assert self.critic is not None, "values are asked of a forward pass that has a critic"
+        with self.autocast():
+            return self.critic(batch.tokens, batch.completion_mask_BT)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        device = next(self.model.parameters()).device
+        return torch.autocast(device.type, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
     def under(
         self,
@@ -59,14 +75,18 @@ class Forward:
         scope: Callable[[], AbstractContextManager[object]] = nullcontext,
         *,
         temperature: float | None = None,
+        critic: Critic | None = None,
     ) -> Forward:
-        """The same log-probabilities, without entropy, of another model, within a scope or at another temperature."""
+        """The same log-probabilities, without entropy, of another model, within a scope or at another temperature.
+
+        Without values, unless a critic is given."""
         return Forward(
             model,
             temperature=self.temperature if temperature is None else temperature,
             chunk_tokens=self.chunk_tokens,
             compute_dtype=self.compute_dtype,
             scope=scope,
+            critic=critic,
         )
 
 

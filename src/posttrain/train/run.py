@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posttrain.errors import CheckpointError
 from posttrain.models.adapters import trainable_parameters
@@ -23,6 +23,7 @@ from posttrain.train.store import rollout_table
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import Resolved, RunConfig
+    from posttrain.models.critic import Critic
     from posttrain.models.load import LoadedModel
     from posttrain.report.terminal import TerminalView
     from posttrain.train.feed import Fed, Feed
@@ -38,6 +39,7 @@ class Weigh(Protocol):
     """Experience -> batch, with whatever the algorithm remembers between the steps."""
 
     def __call__(self, experience: Any) -> Batch: ...
+    def metrics(self) -> Metrics: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
@@ -48,6 +50,24 @@ class Refresh(Protocol):
     def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
         """`moved`: has an earlier update on this batch changed the policy since it was weighed?"""
         ...
+
+
+def detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+@torch.no_grad()
+def take_over(parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor], path: Path, what: str) -> None:
+    """Write the saved values into the parameters; raises `CheckpointError` where they are not the same ones."""
+    if parameters.keys() != saved.keys():
+        odd = sorted(parameters.keys() ^ saved.keys())
+        raise CheckpointError(
+            given=f"{path} holds other trained {what} has: {', '.join(odd[:3])}",
+            allowed="the weights of a run with the same model, the same critic and the same LoRA settings",
+            fix="Resume with the config that the run was started with.",
+        )
+    for name, tensor in saved.items():
+        parameters[name].copy_(tensor)
 
 
 def write_language_model(loaded: LoadedModel, folder: Path) -> None:
@@ -75,6 +95,8 @@ class Run:
     checkpoints: Checkpoints
     add_gradient: AddGradient = nothing_else
     """What else each update learns from."""
+    critic: Critic | None = None
+    """What predicts rewards, where the algorithm has one."""
     held: HeldWeights | None = None
     """What the sampler decodes with, where that is a copy."""
     step: int = 0
@@ -123,11 +145,12 @@ class Run:
         """What is about to run, for the first lines on the screen."""
         config = self.config
         precision = str(self.loaded.compute_dtype).removeprefix("torch.")
-        trained = sum(p.numel() for p in self.loaded.model.parameters() if p.requires_grad)
+        trained = sum(p.numel() for p in self.trained_parameters().values())
         rows = config.train.prompts_per_step * (config.sampling.group_size if self.feed.samples else 1)
         return {
             "run": str(self.folder),
             "model": f"{config.model.path}, {trained:,} trained parameters, {precision}",
+            **({"critic": self.critic.describe()} if self.critic else {}),
             "algorithm": self.algorithm.card.title,
             "data": self.feed.describe(),
             "step": f"{config.train.prompts_per_step} rows of the data"
@@ -179,8 +202,9 @@ class Run:
         """Every tensor that the next step depends on."""
         held = self.held.tensors(self.step) if self.held else {}
         return {
-            "policy": self.trained_tensors(),
+            "policy": detached(self.trained_parameters()),
             "optimizer": self.optimizer.tensors(),
+            **({"critic": detached(self.critic.parameters)} if self.critic else {}),
             **({"held": held} if held else {}),
         }
 
@@ -188,8 +212,11 @@ class Run:
         """Every weight, trained or not: what the checkpoint's model folder holds."""
         return dict(self.loaded.model.state_dict())
 
-    def trained_tensors(self) -> dict[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in trainable_parameters(self.loaded.model).items()}
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """The policy's, by name; a critic's adapter on the same base is not among them."""
+        elsewhere = {id(parameter) for parameter in self.critic.parameters.values()} if self.critic else set()
+        trained = trainable_parameters(self.loaded.model)
+        return {name: parameter for name, parameter in trained.items() if id(parameter) not in elsewhere}
 
     def save(self, *, required: bool = False) -> None:
         """Write the checkpoint of this step; a miss is a warning, the third in a row or a required one an error."""
@@ -215,17 +242,9 @@ class Run:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to the moment after the checkpoint's step; what was recorded later is dropped."""
         tensors, plain = load_state(checkpoint.state)
-        parameters = trainable_parameters(self.loaded.model)
-        if parameters.keys() != tensors["policy"].keys():
-            odd = sorted(parameters.keys() ^ tensors["policy"].keys())
-            raise CheckpointError(
-                given=f"{checkpoint.path} holds other trained weights than this model has: {', '.join(odd[:3])}",
-                allowed="the weights of a run with the same model and the same LoRA settings",
-                fix="Resume with the config that the run was started with.",
-            )
-        with torch.no_grad():
-            for name, tensor in tensors["policy"].items():
-                parameters[name].copy_(tensor)
+        take_over(self.trained_parameters(), tensors["policy"], checkpoint.path, "weights than this model")
+        if self.critic:
+            take_over(self.critic.parameters, tensors.get("critic", {}), checkpoint.path, "weights than this critic")
         self.optimizer.restore(tensors["optimizer"])
         self.weigh.load_state_dict(plain["algorithm"])
         self.guards.load_state(plain["guards"])

@@ -21,6 +21,7 @@ from posttrain.data.split import Split, read_auxiliary, read_split
 from posttrain.errors import ConfigError
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora, frozen_copy, reference_scope
+from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import RewardSet, build_rewards
 from posttrain.rollout.local import LocalSampler
@@ -28,6 +29,7 @@ from posttrain.rollout.publish import DeliveryProof, tolerance_for
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.critic import build_critic, critic_updates
 from posttrain.train.feed import DatasetFeed, Feed, SampledFeed
 from posttrain.train.guards import Guards
 from posttrain.train.loop import microbatches
@@ -37,7 +39,16 @@ from posttrain.train.policy import Forward, HeldWeights, Publisher, TrainerScore
 from posttrain.train.run import Refresh, Run, Weigh
 from posttrain.train.scoring import set_up_scoring
 from posttrain.train.teacher import teacher_forward
-from posttrain.train.weigh import AsBatch, Fill, Weighing, as_weighed, fill_logprobs, with_current_logprobs
+from posttrain.train.weigh import (
+    AsBatch,
+    Fill,
+    Weighing,
+    as_weighed,
+    fill_logprobs,
+    fill_old_logprobs_and_values,
+    fill_values,
+    with_current_logprobs,
+)
 
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, Resolved, RewardConfig, RunConfig
@@ -61,7 +72,8 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     judges = Judges.of(config, store.folder, resources)
     loaded = load_policy(config)
     algorithm = with_correction(config, algorithm, loaded)
-    forward = policy_forward(config, loaded, algorithm)
+    critic = build_critic(config, algorithm, loaded)
+    forward = policy_forward(config, loaded, algorithm, critic)
     samplers = Samplers.of(config, loaded)
     guards = Guards.of(config, store.evidence)
     feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, samplers, judges)
@@ -83,10 +95,11 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         loaded=loaded,
         algorithm=algorithm,
         forward=forward,
+        critic=critic,
         weigh=weighing(config, algorithm, loaded, forward),
         refresh=refreshing(config, algorithm, loaded, forward),
         add_gradient=add_gradient,
-        optimizer=Updater(loaded.model.parameters(), config.train),
+        optimizer=Updater(loaded.model.parameters(), config.train, critic_updates(config, critic)),
         guards=guards,
         feed=feed,
         publish=Publisher(
@@ -126,13 +139,16 @@ def forgetting_loss(config: RunConfig, loaded: LoadedModel) -> float:
     ).loss
 
 
-def policy_forward(config: RunConfig, loaded: LoadedModel, algorithm: Algorithm) -> Forward:
+def policy_forward(
+    config: RunConfig, loaded: LoadedModel, algorithm: Algorithm, critic: Critic | None = None
+) -> Forward:
     return Forward(
         loaded.model,
         temperature=config.sampling.temperature if algorithm.data_kind == "prompts" else 1.0,
         chunk_tokens=config.train.logprob_chunk_tokens,
         compute_dtype=loaded.compute_dtype,
         entropy="gradient" if "entropy" in algorithm.needs else "value",
+        critic=critic,
     )
 
 
@@ -154,8 +170,12 @@ def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
         return AsBatch()
     split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
-    if needs_old_pass(config, algorithm):
-        fills.append(fill_logprobs("old_logprobs_BT", forward.under(loaded.model), split))
+    old, critic = needs_old_pass(config, algorithm), forward.critic
+    if old and critic is not None and critic.in_policy_pass:
+        fills.append(fill_old_logprobs_and_values(forward.under(loaded.model, critic=critic), split))
+    else:
+        fills += [fill_logprobs("old_logprobs_BT", forward.under(loaded.model), split)] if old else []
+        fills += [fill_values(forward.values, split)] if critic is not None else []
     if "reference" in algorithm.needs:
         fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), split))
     if "teacher" in algorithm.needs:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posttrain.algorithms import PolicyGradient
 from posttrain.train.run import Refresh
-from posttrain.types import Batch, Experience, Outputs
+from posttrain.types import Batch, Experience, Mean, Metrics, Outputs
 
 Fill = Callable[[Experience], Experience]
 Forward = Callable[[Batch], Outputs]
@@ -38,6 +38,10 @@ class Weighing:
         self.state = self.algorithm.next_state(self.state, experience)
         return without_truncated(batch, experience) if self.mask_truncated else batch
 
+    def metrics(self) -> Metrics:
+        """What the algorithm remembers of the steps so far, as `algorithm/<name>`."""
+        return {f"algorithm/{name}": Mean(float(value), 1.0) for name, value in self.state_dict().items()}
+
     def state_dict(self) -> dict[str, Any]:
         return {} if self.state is None else asdict(self.state)
 
@@ -51,6 +55,9 @@ class AsBatch:
 
     def __call__(self, experience: Batch) -> Batch:
         return experience
+
+    def metrics(self) -> Metrics:
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -81,13 +88,23 @@ def with_current_logprobs(forward: Forward, split: Split) -> Refresh:
     return refresh
 
 
-@torch.no_grad()
 def scored(batch: Batch, forward: Forward, split: Split) -> Tensor:
     """`[B, T]` log-probabilities of the batch, without gradient; 0 where the mask is False."""
-    logprobs_BT = torch.zeros(batch.completion_mask_BT.shape, device=batch.completion_mask_BT.device)
+    return per_token(batch, lambda micro: [forward(micro).logprobs_BT], split, count=1)[0]
+
+
+@torch.no_grad()
+def per_token(batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], split: Split, *, count: int) -> list[Tensor]:
+    """The `count` tensors `[B, T]` that `compute` gives, part by part and without gradient.
+
+    They are 0 in rows that train nothing, which no part contains.
+    """
+    mask_BT = batch.completion_mask_BT
+    found = [torch.zeros(mask_BT.shape, device=mask_BT.device) for _ in range(count)]
     for rows, micro in split(batch):
-        logprobs_BT[rows] = forward(micro).logprobs_BT.float()
-    return logprobs_BT
+        for whole_BT, part_BT in zip(found, compute(micro), strict=True):
+            whole_BT[rows] = part_BT.float()
+    return found
 
 
 def fill_logprobs(name: str, forward: Forward, split: Split) -> Fill:
@@ -95,5 +112,31 @@ def fill_logprobs(name: str, forward: Forward, split: Split) -> Fill:
 
     def fill(experience: Experience) -> Experience:
         return replace(experience, **{name: scored(Batch.from_experience(experience), forward, split)})
+
+    return fill
+
+
+def fill_values(values: Callable[[Batch], Tensor], split: Split) -> Fill:
+    """A collaborator that puts the critic's value before each token into the experience."""
+
+    def fill(experience: Experience) -> Experience:
+        batch = Batch.from_experience(experience)
+        (values_BT,) = per_token(batch, lambda micro: [values(micro)], split, count=1)
+        return replace(experience, values_BT=values_BT)
+
+    return fill
+
+
+def fill_old_logprobs_and_values(forward: Forward, split: Split) -> Fill:
+    """The same and the old log-probabilities, where one pass gives both."""
+
+    def both(micro: Batch) -> list[Tensor]:
+        outputs = forward(micro)
+        assert outputs.values_BT is not None
+        return [outputs.logprobs_BT, outputs.values_BT]
+
+    def fill(experience: Experience) -> Experience:
+        old_BT, values_BT = per_token(Batch.from_experience(experience), both, split, count=2)
+        return replace(experience, old_logprobs_BT=old_BT, values_BT=values_BT)
 
     return fill

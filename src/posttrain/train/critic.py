@@ -1,0 +1,78 @@
+"""The critic of a run: built from the config, and how its weights are updated beside the policy's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from peft import PeftModel
+
+from posttrain.config import CriticConfig, ModelConfig
+from posttrain.errors import ConfigError
+from posttrain.models.critic import (
+    Critic,
+    lora_critic,
+    recompute_with_its_adapter,
+    separate_critic,
+    shared_critic,
+)
+from posttrain.models.load import LoadedModel
+from posttrain.models.reward_head import load_reward_model
+from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.optimizer import CriticUpdates
+
+if TYPE_CHECKING:
+    from posttrain.algorithms import Algorithm
+    from posttrain.config import RunConfig
+
+TIMES_FASTER = 10
+"""A critic's learning rate over the policy's, where none is given."""
+
+
+def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Critic | None:
+    """What the section `critic` says, or its defaults; None where the algorithm has no critic."""
+    if "values" not in algorithm.needs:
+        return None
+    settings = config.critic or CriticConfig()
+    kind = settings.kind_beside(config.lora)
+    if kind == "shared":
+        return shared_critic(loaded.model, seed=config.seed)
+    if kind == "separate":
+        return load_critic(config, settings, loaded)
+    policy = loaded.model
+    assert isinstance(policy, PeftModel), "config_rules: a critic with an adapter is beside a policy with one"
+    if config.train.gradient_checkpointing:
+        recompute = {"use_reentrant": False, "context_fn": partial(recompute_with_its_adapter, policy)}
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=recompute)
+    return lora_critic(policy, rank=settings.rank, alpha=settings.alpha, seed=config.seed)
+
+
+def load_critic(config: RunConfig, settings: CriticConfig, policy: LoadedModel) -> Critic:
+    """A model of its own, from the policy's start or from `critic.path`; raises ConfigError for another tokenizer."""
+    model = config.model
+    if settings.path is not None:
+        model = ModelConfig(path=settings.path, trust_remote_code=model.trust_remote_code, attention=model.attention)
+    scoring = load_reward_model(resolve_model_path(model, config.seed), seed=config.seed, device=policy.device)
+    if scoring.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise ConfigError(
+            given=f"critic.path = {settings.path}, whose tokenizer is another than the policy's",
+            allowed="a model with the vocabulary of the policy: the critic reads the very ids that were sampled",
+            fix="Train a reward model from the policy's model, or leave critic.path out.",
+        )
+    if config.train.gradient_checkpointing:
+        scoring.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return separate_critic(scoring)
+
+
+def critic_updates(config: RunConfig, critic: Critic | None) -> CriticUpdates | None:
+    """The rate, the bound and the start of its own."""
+    if critic is None:
+        return None
+    settings = config.critic or CriticConfig()
+    rate = TIMES_FASTER * config.train.learning_rate if settings.learning_rate is None else settings.learning_rate
+    return CriticUpdates(
+        parameters=list(critic.parameters.values()),
+        learning_rate=rate,
+        max_grad_norm=settings.max_grad_norm,
+        warmup_steps=settings.warmup_steps,
+    )
