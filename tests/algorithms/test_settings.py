@@ -290,7 +290,7 @@ def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], sett
         numbers = [getattr(state, f.name) for f in fields(state)] if state else []
         return [loss, torch.autograd.grad(loss, outputs.logprobs_BT)[0], torch.tensor(numbers)]
 
-    changed = CHANGED_IN.get((cls.key, setting), CHANGED.get(setting))
+    changed: Any = CHANGED_IN.get((cls.key, setting), CHANGED.get(setting))
     first, second = cls(**given), cls(**given | {setting: changed})
     before, after = learnt(first), learnt(second)
     assert first.needs != second.needs or any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
