@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from posttrain.config import ModelConfig
 from posttrain.data.collate import collate_examples
 from posttrain.models.forward import token_logprobs
+from posttrain.rollout.routing import routers
 from posttrain.tasks import ALPHABET, TASKS, find_builtin, tiny
 from posttrain.tasks.tiny import (
     build_model,
@@ -169,6 +170,17 @@ def test_only_tiny_names_are_replaced(tmp_path, quick):
     resolved = resolve_model_path(ModelConfig(path="tiny:sort", attention="eager"), seed=3, cache=tmp_path)
     assert Path(resolved.path).name.startswith("sort-seed3-")
     assert resolved.attention == "eager"
+
+
+def test_a_mixture_of_experts_is_another_model_of_the_same_task(tmp_path, quick):
+    dense = resolve_model_path(ModelConfig(path="tiny:sort"), seed=0, cache=tmp_path)
+    mixture = resolve_model_path(ModelConfig(path="tiny-moe:sort"), seed=0, cache=tmp_path)
+    assert Path(mixture.path).name.startswith("moe-sort-seed0-")
+    model = AutoModelForCausalLM.from_pretrained(mixture.path)
+    assert len(routers(model)) == 2
+    assert routers(AutoModelForCausalLM.from_pretrained(dense.path)) == []
+    assert (model.config.num_experts, model.config.num_experts_per_tok) == (16, 4)
+    assert 4 * model.config.moe_intermediate_size == quick.tiny.intermediate_size
 
 
 def test_the_cache_folder_can_be_chosen(monkeypatch):

@@ -81,6 +81,7 @@ class Decoding:
             "cache_params": self.cache,
             "position_ids": (columns_T[start:] - self._padding_B.unsqueeze(-1)).clamp(min=0),
             "logits_to_keep": 1,
+            "output_router_logits": False,  # a config may ask for the balancing loss, which fails beside a cache
         }
         outputs = self.model(
             input_ids=ids_BT,

@@ -37,7 +37,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyRecipe:
-    """A tiny Llama, and the few demonstrations that it learns by heart.
+    """A tiny Llama, or a tiny mixture of experts, and the few demonstrations that it learns by heart.
 
     So few do not show the whole skill: accuracy on new problems rises and then stays where it is, however long the
     imitation goes on. That makes a baseline that is weak on purpose, as good in greedy answers as in sampled ones.
@@ -51,6 +51,9 @@ class TinyRecipe:
     intermediate_size: int = 256
     layers: int = 2
     heads: int = 4
+    experts: int = 0
+    """0: dense. Else the experts of each layer: a token goes to a quarter of them, which together are as wide as the
+    dense layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ class Task:
     rewards: tuple[Mapping[str, Any], ...] = field(default=({"name": "exact_match"},))
     """Settings under `rewards:`, each of which judges the answers; the first one is meant for training."""
     tiny: TinyRecipe
-    """The tiny model `tiny:NAME`."""
+    """The tiny model `tiny:NAME`; with experts, `tiny-moe:NAME`."""
 
     @property
     def summary(self) -> str:

@@ -3,6 +3,8 @@ short supervised training that leaves it weak on purpose.
 
     build_tiny_model(find_builtin("sort"), Path("model"), seed=0)     a Hugging Face folder, in seconds
     tiny_model_path("sort", cache=Path("cache"), seed=0)              the same, built once
+
+`tiny:sort` names the Llama, `tiny-moe:sort` a mixture of experts (Qwen3-MoE) that learned the same.
 """
 
 from __future__ import annotations
@@ -13,14 +15,21 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from posttrain.data.collate import collate_examples
 from posttrain.data.examples import render_examples
@@ -38,7 +47,9 @@ PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 CONTEXT_LENGTH = 128
 WARMUP_STEPS = 10
-PREFIX = "tiny:"
+EXPERTS = 16
+FORMS = {"tiny": 0, "tiny-moe": EXPERTS}
+"""What stands before the name of a task -> the experts of its model."""
 
 
 def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
@@ -65,25 +76,35 @@ def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed: int) -> LlamaForCausalLM:
-    """A Llama with random weights: the same seed, the same weights. Torch's own random state stays as it was."""
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        max_position_embeddings=CONTEXT_LENGTH,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
-        pad_token_id=PAD_ID,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-    )
+def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed: int) -> PreTrainedModel:
+    """A model with random weights: the same seed, the same weights. Torch's own random state stays as it was."""
+    shared: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": recipe.hidden_size,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.heads,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        "pad_token_id": PAD_ID,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
+        if not recipe.experts:
+            return LlamaForCausalLM(LlamaConfig(**shared))
+        chosen = recipe.experts // 4
+        mixture = {
+            "head_dim": recipe.hidden_size // recipe.heads,
+            "num_experts": recipe.experts,
+            "num_experts_per_tok": chosen,
+            "moe_intermediate_size": recipe.intermediate_size // chosen,
+            "norm_topk_prob": True,
+        }
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **mixture))
 
 
 def build_tiny_model(task: Task, folder: Path, *, seed: int = 0, recipe: TinyRecipe | None = None) -> Path:
@@ -117,7 +138,7 @@ def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyR
     return rendered.examples
 
 
-def imitate(model: LlamaForCausalLM, examples: Sequence[Example], recipe: TinyRecipe, *, seed: int) -> None:
+def imitate(model: PreTrainedModel, examples: Sequence[Example], recipe: TinyRecipe, *, seed: int) -> None:
     """Supervised training in its plainest form, with the loss, the log-probabilities and the optimizer of a run."""
     from posttrain.algorithms import ALGORITHMS
     from posttrain.config import TrainConfig
@@ -140,17 +161,19 @@ def imitate(model: LlamaForCausalLM, examples: Sequence[Example], recipe: TinyRe
 
 
 def resolve_model_path(model: ModelConfig, seed: int, *, cache: Path | None = None) -> ModelConfig:
-    """The same model with `tiny:NAME` replaced by the folder of the tiny model of that seed, built if it is missing."""
-    if not model.path.startswith(PREFIX):
+    """The same with `tiny:NAME` or `tiny-moe:NAME` replaced by the folder of that model and seed, built if missing."""
+    form, colon, name = model.path.partition(":")
+    if not colon or form not in FORMS:
         return model
-    folder = tiny_model_path(model.path.removeprefix(PREFIX), cache=cache or cache_folder(), seed=seed)
+    folder = tiny_model_path(name, cache=cache or cache_folder(), seed=seed, experts=FORMS[form])
     return model.model_copy(update={"path": str(folder)})
 
 
-def tiny_model_path(name: str, *, cache: Path, seed: int = 0) -> Path:
+def tiny_model_path(name: str, *, cache: Path, seed: int = 0, experts: int = 0) -> Path:
     """The folder of the tiny model of task `name` in `cache`. Its name tells all that the weights depend on, hashed."""
     task = find_builtin(name)
-    folder = cache / f"{name.replace(':', '-')}-seed{seed}-{content_key(task, seed)}"
+    task = replace(task, tiny=replace(task.tiny, experts=experts))
+    folder = cache / f"{'moe-' if experts else ''}{name.replace(':', '-')}-seed{seed}-{content_key(task, seed)}"
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
