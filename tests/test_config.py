@@ -580,7 +580,8 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
             "actor_rollout_ref.actor.optim.lr=1e-5",
             "optim.lr is train.learning_rate here. Set train.learning_rate = 1e-05.",
         ),
-        ("critic.optim.lr=1e-5", "No algorithm of this version has a critic."),
+        ("critic.optim.lr=1e-5", "critic.optim.lr is critic.learning_rate here. Set critic.learning_rate = 1e-05."),
+        ("trainer.critic_warmup=20", "verl's trainer.critic_warmup is critic.warmup_steps here."),
         ("algorithm.adv_estimator=grpo", "verl's algorithm.adv_estimator is algorithm.name here"),
         ("trainer.total_epochs=3", "posttrain counts optimizer steps"),
         ("clip_ratio_low=0.1", "verl's clip_ratio_low is algorithm.clip_low here."),
@@ -706,11 +707,41 @@ BROKEN = {
         ["teacher=larger"],
         "teacher = larger, but grpo as configured never asks it; allowed: no teacher, or an algorithm that learns from",
     ),
+    "_critic_is_used": (
+        ["critic={}"],
+        "the section critic, but grpo as configured has none; allowed: an algorithm with a critic.\n  Set algorithm = ppo",
+    ),
+    "_critic_has_its_settings": (
+        ["algorithm=ppo", "critic={path: larger, kind: shared}"],
+        "critic.path = larger, but the critic is of kind shared; allowed: critic.kind = separate.\n  Set critic.kind",
+    ),
+    "_critic_warms_up_in_time": (
+        ["algorithm=ppo", "critic={warmup_steps: 3}"],
+        "critic.warmup_steps = 3 of train.steps = 3: the policy would never learn; allowed: an integer from 0 to 2.",
+    ),
     "_auxiliary_data_is_there": (
         ["data.auxiliary=texts.jsonl"],
         "data.auxiliary, but grpo as configured learns from its own rows alone; allowed: an algorithm that adds",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["critic={kind: lora}"], "critic.kind = lora, but the policy has no adapters"),
+        (["critic={rank: 4}"], "critic.rank = 4, but the critic is of kind separate; allowed: critic.kind = lora"),
+        (["critic={path: larger}", "lora={}"], "critic.path = larger, but the critic is of kind lora"),
+    ],
+)
+def test_a_critic_of_another_kind_has_no_such_setting(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check(load("algorithm=ppo", *overrides))
+
+
+def test_a_resolved_config_with_a_critic_can_be_loaded_again():
+    """It names every setting, those of other kinds with their defaults."""
+    check(load("algorithm=ppo", "critic={kind: shared, path: null, rank: 16, alpha: 32}"))
 
 
 def test_each_rule_has_its_case():

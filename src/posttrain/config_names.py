@@ -54,7 +54,6 @@ _NO_EPOCHS = Nothing(
     "posttrain counts optimizer steps, not passes over the dataset: "
     "train.steps = passes * rows / train.prompts_per_step; train.epochs counts passes over each sampled batch"
 )
-_NO_CRITIC = Nothing("No algorithm of this version has a critic")
 _NO_ENGINE = Nothing(
     "posttrain samples with its own engine, in the process that trains; there is nothing to place or tune"
 )
@@ -123,6 +122,14 @@ TRL: dict[str, Ours | Nothing] = {
     "epsilon": Ours("algorithm.clip_low", _BOTH_CLIPS),
     "epsilon_high": Ours("algorithm.clip_high"),
     "delta": Ours("algorithm.dual_clip"),
+    "cliprange": Ours("algorithm.clip_low", _BOTH_CLIPS),
+    "cliprange_value": Ours("algorithm.value_clip"),
+    "vf_coef": Ours("algorithm.value_coef"),
+    "lam": Ours("algorithm.gae_lambda"),
+    "num_ppo_epochs": Ours("train.epochs"),
+    "num_mini_batches": Ours("train.minibatches"),
+    "missing_eos_penalty": Ours("algorithm.missing_eos_penalty"),
+    "value_model": Ours("critic.path"),
     "beta": Ours("algorithm.kl_coef"),
     "scale_rewards": Nothing(
         "The algorithm decides: grpo divides by the standard deviation of the group, dr_grpo and rloo do not"
@@ -240,7 +247,17 @@ VERL: dict[str, Ours | Nothing] = {
     "algorithm.use_kl_in_reward": Nothing("rloo and reinforce put the KL into the reward, grpo into the loss"),
     "algorithm.kl_penalty": _near("algorithm.kl_estimator", "k1, k2, k3 and their corrected forms"),
     "algorithm.kl_ctrl.kl_coef": Ours("algorithm.kl_coef"),
-    "algorithm.lam": _NO_CRITIC,
+    "algorithm.lam": Ours("algorithm.gae_lambda"),
+    "algorithm.kl_ctrl.target_kl": _near("algorithm.kl_target", "the sum over a completion, not the mean per token"),
+    "algorithm.kl_ctrl.type": _near("algorithm.kl_target", "a number makes kl_coef adaptive"),
+    "critic.optim.lr": Ours("critic.learning_rate"),
+    "critic.model.path": Ours("critic.path"),
+    "critic.model.lora_rank": Ours("critic.rank"),
+    "critic.model.lora_alpha": Ours("critic.alpha"),
+    "critic.cliprange_value": Ours("algorithm.value_clip"),
+    "critic.grad_clip": Ours("critic.max_grad_norm"),
+    "critic.ppo_epochs": _near("train.epochs", "policy and critic learn in the same updates"),
+    "trainer.critic_warmup": Ours("critic.warmup_steps"),
     "custom_reward_function.path": _near("rewards", "a list: [{function: file.py:name}]"),
     "custom_reward_function.name": _near("rewards", "a list: [{function: file.py:name}]"),
     "reward_manager": _near("rewards", "a list: [{name: math}] or [{function: file.py:name}]"),
@@ -293,10 +310,12 @@ OPENRLHF: dict[str, Ours | Nothing] = {
     "max_epochs": Ours("train.epochs"),
     "num_episodes": _NO_EPOCHS,
     "actor_learning_rate": Ours("train.learning_rate"),
-    "critic_learning_rate": _NO_CRITIC,
-    "critic_pretrain": _NO_CRITIC,
-    "lambd": _NO_CRITIC,
-    "value_clip": _NO_CRITIC,
+    "critic_learning_rate": Ours("critic.learning_rate"),
+    "critic_pretrain": Ours("critic.path"),
+    "freezing_actor_steps": Ours("critic.warmup_steps"),
+    "lambd": Ours("algorithm.gae_lambda"),
+    "reward_clip_range": _near("algorithm.score_clip", "one number, to both sides of 0"),
+    "kl_target": Ours("algorithm.kl_target"),
     "lr_warmup_ratio": _near("train.warmup_steps", _IN_STEPS),
     "lr_scheduler": _near("train.schedule", "constant, linear or cosine"),
     "l2": Ours("train.weight_decay"),
@@ -355,7 +374,6 @@ FAMILIES: dict[str, Nothing] = {
     "push_to_hub": Nothing("Nothing is sent anywhere; the folder checkpoints/<last>/model can be uploaded as it is"),
     "dataloader_": Nothing("Data is read once, at the start"),
     "wandb": _NO_TRACKER,
-    "critic": _NO_CRITIC,
     "reward_model": _NO_MODEL_REWARD,
     "ray_": _NO_SHARDING,
     "profiler": Nothing("The time of each phase is in metrics.jsonl (time/...)"),
@@ -412,10 +430,15 @@ def _say(name: str, found: list[tuple[str, Ours | Nothing]], value: str) -> Hint
     return Hint(f"{subject} is {entry.key} here{note}.{action}", entry.key)
 
 
+_BESIDE = ("critic.", "teacher.")
+"""Sections of other models; a name that stands elsewhere, too, means the policy's."""
+
+
 def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
     """Our own key in the wrong section, or written with its section in one piece."""
     section, _, name = path.rpartition(".")
     found = [key for key in known if key.rpartition(".")[2] == name and key != path]
+    found = [key for key in found if not key.startswith(_BESIDE)] or found
     if path in known:
         return Hint(f"Write it as two levels: {section}: {{{name}: {value}}}.", path)
     if len(found) == 1:

@@ -277,6 +277,52 @@ def _reward_model_can_be_trained(config: RunConfig, algorithm: Algorithm) -> Con
     return None
 
 
+def _critic_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """The section critic is for algorithms that have one."""
+    if config.critic is None or "values" in algorithm.needs:
+        return None
+    return ConfigError(
+        given=f"the section critic, but {config.algorithm.name} as configured has none",
+        allowed="an algorithm with a critic",
+        fix="Set algorithm = ppo, or leave critic out.",
+    )
+
+
+def _critic_has_its_settings(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """critic.path is for kind separate; critic.rank, critic.alpha are for kind lora, which needs a policy with lora."""
+    if config.critic is None:
+        return None
+    critic, kind = config.critic, config.critic.kind_beside(config.lora)
+    if kind == "lora" and config.lora is None:
+        return ConfigError(
+            given="critic.kind = lora, but the policy has no adapters and no frozen base",
+            allowed="separate or shared, or a policy with lora",
+            fix="Set lora = {}, or critic.kind = separate.",
+        )
+    owners = {"path": "separate", "rank": "lora", "alpha": "lora"}
+    defaults = {name: type(critic).model_fields[name].default for name in owners}
+    for name, owner in owners.items():
+        if kind != owner and getattr(critic, name) != defaults[name]:
+            return ConfigError(
+                given=f"critic.{name} = {getattr(critic, name)}, but the critic is of kind {kind}",
+                allowed=f"critic.kind = {owner}",
+                fix=f"Set critic.kind = {owner}, or leave critic.{name} out.",
+            )
+    return None
+
+
+def _critic_warms_up_in_time(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """critic.warmup_steps is below train.steps, so that the policy learns, too."""
+    if config.critic is None or config.critic.warmup_steps < config.train.steps:
+        return None
+    return ConfigError(
+        given=f"critic.warmup_steps = {config.critic.warmup_steps} of train.steps = {config.train.steps}: the policy "
+        "would never learn",
+        allowed=f"an integer from 0 to {config.train.steps - 1}",
+        fix=f"Set critic.warmup_steps = {config.train.steps // 10}.",
+    )
+
+
 def _forgetting_needs_language(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """evaluation.forgetting measures a language model: one that scores predicts no text."""
     if config.evaluation.forgetting is None or "scores" not in algorithm.needs:
@@ -304,6 +350,9 @@ RULES: tuple[Rule, ...] = (
     _stale_data_is_sampled,
     _rounds_are_used,
     _teacher_is_there,
+    _critic_is_used,
+    _critic_has_its_settings,
+    _critic_warms_up_in_time,
     _auxiliary_data_is_there,
     _reward_model_is_used,
     _reward_model_can_be_trained,
