@@ -1,0 +1,228 @@
+"""A reward model trained first and used as the reward of the run around it: one configuration, one folder, one resume."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.tiny import tiny_model, write_prompts
+from transformers import AutoModelForSequenceClassification
+
+import posttrain
+from posttrain.config import load_config
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.reward_head import ScoringFacts
+from posttrain.train.run import Run
+
+VOWELS = "aeiou"
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model, prompts, and pairs in which the answer with more vowels was chosen."""
+    folder = tmp_path_factory.mktemp("stage")
+    tiny_model(folder / "model")
+    write_prompts(folder / "prompts.jsonl", count=20)
+    dice = random.Random(0)
+
+    def answer(letters: str) -> str:
+        return "".join(dice.choices(letters, k=dice.randint(2, 5)))
+
+    consonants = "".join(sorted(set(string.ascii_lowercase) - set(VOWELS)))
+    rows = [{"prompt": answer(consonants), "chosen": answer(VOWELS), "rejected": answer(consonants)} for _ in range(80)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "check.py").write_text(
+        f"def vowels(completion):\n    return sum(c in '{VOWELS}' for c in completion) / max(1, len(completion))\n"
+    )
+    return folder
+
+
+def config(folder: Path, name: str) -> dict:
+    return {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "algorithm": {"name": "grpo", "kl_coef": 0.01},
+        "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.5},
+        "rewards": [{"model": "reward_model", "settings": {"normalize": True}}],
+        "check": [{"function": f"{folder / 'check.py'}:vowels"}],
+        "reward_model": {
+            "data": {"train": str(folder / "pairs.jsonl"), "eval_fraction": 0.25},
+            "train": {"steps": 10, "prompts_per_step": 16, "learning_rate": 5e-3},
+            "checkpoint": {"every": 4},
+            "report": False,
+        },
+        "sampling": {"group_size": 4, "max_completion_length": 5},
+        "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 5e-3},
+        "evaluation": {"prompts": 10, "samples": 0},
+        "checkpoint": {"every": 4},
+        "guards": {"max_truncated": 1.0},
+        "output": str(folder / name),
+        "report": False,
+    }
+
+
+def weights(run_folder: Path) -> dict[str, torch.Tensor]:
+    newest = sorted(run_folder.glob("checkpoints/step-*"))[-1]
+    return load_file(newest / "model" / "model.safetensors")
+
+
+def events(run_folder: Path, kind: str) -> list[str]:
+    lines = (run_folder / "events.jsonl").read_text().splitlines()
+    return [event["message"] for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def assert_same_run(actual: Path, expected: Path) -> None:
+    for name in (".", "reward_model"):
+        for key, tensor in weights(expected / name).items():
+            assert torch.equal(weights(actual / name)[key], tensor), key
+    ours, theirs = (json.loads((run / "evaluation.json").read_text()) for run in (actual, expected))
+    assert ours == theirs
+
+
+@pytest.fixture(scope="module")
+def run(folder) -> Run:
+    return posttrain.train(config(folder, "whole"))
+
+
+def test_the_policy_raises_the_learned_reward_and_with_it_the_true_one(run):
+    before, after = run.evaluation["baseline"], run.evaluation["trained"]
+    assert after["greedy"]["score"]["mean"] > before["greedy"]["score"]["mean"] + 0.3
+    assert after["check"]["vowels"]["mean"] > before["check"]["vowels"]["mean"] + 0.2
+    assert run.metrics[-1]["kl"] > 0
+    assert run.metrics[0]["rewards/reward_model/mean"] == pytest.approx(run.metrics[0]["reward"])
+
+
+def test_the_reward_model_has_a_run_of_its_own_and_its_accuracy_is_told(run):
+    stage = run.evaluation["reward_model"]
+    assert stage["trained"]["accuracy"]["mean"] > 0.9
+    assert stage["trained"]["pairs"] == 20
+    assert stage == json.loads((run.folder / "reward_model" / "evaluation.json").read_text())
+    assert any("of 20 held-out pairs in the right order" in message for message in events(run.folder, "evaluation"))
+    metrics = (run.folder / "reward_model" / "metrics.jsonl").read_text().splitlines()
+    assert {"accuracy", "margin", "reward/chosen_mean", "loss"} <= json.loads(metrics[-1]).keys()
+
+
+def test_what_was_trained_is_a_folder_that_transformers_opens(run):
+    saved = run.folder / "reward_model" / "checkpoints" / "step-000010" / "model"
+    assert AutoModelForSequenceClassification.from_pretrained(saved).config.num_labels == 1
+    facts = ScoringFacts.read(saved)
+    assert facts.answers == 40
+    assert facts.std is not None
+    assert facts.chat is False
+
+
+@pytest.fixture
+def stopped_at(monkeypatch):
+    """Let a run end as if it was killed, at a step of the stage or of the run around it."""
+
+    def stop(settings: dict, *, in_stage: bool, step: int) -> None:
+        record = Run.record_step
+
+        def dies(self: Run, *args) -> None:
+            record(self, *args)
+            if (self.folder.name == "reward_model") == in_stage and self.step == step:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Run, "record_step", dies)
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            posttrain.train(settings)
+        monkeypatch.setattr(Run, "record_step", record)
+        notes = "\n".join(stopped.value.__notes__)
+        assert f"posttrain resume {settings['output']}`" in notes
+        assert "resume" not in notes.replace(f"posttrain resume {settings['output']}`", "")
+
+    return stop
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_run_that_died_while_the_reward_model_was_trained_resumes_to_the_same_run(folder, run, stopped_at, step):
+    """Before and after the first checkpoint of the stage."""
+    settings = config(folder, f"stage-{step}")
+    stopped_at(settings, in_stage=True, step=step)
+    resumed = posttrain.resume(settings["output"])
+    assert_same_run(resumed.folder, run.folder)
+    assert events(resumed.folder / "reward_model", "resume")
+
+
+def test_a_reward_model_that_is_finished_is_not_trained_again(folder, run, stopped_at):
+    settings = config(folder, "around")
+    stopped_at(settings, in_stage=False, step=6)
+    before = (Path(settings["output"]) / "reward_model" / "metrics.jsonl").stat().st_mtime_ns
+    resumed = posttrain.resume(settings["output"])
+    assert_same_run(resumed.folder, run.folder)
+    assert (resumed.folder / "reward_model" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert not events(resumed.folder / "reward_model", "resume")
+
+
+def test_pairs_that_cannot_be_read_leave_a_folder_that_can_be_used_again(folder):
+    settings = config(folder, "again")
+    wrong = {**settings["reward_model"], "data": {"train": str(folder / "prompts.jsonl")}}
+    with pytest.raises(DataError, match="preference pairs cannot be made of the columns prompt, answer"):
+        posttrain.train({**settings, "reward_model": wrong})
+    assert posttrain.train(settings).step == STEPS
+
+
+def test_a_reward_model_trains_by_itself_with_adapters_and_several_updates(folder):
+    settings = config(folder, "alone")
+    alone = {"algorithm": {"name": "reward_model", "center_coef": 0.01}, "lora": {"rank": 4}}
+    kept = {name: settings[name] for name in ("model", "output", "report")}
+    run = posttrain.train(
+        {**kept, **settings["reward_model"], **alone}, **{"train.minibatches": 3, "train.tokens_per_microbatch": 30}
+    )
+    assert run.evaluation["trained"]["accuracy"]["mean"] > run.evaluation["baseline"]["accuracy"]["mean"]
+    assert run.evaluation["difference"]["accuracy"]["low"] > 0
+    assert run.model_path is not None
+    saved = AutoModelForSequenceClassification.from_pretrained(run.model_path)
+    assert not [name for name in saved.state_dict() if "lora" in name]
+
+
+def test_the_split_into_microbatches_does_not_change_a_reward_model(folder):
+    settings = config(folder, "")
+    norms = []
+    for name, tokens in (("small", 12), ("large", 4096)):
+        stage = {**settings["reward_model"], "train": {**settings["reward_model"]["train"], "steps": 2}}
+        overrides = {"train.tokens_per_microbatch": tokens, "output": str(folder / f"split-{name}")}
+        run = posttrain.train({"model": settings["model"], "algorithm": "reward_model", **stage}, **overrides)
+        norms.append([row["grad_norm"] for row in run.metrics])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": [{"name": "exact_match"}]}, "trains a model that nothing scores with"),
+        ({"reward_model": None}, r"rewards\.0\.model = reward_model, but there is no section reward_model"),
+        ({"reward_model.output": "elsewhere"}, r"reward_model\.output is set"),
+        ({"reward_model.train.stepz": 3}, r"reward_model: train\.stepz = 3 is not a setting.*\n.*steps"),
+        ({"reward_model.algorithm": "sft"}, r"reward_model\.algorithm\.name = sft, which trains no score"),
+        ({"reward_model.data": None}, r"reward_model: data"),
+        ({"reward_model.evaluation": {"forgetting": "a.txt"}}, r"reward_model: evaluation\.forgetting = 'a\.txt'"),
+        ({"rewards.0.timeout": 3}, r"timeout = 3 for the reward model 'reward_model', which has no time limit"),
+        ({"rewards.0.name": "math"}, r"both name and model are set"),
+    ],
+)
+def test_a_stage_that_cannot_be_meant_is_refused_before_anything_is_trained(folder, changes, message):
+    settings = config(folder, "refused")
+    with pytest.raises(ConfigError, match=message):
+        posttrain.train(settings, **changes)
+    assert not (folder / "refused").exists()
+
+
+def test_the_section_follows_the_run_around_it_unless_it_says_otherwise(folder):
+    from posttrain.config_stages import reward_model_config
+
+    settings = config(folder, "x") | {"seed": 7}
+    stage = reward_model_config(load_config(settings).config, Path("runs/x")).config
+    assert (stage.seed, stage.model.path, stage.algorithm.name) == (7, settings["model"]["path"], "reward_model")
+    assert stage.output == str(Path("runs/x/reward_model"))
+    settings["reward_model"] |= {"seed": 1, "model": {"precision": "float32"}}
+    stage = reward_model_config(load_config(settings).config, Path("runs/x")).config
+    assert (stage.seed, stage.model.precision, stage.model.device) == (1, "float32", "cpu")
