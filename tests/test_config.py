@@ -709,7 +709,7 @@ BROKEN = {
     ),
     "_critic_is_used": (
         ["critic={}"],
-        "the section critic, but grpo as configured has none; allowed: an algorithm with a critic.\n  Set algorithm = ppo",
+        "the section critic, but grpo as configured has none; allowed: an algorithm with a critic.\n  Set",
     ),
     "_critic_has_its_settings": (
         ["algorithm=ppo", "critic={path: larger, kind: shared}"],

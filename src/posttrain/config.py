@@ -205,7 +205,8 @@ class CriticConfig(Part):
     """separate: a model of its own; shared: a head on the policy; lora: a second adapter on the policy's frozen base.
     auto is lora where the policy has adapters, else separate."""
     path: PathText | None = None
-    """Where a separate critic starts: a reward model or a language model. null: where the policy starts."""
+    """Where a separate critic starts: a reward model (`reward_model` is that of the section), a language model, or the
+    folder of a run. null: where the policy starts."""
     rank: Count = 16
     """Rank of the critic's adapter (kind lora)."""
     alpha: Count = 32

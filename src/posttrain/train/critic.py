@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peft import PeftModel
@@ -18,6 +19,7 @@ from posttrain.models.critic import (
 )
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import load_reward_model
+from posttrain.rewards.model import find_model
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.optimizer import CriticUpdates
 
@@ -29,8 +31,11 @@ TIMES_FASTER = 10
 """A critic's learning rate over the policy's, where none is given."""
 
 
-def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Critic | None:
-    """What the section `critic` says, or its defaults; None where the algorithm has no critic."""
+def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, folder: Path) -> Critic | None:
+    """What the section `critic` says, or its defaults; None where the algorithm has no critic.
+
+    `folder` is that of the run, in which its reward model lies where it trains one first.
+    """
     if "values" not in algorithm.needs:
         return None
     settings = config.critic or CriticConfig()
@@ -38,7 +43,7 @@ def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -
     if kind == "shared":
         return shared_critic(loaded.model, seed=config.seed)
     if kind == "separate":
-        return load_critic(config, settings, loaded)
+        return load_critic(config, settings, loaded, folder)
     policy = loaded.model
     assert isinstance(policy, PeftModel), "config_rules: a critic with an adapter is beside a policy with one"
     if config.train.gradient_checkpointing:
@@ -47,11 +52,12 @@ def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -
     return lora_critic(policy, rank=settings.rank, alpha=settings.alpha, seed=config.seed)
 
 
-def load_critic(config: RunConfig, settings: CriticConfig, policy: LoadedModel) -> Critic:
+def load_critic(config: RunConfig, settings: CriticConfig, policy: LoadedModel, folder: Path) -> Critic:
     """A model of its own, from the policy's start or from `critic.path`; raises ConfigError for another tokenizer."""
     model = config.model
     if settings.path is not None:
-        model = ModelConfig(path=settings.path, trust_remote_code=model.trust_remote_code, attention=model.attention)
+        path = find_model(settings.path, folder)
+        model = ModelConfig(path=path, trust_remote_code=model.trust_remote_code, attention=model.attention)
     scoring = load_reward_model(resolve_model_path(model, config.seed), seed=config.seed, device=policy.device)
     if scoring.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ConfigError(

@@ -72,7 +72,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     judges = Judges.of(config, store.folder, resources)
     loaded = load_policy(config)
     algorithm = with_correction(config, algorithm, loaded)
-    critic = build_critic(config, algorithm, loaded)
+    critic = build_critic(config, algorithm, loaded, store.folder)
     forward = policy_forward(config, loaded, algorithm, critic)
     samplers = Samplers.of(config, loaded)
     guards = Guards.of(config, store.evidence)
