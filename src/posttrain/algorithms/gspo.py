@@ -22,6 +22,7 @@ from posttrain.algorithms.metrics import (
     clip_formulas,
     clip_metrics,
     ratio_metrics,
+    spread_over,
 )
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import (
@@ -78,6 +79,7 @@ class GSPO(PolicyGradient):
         nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)
         metrics = clip_metrics(ratio_B1, advantage_B1, nonempty_B1, self.clip_low, self.clip_high)
         metrics |= ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        metrics["policy/sequence_ratio_std"] = spread_over(ratio_B1, nonempty_B1)
         return self.finish(loss, metrics, outputs, batch, totals)
 
     card: ClassVar[Card] = Card(
@@ -111,5 +113,9 @@ class GSPO(PolicyGradient):
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",
         },
-        metrics=clip_formulas("completions", "s") | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas("completions", "s")
+        | {"policy/sequence_ratio_std": "standard deviation of s over the completions of the step"}
+        | RATIO_METRICS
+        | KL_METRICS
+        | ENTROPY_METRICS,
     )
