@@ -6,8 +6,11 @@ from posttrain.algorithms import (
     DPPO,
     GDPO,
     GMPO,
+    GPG,
     GRPO,
     GSPO,
+    LUSPO,
+    OPO,
     PPO,
     REINFORCE,
     RLOO,
@@ -17,6 +20,7 @@ from posttrain.algorithms import (
     VESPO,
     Algorithm,
     ClipCov,
+    ComposedPolicyGradient,
     DeepSeekV32,
     Distillation,
     DrGRPO,
@@ -24,11 +28,13 @@ from posttrain.algorithms import (
     KimiK2,
     KimiK15,
     KLCov,
+    LitePPO,
     PassAtK,
     ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     ReMax,
 )
+from posttrain.algorithms.correction import Correction
 
 VARIANTS: dict[str, Algorithm] = {
     "reinforce": REINFORCE(),
@@ -94,12 +100,74 @@ VARIANTS: dict[str, Algorithm] = {
     "deepseek_v32 corrected": DeepSeekV32(max_negative_divergence=0.05, kl_coef=0.1),
     "distillation": Distillation(),
     "distillation clip floor": Distillation(coef=0.5, floor=-0.2, clip_low=0.2, clip_high=0.2),
+    "lite_ppo": LitePPO(dual_clip=1.5, kl_coef=0.1),
+    "luspo": LUSPO(),
+    "luspo wide": LUSPO(clip_low=0.2, clip_high=0.2),
+    "opo": OPO(),
+    "gpg": GPG(),
+    "grpo tis": GRPO(correction="tis", kl_coef=0.1),
+    "grpo seq_mis": GRPO(correction="seq_mis"),
+    "grpo bypass": GRPO(correction="bypass"),
+    "grpo kpop": GRPO(correction="kpop"),
+    "grpo m2po": GRPO(correction="m2po"),
+    "dr_grpo geometric": DrGRPO(
+        max_completion_length=9, correction=Correction(level="geometric", action="reject", low=0.9, high=1.1)
+    ),
+    "reinforce normalised": REINFORCE(correction=Correction(low=0.8, high=1.3, normalize=True)),
+    "rloo weighed by the sampler": RLOO(correction=Correction(anchor="sampler", level="sequence", high=2)),
+    "dapo denominator": DAPO(
+        correction=Correction(action="mask", low=0.7, high=1.4, rejected_in_denominator=False), entropy_coef=0.1
+    ),
+    "gspo masked": GSPO(clip_low=0.2, clip_high=0.2, correction="icepop"),
+    "vespo masked": VESPO(correction=Correction(action="mask", low=0.7, high=1.4)),
+    "composed": ComposedPolicyGradient(),
+    "composed prompt_mean": ComposedPolicyGradient(aggregation="prompt_mean", kl_coef=0.1),
+    "composed counting": ComposedPolicyGradient(
+        baseline="leave_one_out",
+        normalisation="batch_std",
+        aggregation="fixed_length_mean",
+        max_completion_length=9,
+        count_masked_sequences=True,
+        ratio="sequence_token",
+    ),
+    "composed kl in reward": ComposedPolicyGradient(
+        kl="reward",
+        kl_coef=0.1,
+        kl_estimator="k2",
+        gamma=0.9,
+        population=True,
+        aggregation="token_mean",
+    ),
+    "composed whitened critic": ComposedPolicyGradient(
+        baseline="critic", normalisation="whiten_tokens", population=True, ratio="none", trust_region="none", kl="none"
+    ),
+    "composed gated sequence": ComposedPolicyGradient(
+        baseline="length_weighted",
+        normalisation="none",
+        ratio="sequence_product",
+        trust_region="soft_gate",
+        filter="off_policy_negatives",
+        max_negative_divergence=0.01,
+    ),
+    "composed ratio alone": ComposedPolicyGradient(
+        baseline="moving_average",
+        normalisation="whiten_tokens",
+        center=False,
+        ratio="sequence",
+        trust_region="none",
+        kl="reward_sequence",
+        kl_coef=0.1,
+        shaping="soft_overlong",
+        overlong_buffer=3,
+        max_completion_length=6,
+    ),
     "sft": SFT(),
 }
 GROUP_RELATIVE = [
     *("rloo", "grpo", "dr_grpo"),
     *("dapo", "gspo", "gspo_token", "gmpo", "cispo", "sapo", "vespo", "clip_cov", "kl_cov", "dppo"),
     *("reinforce_plus_plus_baseline uncentred", "kimi_k15", "kimi_k2", "deepseek_v32"),
+    *("luspo", "composed"),
 ]
 """Variants whose advantages compare the completions of a prompt and sum to zero over them."""
 NOT_DIVIDED = {"rloo", "dr_grpo", "kimi_k15", "kimi_k2", "deepseek_v32"}

@@ -17,6 +17,7 @@ from posttrain.algorithms.kimi_k2 import KimiK2
 from posttrain.algorithms.kimi_k15 import KimiK15
 from posttrain.algorithms.kl_cov import KLCov
 from posttrain.algorithms.pass_at_k import PassAtK
+from posttrain.algorithms.policy_gradient import ComposedPolicyGradient
 from posttrain.algorithms.ppo import PPO
 from posttrain.algorithms.reinforce import REINFORCE
 from posttrain.algorithms.reinforce_plus_plus import ReinforcePlusPlus
@@ -24,6 +25,7 @@ from posttrain.algorithms.reinforce_plus_plus_baseline import ReinforcePlusPlusB
 from posttrain.algorithms.remax import ReMax
 from posttrain.algorithms.reward_model import RewardModel
 from posttrain.algorithms.rloo import RLOO
+from posttrain.algorithms.rows import GPG, LUSPO, OPO, LitePPO
 from posttrain.algorithms.sapo import SAPO
 from posttrain.algorithms.sft import SFT
 from posttrain.algorithms.topr import TOPR
@@ -38,10 +40,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "ppo": PPO,
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
+    "lite_ppo": LitePPO,
     "gdpo": GDPO,
     "dapo": DAPO,
     "gspo": GSPO,
     "gspo_token": GSPOToken,
+    "luspo": LUSPO,
     "gmpo": GMPO,
     "cispo": CISPO,
     "sapo": SAPO,
@@ -49,12 +53,15 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "clip_cov": ClipCov,
     "kl_cov": KLCov,
     "dppo": DPPO,
+    "opo": OPO,
+    "gpg": GPG,
     "topr": TOPR,
     "kimi_k15": KimiK15,
     "kimi_k2": KimiK2,
     "pass_at_k": PassAtK,
     "deepseek_v32": DeepSeekV32,
     "distillation": Distillation,
+    "policy_gradient": ComposedPolicyGradient,
     "sft": SFT,
     "reward_model": RewardModel,
 }
@@ -66,8 +73,11 @@ __all__ = [
     "DPPO",
     "GDPO",
     "GMPO",
+    "GPG",
     "GRPO",
     "GSPO",
+    "LUSPO",
+    "OPO",
     "PPO",
     "REINFORCE",
     "RLOO",
@@ -78,6 +88,7 @@ __all__ = [
     "Algorithm",
     "Card",
     "ClipCov",
+    "ComposedPolicyGradient",
     "DeepSeekV32",
     "Distillation",
     "DrGRPO",
@@ -85,6 +96,7 @@ __all__ = [
     "KLCov",
     "KimiK2",
     "KimiK15",
+    "LitePPO",
     "PassAtK",
     "PolicyGradient",
     "ReMax",

@@ -62,16 +62,22 @@ def nonzero_share(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     return torch.where(nonzero > 0, nonzero / scored_PG.sum().clamp(min=1), 1.0)
 
 
-def batch_std(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """Scalar: standard deviation over all scored completions of the batch, dividing by their number minus 1."""
+def batch_std(rewards_PG: Tensor, scored_PG: Tensor, *, population: bool = False) -> Tensor:
+    """Scalar: standard deviation over all scored completions of the batch, dividing by their number minus 1.
+
+    `population` divides by their number.
+    """
     centered_PG = masked(rewards_PG - batch_mean(rewards_PG, scored_PG), scored_PG)
-    return (centered_PG.square().sum() / (scored_PG.sum() - 1).clamp(min=1)).sqrt()
+    return (centered_PG.square().sum() / (scored_PG.sum() - int(not population)).clamp(min=1)).sqrt()
 
 
-def group_std(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """`[P, 1]`: standard deviation over the scored completions of each prompt, dividing by their number minus 1."""
+def group_std(rewards_PG: Tensor, scored_PG: Tensor, *, population: bool = False) -> Tensor:
+    """`[P, 1]`: standard deviation over the scored completions of each prompt, dividing by their number minus 1.
+
+    `population` divides by their number.
+    """
     centered_PG = masked(rewards_PG - group_mean(rewards_PG, scored_PG), scored_PG)
-    degrees_P1 = (scored_PG.sum(dim=-1, keepdim=True) - 1).clamp(min=1)
+    degrees_P1 = (scored_PG.sum(dim=-1, keepdim=True) - int(not population)).clamp(min=1)
     return (centered_PG.square().sum(dim=-1, keepdim=True) / degrees_P1).sqrt()
 
 

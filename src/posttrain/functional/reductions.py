@@ -30,3 +30,8 @@ def sequence_sum(x_BT: Tensor, mask_BT: Tensor, sequences: int) -> Tensor:
 def fixed_length_mean(x_BT: Tensor, mask_BT: Tensor, sequences: int, length: int) -> Tensor:
     """A5: sum over each row's tokens divided by a constant length, then mean over the sequences (Dr. GRPO)."""
     return masked(x_BT, mask_BT).sum() / (max(sequences, 1) * length)
+
+
+def weighted_sum(x_BT: Tensor, mask_BT: Tensor, weights_B: Tensor) -> Tensor:
+    """Sum over the tokens of each row, times its weight: with 1 / (prompts * tokens of the prompt), A6."""
+    return (masked(x_BT, mask_BT).sum(dim=-1) * weights_B.to(x_BT.dtype)).sum()

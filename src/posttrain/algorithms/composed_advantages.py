@@ -1,0 +1,118 @@
+"""The table of baselines of `policy_gradient`: what a reward is compared with, and so the advantage (RULE 10-12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.composition import Baseline, Scored
+from posttrain.algorithms.critic import old_values
+from posttrain.algorithms.reinforce import MovingAverage
+from posttrain.algorithms.remax import greedy_rewards_of, with_baseline
+from posttrain.algorithms.returns import teacher_log_ratio
+from posttrain.functional.baselines import (
+    batch_mean,
+    group_mean,
+    has_signal,
+    leave_one_out_mean,
+    length_weighted_mean,
+    pass_at_k_advantages,
+    place_on_last_token,
+    reaches,
+    return_to_go,
+)
+from posttrain.functional.gae import gae
+from posttrain.functional.masks import masked
+from posttrain.types import Batch, Experience
+
+
+def compared_with(baseline: Callable[[Scored], Tensor | float]) -> Callable[[Scored], Tensor]:
+    """The discounted return from each token on, minus a baseline: `[P, G]`, `[P, 1]` or a scalar."""
+
+    def advantages(s: Scored) -> Tensor:
+        mask_BT, zero_PG = s.experience.scored_mask_BT, torch.zeros_like(s.experience.rewards_PG)
+        returns_BT = return_to_go(place_on_last_token(s.rewards_B, mask_BT), mask_BT, s.values["gamma"])
+        baseline_B1, scale_B1 = ((x + zero_PG).reshape(-1, 1) for x in (baseline(s), s.scale_PG))
+        return s.with_penalties(masked((returns_BT - baseline_B1) / scale_B1, mask_BT))
+
+    return advantages
+
+
+def within_group(baseline_PG: Callable[[Tensor, Tensor, Experience], Tensor]) -> Callable[[Scored], Tensor]:
+    """The reward of the completion minus a baseline of its prompt; exactly 0 in a group of equal rewards (RULE 11)."""
+
+    def advantages(s: Scored) -> Tensor:
+        rewards_PG, scored_PG = s.experience.rewards_PG, s.experience.scored_PG
+        compared_PG = rewards_PG - baseline_PG(rewards_PG, scored_PG, s.experience)
+        return s.per_completion(masked(compared_PG, scored_PG & has_signal(rewards_PG, scored_PG)))
+
+    return advantages
+
+
+def moving_average(s: Scored) -> float:
+    return s.state.mean if isinstance(s.state, MovingAverage) else 0.0
+
+
+def batch_mean_of(s: Scored) -> Tensor:
+    return batch_mean(s.experience.rewards_PG, s.experience.scored_PG)
+
+
+def pass_at_k(s: Scored) -> Tensor:
+    rewards_PG, scored_PG = s.experience.rewards_PG, s.experience.scored_PG
+    correct_PG = reaches(rewards_PG, s.values["correct_at"])
+    return s.per_completion(pass_at_k_advantages(correct_PG, scored_PG, s.values["k"]).to(rewards_PG.dtype))
+
+
+def constant(s: Scored) -> Tensor:
+    return s.per_completion(s.experience.rewards_PG - s.values["constant"])
+
+
+def teacher(s: Scored) -> Tensor:
+    return s.values["coef"] * teacher_log_ratio(s.experience, s.values["floor"])
+
+
+def critic_estimates(s: Scored) -> tuple[Tensor, Tensor]:
+    """`[B, T]` advantages and returns by generalised advantage estimation, the KL in the rewards included."""
+    mask_BT = s.experience.scored_mask_BT
+    rewards_BT = place_on_last_token(s.rewards_B, mask_BT)
+    rewards_BT = rewards_BT if s.penalty_BT is None else rewards_BT + s.penalty_BT
+    values_BT = old_values(Batch.from_experience(s.experience))
+    return gae(rewards_BT, values_BT, mask_BT, s.values["gamma"], s.values["gae_lambda"])
+
+
+GAMMA = {"gamma": 1.0}
+CRITIC = GAMMA | {"gae_lambda": 0.95, "value_coef": 1.0, "value_clip": None}
+BASELINES = {
+    "none": Baseline(advantages=compared_with(lambda s: 0.0), reads=GAMMA),
+    "batch_mean": Baseline(advantages=compared_with(batch_mean_of), reads=GAMMA),
+    "moving_average": Baseline(advantages=compared_with(moving_average), reads=GAMMA | {"baseline_decay": 0.9}),
+    "greedy": Baseline(
+        advantages=compared_with(lambda s: greedy_rewards_of(s.experience)),
+        comparable=with_baseline,
+        reads=GAMMA,
+        needs=frozenset({"greedy_reward"}),
+    ),
+    "group_mean": Baseline(advantages=within_group(lambda r, scored, x: group_mean(r, scored)), group=2),
+    "leave_one_out": Baseline(advantages=within_group(lambda r, scored, x: leave_one_out_mean(r, scored)), group=2),
+    "length_weighted": Baseline(
+        advantages=within_group(lambda r, scored, x: length_weighted_mean(r, scored, x.lengths_PG)), group=2
+    ),
+    "constant": Baseline(advantages=constant, reads={"constant": 0.0}),
+    "pass_at_k": Baseline(advantages=pass_at_k, reads={"k": 4, "correct_at": 1.0}, group=2),
+    "teacher": Baseline(
+        advantages=teacher,
+        reads={"coef": 1.0, "floor": -10.0},
+        needs=frozenset({"teacher", "old_for_advantages"}),
+        per_token=True,
+        from_rewards=False,
+    ),
+    "critic": Baseline(
+        advantages=lambda s: critic_estimates(s)[0],
+        returns=lambda s: critic_estimates(s)[1],
+        reads=CRITIC,
+        needs=frozenset({"values"}),
+        per_token=True,
+    ),
+}

@@ -1,0 +1,50 @@
+"""The table of trust regions of `policy_gradient`: what keeps an update near the policy that it starts from."""
+
+from __future__ import annotations
+
+from posttrain.algorithms import composed_covariances as covariances
+from posttrain.algorithms import composed_surrogates as surrogates
+from posttrain.algorithms import composed_weights as weights
+from posttrain.algorithms.composed_ratios import DIFFERENTIATED, WEIGHTS, TrustRegion
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+KERNEL = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
+DIVERGENCE = {"divergence": "tv", "divergence_low": 0.15, "divergence_high": 0.15, "max_ratio": 20.0}
+COVARIANCE = {"cov_low": 1.0, "cov_high": 5.0, "cov_share": 2e-4, "seed": 0, "dual_clip": None}
+TRUST_REGIONS = {
+    "none": TrustRegion(term=surrogates.nothing, ratios=("none", *DIFFERENTIATED)),
+    "clip": TrustRegion(term=surrogates.clip, ratios=DIFFERENTIATED, reads=CLIP | {"dual_clip": None}),
+    "weight_clip": TrustRegion(
+        term=weights.weight_clip,
+        ratios=WEIGHTS,
+        reads={"max_ratio": 5.0, "clip_low": None, "clip_high": None},
+        auto_correction="bypass",
+    ),
+    "soft_gate": TrustRegion(term=surrogates.soft_gate, ratios=DIFFERENTIATED, reads={"tau_pos": 1.0, "tau_neg": 1.05}),
+    "kernel": TrustRegion(term=weights.kernel, ratios=WEIGHTS, reads=KERNEL, auto_correction="bypass"),
+    "divergence_mask": TrustRegion(
+        term=weights.divergence_mask, ratios=("token",), reads=DIVERGENCE, auto_correction="bypass"
+    ),
+    "clip_cov": TrustRegion(
+        term=covariances.clip_cov,
+        select=covariances.select_clip_cov,
+        ratios=("token",),
+        reads=CLIP | COVARIANCE,
+        needs=frozenset({"current"}),
+    ),
+    "kl_cov": TrustRegion(
+        term=covariances.kl_cov,
+        select=covariances.select_kl_cov,
+        ratios=("token",),
+        reads={"cov_share": 2e-3, "penalty": 1.0},
+        needs=frozenset({"current"}),
+    ),
+    "log_clip": TrustRegion(term=surrogates.log_clip, ratios=("sequence",), reads={"clip_low": 0.4, "clip_high": 0.4}),
+    "truncated_negatives": TrustRegion(term=weights.negatives, ratios=("sequence_product",), auto_correction="bypass"),
+    "squared_log_ratio": TrustRegion(
+        term=surrogates.squared_log_ratio, ratios=("none",), reads={"tau": 0.1}, needs=frozenset({"old"})
+    ),
+    "regression": TrustRegion(
+        term=surrogates.regression, ratios=("none",), reads={"tau": 0.1}, needs=frozenset({"old"})
+    ),
+}

@@ -1,0 +1,139 @@
+"""The numbers behind the choices of `policy_gradient`: none is the default of whichever choice reads it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from posttrain.algorithms.base import PolicyGradient
+from posttrain.algorithms.settings import (
+    AboveOne,
+    Count,
+    CountOrZero,
+    Finite,
+    NonNegative,
+    Positive,
+    UnitInterval,
+    settings,
+)
+from posttrain.algorithms.shared import KLInLoss
+from posttrain.functional.trust_regions import Divergence
+
+
+@settings
+class Parameters(PolicyGradient):
+    """A parameter that no chosen part reads is refused when it is given."""
+
+    baseline_decay: UnitInterval | None = None
+    """baseline moving_average: weight of the old value, 0.9."""
+    constant: Finite | None = None
+    """baseline constant: what is subtracted from every reward, 0."""
+    k: Count | None = None
+    """baseline pass_at_k: of how many answers one shall be correct, 4."""
+    correct_at: Finite | None = None
+    """baseline pass_at_k, shaping length: the reward from which on a completion counts as correct, 1."""
+    coef: Positive | None = None
+    """baseline teacher: factor of the advantages, 1."""
+    floor: Finite | None = None
+    """baseline teacher: the lowest log(teacher / policy), -10."""
+    gae_lambda: UnitInterval | None = None
+    """baseline critic: 1 is the return minus the value, 0 the one-step difference; 0.95."""
+    value_coef: NonNegative | None = None
+    """baseline critic: weight of the critic's loss, 1."""
+    value_clip: Positive | None = None
+    """baseline critic: a value gains nothing by moving further than this from where it was; off."""
+    gamma: UnitInterval | None = None
+    """Discount per token, 1: of the return that none, batch_mean, moving_average and greedy are subtracted from, of
+    the critic, and of the KL in the reward."""
+    std_epsilon: Positive | None = None
+    """normalisation group_std, batch_std and per_reward: added to the standard deviation, 1e-6."""
+    population: bool | None = None
+    """normalisation group_std, batch_std and whiten_tokens: divide the squares by n and not by n - 1; false."""
+    whiten_over: Literal["tokens", "sequences"] | None = None
+    """normalisation whiten_tokens: what counts once, tokens."""
+    center: bool | None = None
+    """normalisation whiten_tokens: subtract the mean as well; true."""
+    clip_low: NonNegative | None = None
+    """trust_region clip and clip_cov: 0.2 below 1. log_clip: 0.4 below 0. weight_clip: below 1, off."""
+    clip_high: NonNegative | None = None
+    """The same above."""
+    dual_clip: AboveOne | None = None
+    """trust_region clip: the loss where A < 0 is at most dual_clip * |A|; off."""
+    max_ratio: AboveOne | None = None
+    """trust_region weight_clip: the largest weight, 5 unless clip_low or clip_high is given. divergence_mask: 20."""
+    tau_pos: Positive | None = None
+    """trust_region soft_gate: how fast the gradient fades where A > 0, 1."""
+    tau_neg: Positive | None = None
+    """The same where A < 0, 1.05."""
+    k_pos: NonNegative | None = None
+    """trust_region kernel: power of the ratio where A >= 0, 2."""
+    lambda_pos: NonNegative | None = None
+    """trust_region kernel: decay of the ratio where A >= 0, 3."""
+    k_neg: NonNegative | None = None
+    """The power where A < 0, 3."""
+    lambda_neg: NonNegative | None = None
+    """The decay where A < 0, 2."""
+    divergence: Divergence | None = None
+    """trust_region divergence_mask: how the movement of a token is measured, tv."""
+    divergence_low: NonNegative | None = None
+    """trust_region divergence_mask: where A < 0, at most so far down, 0.15."""
+    divergence_high: NonNegative | None = None
+    """trust_region divergence_mask: where A > 0, at most so far up, 0.15."""
+    cov_low: Finite | None = None
+    """trust_region clip_cov: only tokens with a larger covariance are drawn from, 1."""
+    cov_high: Finite | None = None
+    """trust_region clip_cov: only tokens with a smaller covariance are drawn from, 5."""
+    cov_share: UnitInterval | None = None
+    """trust_region clip_cov: share of the tokens that is stopped, 2e-4. kl_cov: that is held, 2e-3."""
+    seed: int | None = None
+    """trust_region clip_cov: another number is another draw, 0."""
+    penalty: NonNegative | None = None
+    """trust_region kl_cov: weight of |logprobs - old_logprobs| of the tokens that are held, 1."""
+    tau: NonNegative | None = None
+    """trust_region squared_log_ratio and regression: pull to the policy at the start of the update, 0.1."""
+    kl_coef: NonNegative | None = None
+    """Weight of the KL to the reference, 0, which also means that no reference is loaded."""
+    kl_estimator: KLInLoss | None = None
+    """kl loss: k3, or any but k1. kl reward: k1, k2 or k3; k1."""
+    max_completion_length: Count | None = None
+    """aggregation fixed_length_mean and shaping soft_overlong; in a run it is sampling.max_completion_length unless
+    set."""
+    count_masked_sequences: bool | None = None
+    """aggregation over completions: rows that train nothing stay in the denominator; false (RULE 8)."""
+    max_negative_divergence: Positive | None = None
+    """filter off_policy_negatives: a bad completion whose mean log(sampler / policy) is above this is dropped, 0.5."""
+    overlong_buffer: CountOrZero | None = None
+    """shaping soft_overlong: tokens over which the penalty grows from 0 to 1; off."""
+    length_coef: NonNegative | None = None
+    """shaping length: weight of the length reward, 1."""
+    token_budget: Count | None = None
+    """shaping budget: completions with more tokens are fined; off."""
+    budget_penalty: NonNegative | None = None
+    """shaping budget: the fine, 1."""
+    score_clip: Positive | None = None
+    """shaping score: rewards are held within this distance of 0; off."""
+    missing_eos_penalty: NonNegative | None = None
+    """shaping score: subtracted from the reward of a completion that was cut before its EOS, 0."""
+
+
+AS = {
+    "reinforce": "baseline_decay gamma",
+    "topr": "constant",
+    "pass_at_k": "k correct_at",
+    "distillation": "coef floor",
+    "ppo": "gae_lambda value_coef score_clip missing_eos_penalty",
+    "grpo": "std_epsilon population clip_low clip_high dual_clip kl_coef kl_estimator count_masked_sequences",
+    "reinforce_plus_plus_baseline": "whiten_over center",
+    "cispo": "max_ratio",
+    "sapo": "tau_pos tau_neg",
+    "vespo": "k_pos lambda_pos k_neg lambda_neg",
+    "dppo": "divergence divergence_low divergence_high",
+    "clip_cov": "cov_low cov_high cov_share seed",
+    "kl_cov": "penalty",
+    "kimi_k15": "tau length_coef",
+    "dr_grpo": "max_completion_length",
+    "deepseek_v32": "max_negative_divergence",
+    "dapo": "overlong_buffer",
+    "kimi_k2": "token_budget budget_penalty",
+}
+SOURCES = {name: f"as {key}" for key, names in AS.items() for name in names.split()}
+SOURCES |= {"value_clip": "off here; ppo uses 0.2", "length_coef": "1 here, where the choice switches it on"}

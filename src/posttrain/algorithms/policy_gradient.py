@@ -1,0 +1,150 @@
+"""The open composition: every policy-gradient method is one row of nine choices, named here one by one.
+
+    R'  = R + shaping                                  without kl_coef * sum_t KL, where the KL is in the reward
+    A   = (R' - baseline) / normalisation
+    u   = exp(logprobs - old_logprobs)                 per token or per completion: ratio
+    L   = aggregation(filter * correction * trust_region(u, A)  +  kl_coef * KL) - entropy_coef * entropy
+
+The defaults are GRPO's row. Each named algorithm is a row: with it and its settings, these are the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from posttrain.algorithms.base import Card, Need
+from posttrain.algorithms.chosen import Chosen, advantages_of, scored_by
+from posttrain.algorithms.composed_losses import critic_loss, without
+from posttrain.algorithms.composed_ratios import Moved
+from posttrain.algorithms.composition import Values
+from posttrain.algorithms.composition_rules import refuse
+from posttrain.algorithms.metrics import ratio_metrics
+from posttrain.algorithms.parameters import Parameters
+from posttrain.algorithms.policy_gradient_card import POLICY_GRADIENT_CARD
+from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
+from posttrain.algorithms.settings import settings
+from posttrain.algorithms.shared import kl_term, weighted
+from posttrain.functional.ratios import log_ratio
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+
+
+@settings
+class ComposedPolicyGradient(Parameters):
+    key: ClassVar[str] = "policy_gradient"
+
+    baseline: Literal[
+        "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "greedy", "length_weighted", "constant",
+        "critic", "pass_at_k", "teacher",
+    ] = "group_mean"  # fmt: skip
+    """What a reward is compared with. critic and teacher give each token an advantage of its own."""
+    normalisation: Literal["none", "group_std", "batch_std", "whiten_tokens", "per_reward", "nonzero_share"] = (
+        "group_std"
+    )
+    """What advantages are divided by; per_reward normalises each reward function by itself."""
+    ratio: Literal["none", "token", "sequence", "sequence_product", "sequence_token"] = "token"
+    """Of the policy to the policy before the update: none is plain log-probabilities; sequence is a geometric mean."""
+    trust_region: Literal[
+        "none", "clip", "weight_clip", "soft_gate", "kernel", "divergence_mask", "clip_cov", "kl_cov", "log_clip",
+        "truncated_negatives", "squared_log_ratio", "regression",
+    ] = "clip"  # fmt: skip
+    """What keeps the policy near the one before the update."""
+    kl: Literal["none", "reward", "reward_sequence", "loss"] = "loss"
+    """Where the KL to the reference stands: in the reward of each token, in that of the completion, or in the loss."""
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length_mean", "prompt_mean"] = (
+        "sequence_mean"
+    )
+    """How the tokens of a step become one number."""
+    filter: Literal["none", "signal", "off_policy_negatives"] = "none"
+    """signal replaces prompts without signal by others; off_policy_negatives drops bad answers grown improbable."""
+    shaping: Literal["none", "soft_overlong", "length", "budget", "score"] = "none"
+    """What is added to the rewards."""
+
+    def __post_init__(self) -> None:
+        refuse(self, self.chosen)
+
+    @property
+    def chosen(self) -> Chosen:
+        return Chosen.of(self)
+
+    @property
+    def values(self) -> Values:
+        return self.chosen.values(self)
+
+    @property
+    def auto_correction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.chosen.trust_region.auto_correction
+
+    @property
+    def learns_from_rewards(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.chosen.baseline.from_rewards
+
+    @property
+    def group_size_needed(self) -> int:
+        return max(self.chosen.baseline.group, self.chosen.normalisation.group, self.values.get("k", 1))
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        old = frozenset[Need]({"old"} if self.chosen.ratio.ratio is not None else ())
+        kl = self.chosen.kl.asks if self.values.get("kl_coef") else frozenset[Need]()
+        return old.union(kl, self.entropy_needs(), *(option.needs for option in self.chosen.options))
+
+    def initial_state(self) -> MovingAverage | None:
+        return MovingAverage() if "baseline_decay" in self.values else None
+
+    def next_state(self, state: MovingAverage | None, experience: Experience) -> MovingAverage | None:
+        if state is None:
+            return None
+        shaped = self.chosen.shaping.shaped(self.values, experience)
+        return REINFORCE(baseline_decay=self.values["baseline_decay"]).next_state(state, shaped)
+
+    def advantages(self, experience: Experience, state: Any = None) -> Tensor:
+        self.require_group(experience)
+        return advantages_of(self.chosen, scored_by(self.chosen, self.values, experience, state))
+
+    def to_batch(self, experience: Experience, state: Any = None) -> Batch:
+        baseline, advantages_BT = self.chosen.baseline, self.advantages(experience, state)
+        batch = Batch.from_experience(baseline.comparable(experience), advantages_BT)
+        if baseline.returns is None:
+            return batch
+        scored = scored_by(self.chosen, self.values, experience, state)
+        return replace(batch, returns_BT=baseline.returns(scored))
+
+    def prepare(self, batch: Batch) -> Batch:
+        batch = super().prepare(batch)
+        if self.chosen.aggregation.weights is not None:
+            batch = replace(batch, prompt_weights_B=self.chosen.aggregation.weights(batch))
+        if self.chosen.trust_region.select is None or batch.current_logprobs_BT is None:
+            return batch
+        outputs, started = self.start(batch.current_logprobs_BT, batch)
+        return replace(batch, selected_BT=self._moved(outputs, started).batch.selected_BT)
+
+    def _moved(self, outputs: Outputs, batch: Batch) -> Moved:
+        """With the tokens that are chosen among all; without `prepare` these rows are the whole update."""
+        moved = Moved(values=self.values, outputs=outputs, batch=batch, ratio_of=self.chosen.ratio.ratio)
+        select = self.chosen.trust_region.select
+        if select is None or batch.selected_BT is not None:
+            return moved
+        return replace(moved, batch=replace(batch, selected_BT=select(moved)))
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        outputs, batch = self.start(outputs, batch)
+        p, chosen, mask_BT = self.values, self.chosen, batch.completion_mask_BT
+        term = chosen.trust_region.term(self._moved(outputs, batch))
+        metrics = term.metrics | ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        policy_BT = term.policy.expand(mask_BT.shape)
+        if chosen.filter.drop is not None:
+            policy_BT, dropped = without(chosen.filter.drop(p, outputs, batch), policy_BT, mask_BT)
+            metrics |= dropped
+        loss_BT = weighted(policy_BT, batch) + term.penalty
+        if chosen.kl.in_loss:
+            loss_BT = loss_BT + kl_term(outputs, batch, p["kl_coef"], p["kl_estimator"])
+        loss = chosen.aggregation.reduce(p, loss_BT, batch, totals)
+        if chosen.baseline.returns is not None:
+            value, value_metrics = critic_loss(p, outputs, batch, totals)
+            loss, metrics = loss + value, metrics | value_metrics
+        return self.finish(loss, metrics, outputs, batch, totals)
+
+    card: ClassVar[Card] = POLICY_GRADIENT_CARD
