@@ -105,7 +105,7 @@ class BCO(LabelLoss):
             "extra": "none",
         },
         use_when="Feedback is a thumb up or down, and the other answers' reference points of KTO cost too much.",
-        avoid_when="The two classes belong to prompts of a different kind: the classifier then tells the prompts apart.",
+        avoid_when="The two classes belong to prompts of a different kind: it then learns to tell the prompts apart.",
         differs=(
             "delta is the mean of the two class means, as in the paper; TRL takes the mean of all rewards, another "
             "number where the classes are not of the same size.",
