@@ -30,7 +30,8 @@ from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
 from posttrain.algorithms import ALGORITHMS
-from posttrain.config import describe_fields
+from posttrain.config import ModelConfig, describe_fields
+from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
 
 CHARACTERS = "0123456789 "
 NUMERIC = {"name": "numeric", "settings": {"absolute_tolerance": 2500}}
@@ -67,14 +68,19 @@ class Case:
     """What must stay the same, but for rounding."""
 
     @property
+    def algorithm(self) -> str:
+        """The algorithm whose setting it is; empty for one of the run."""
+        key, dot, _ = self.setting.partition(".")
+        return key if dot and key in ALGORITHMS else ""
+
+    @property
     def before(self) -> dict[str, Any]:
-        key = self.setting.partition(".")[0]
-        return {**({"algorithm": key} if key in ALGORITHMS else {}), **self.given}
+        return {**({"algorithm": self.algorithm} if self.algorithm else {}), **self.given}
 
     @property
     def after(self) -> dict[str, Any]:
-        key, _, name = self.setting.partition(".")
-        path = f"algorithm.{name}" if key in ALGORITHMS else self.setting.replace(".N", ".0")
+        name = self.setting.removeprefix(f"{self.algorithm}.")
+        path = f"algorithm.{name}" if self.algorithm else self.setting.replace(".N", ".0")
         return {**self.before, path: self.value}
 
     @property
@@ -95,6 +101,7 @@ NARROW = SEVERAL_UPDATES | {"algorithm.divergence_low": 0.005, "algorithm.diverg
 TRUST_REGIONS = ("dapo", "gspo", "gspo_token", "gmpo", "cispo", "sapo", "vespo", "clip_cov", "kl_cov", "dppo")
 VESPO_WEIGHTS = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
 LORA = {"lora": {"rank": 4}}
+PPO = {"algorithm": "ppo", "train.minibatches": 2}
 CHAT = {"model.chat_template": "chat.jinja"}
 HUB_DATA = {"data.train": "numbers"}
 CHECK = {"check": [NUMERIC]}
@@ -105,6 +112,9 @@ BY_ANOTHER = TAUGHT | {"teacher": "other_model"}
 PTX = {"algorithm": "kimi_k2", "algorithm.ptx_coef": 0.5, "data.auxiliary": "examples.jsonl"}
 SLOW = {"rewards": [reward("slow")], "guards.max_unscored": 1.0}
 LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
+PAIRS = {"data.train": "pairs.jsonl", "rewards": [], "train.learning_rate": 1e-3}
+STAGE = {"data": {"train": "pairs.jsonl"}, "train": {"steps": 1, "learning_rate": 1e-2}, "report": False}
+LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
 NO_GPU = not torch.cuda.is_available()
 
 CASES = [
@@ -131,6 +141,15 @@ CASES = [
     Case("lora.dropout", 0.5, "weights", given=LORA),
     Case("lora.target_modules", ["q_proj"], "weights", given=LORA),
     Case("algorithm.name", "rloo", "weights"),
+    Case("critic", {"kind": "shared"}, "weights", given=PPO),
+    Case("critic", {}, refused="ConfigError: the section critic, but grpo .* has none"),
+    Case("critic.kind", "shared", "weights", given=PPO),
+    Case("critic.path", "other_model", "weights", given=PPO),
+    Case("critic.rank", 2, "weights", given=PPO | LORA),
+    Case("critic.alpha", 8, "weights", given=PPO | LORA),
+    Case("critic.learning_rate", 1e-3, "weights", given=PPO),
+    Case("critic.warmup_steps", 1, "weights", given=PPO),
+    Case("critic.max_grad_norm", 0.0, "weights", given=PPO),
     Case("teacher", {"path": "other_model"}, refused="ConfigError: teacher = other_model, but grpo .* never asks it"),
     Case("teacher.path", "other_model", "weights", given=TAUGHT),
     Case("teacher.revision", "v2", "weights", given=TAUGHT | {"teacher": "me/tiny"}),
@@ -158,6 +177,7 @@ CASES = [
     Case("rewards", [NUMERIC, {"name": "exact_match"}], "metric names"),
     Case("rewards.N.name", "exact_match", "rollouts/reward", given={"rewards": [{"name": "numeric"}]}),
     Case("rewards.N.function", "rewards.py:length", "rollouts/reward", given={"rewards": [reward("digits")]}),
+    Case("rewards.N.model", "other_reward_model", "rollouts/reward", given={"rewards": [{"model": "a_reward_model"}]}),
     Case("rewards.N.weight", 0.5, "rollouts/reward"),
     Case("rewards.N.timeout", 0.05, "metrics/unscored_fraction", given=SLOW),
     Case("rewards.N.settings", {"absolute_tolerance": 500}, "rollouts/reward"),
@@ -165,6 +185,7 @@ CASES = [
     Case("check", [NUMERIC], "evaluation/baseline/check"),
     Case("check.N.name", "exact_match", "evaluation/check", given={"check": [{"name": "numeric"}]}),
     Case("check.N.function", "rewards.py:length", "evaluation/check", given={"check": [reward("digits")]}),
+    Case("check.N.model", "other_reward_model", "evaluation/check", given={"check": [{"model": "a_reward_model"}]}),
     Case(
         "check.N.timeout",
         0.05,
@@ -173,6 +194,7 @@ CASES = [
     ),
     Case("check.N.settings", {"absolute_tolerance": 9000}, "evaluation/check", given=CHECK),
     Case("check.N.label", "close", "evaluation/check", given=CHECK),
+    Case("reward_model", {**STAGE, "train": {"steps": 3, "learning_rate": 1e-2}}, "rollouts/reward", given=LEARNED),
     Case("sampling.group_size", 3, "rollouts/row"),
     Case("sampling.max_completion_length", 3, "metrics/completions/max_length"),
     Case("sampling.temperature", 0.5, "rollouts/completion"),
@@ -346,11 +368,29 @@ CASES = [
         refused="ConfigError: algorithm: divergence = 'forward_kl', which sampled tokens cannot teach",
         given=BY_ANOTHER,
     ),
+    Case("ppo.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("ppo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("ppo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
+    Case("ppo.value_clip", None, "weights", given=SEVERAL_UPDATES),
+    Case("ppo.value_coef", 0.1, "weights", given={"critic.kind": "shared"}),
+    Case("ppo.gamma", 0.5, "weights"),
+    Case("ppo.gae_lambda", 0.5, "weights"),
+    Case("ppo.kl_coef", 0.1, "weights"),
+    Case("ppo.kl_target", 0.01, "weights", given={"train.steps": 3, "algorithm.kl_coef": 0.5}),
+    Case("ppo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("ppo.whiten_advantages", False, "weights"),
+    Case("ppo.whiten_rewards", True, "weights"),
+    Case("ppo.score_clip", 0.5, "weights"),
+    Case("ppo.missing_eos_penalty", 0.5, "weights"),
+    Case("ppo.entropy_coef", 0.1, "weights"),
     Case("distillation.coef", 0.5, "metrics/grad_norm", given=BY_ANOTHER),
     Case("distillation.floor", -0.01, "weights", given=BY_ANOTHER),
     Case("distillation.clip_low", 0.1, "weights", given=CLIPPED | BY_ANOTHER),
     Case("distillation.clip_high", 0.1, "weights", given=CLIPPED | BY_ANOTHER),
     Case("distillation.entropy_coef", 0.1, "weights", given=BY_ANOTHER),
+    Case("reward_model.margin", 1.0, "weights", given=PAIRS),
+    Case("reward_model.margin", "data", "weights", given=PAIRS),
+    Case("reward_model.center_coef", 1.0, "weights", given=PAIRS),
 ]
 
 
@@ -415,6 +455,10 @@ def place(tmp_path_factory) -> Iterator[Place]:
     for revision, seed in (("main", 0), ("v2", 1)):
         cache_on_hub(folder / "hub" / "models--me--tiny", revision, seed=seed)
     write_prompts(folder / "prompts.jsonl", seed=0)
+    write_pairs(folder / "pairs.jsonl")
+    for seed, name in enumerate(("a_reward_model", "other_reward_model")):
+        reward_model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=seed)
+        save_reward_model(reward_model, folder / name, ScoringFacts(chat=False))
     write_prompts(folder / "other_prompts.jsonl", seed=1)
     write_examples(folder / "examples.jsonl", completion="1 2 3")
     write_examples(folder / "other_examples.jsonl", completion="9 8 7")
@@ -476,6 +520,16 @@ def write_prompts(file: Path, *, seed: int, count: int = 24) -> None:
 
 def write_examples(file: Path, *, completion: str, count: int = 24) -> None:
     rows = [{"prompt": str(number), "completion": completion} for number in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_pairs(file: Path) -> None:
+    """Of two numbers the longer one was chosen; the margin says by how many digits."""
+    dice = random.Random(0)
+    rows = [
+        {"prompt": f"{number}", "chosen": "7" * (1 + more), "rejected": str(dice.randrange(10)), "margin": more}
+        for number, more in enumerate((1, 2, 3, 4) * 8)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

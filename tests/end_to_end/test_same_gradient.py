@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.algorithms import GRPO, REINFORCE, RLOO, SFT, DrGRPO, PolicyGradient
+from posttrain.algorithms import GRPO, PPO, REINFORCE, RLOO, SFT, DrGRPO, PolicyGradient
 from posttrain.data.collate import collate
 from posttrain.models.forward import token_logprobs
 from posttrain.types import Batch, Experience, Outputs, count_totals
@@ -24,6 +24,8 @@ ALGORITHMS = [
     GRPO(kl_coef=0.1, dual_clip=3.0, entropy_coef=0.01),
     GRPO(kl_coef=0.1, kl_estimator="k3_corrected"),
     DrGRPO(max_completion_length=8, kl_coef=0.1, kl_estimator="k2"),
+    PPO(kl_coef=0.1),
+    PPO(whiten_rewards=True, value_coef=0.5, dual_clip=3.0, entropy_coef=0.01),
     SFT(),
 ]
 SPLITS = {
@@ -63,7 +65,9 @@ def model(attention) -> LlamaForCausalLM:
         max_position_embeddings=32,
         attn_implementation=attention,
     )
-    return LlamaForCausalLM(config).double()
+    model = LlamaForCausalLM(config)
+    model.value_head = torch.nn.Linear(16, 1)  # a critic on the same trunk
+    return model.double()
 
 
 @pytest.fixture(scope="module")
@@ -81,20 +85,27 @@ def experience() -> Experience:
         completion_mask_BT=mask_BT,
         old_logprobs_BT=spread["old"] - 3.1,
         ref_logprobs_BT=spread["ref"] - 3.1,
+        values_BT=spread["old"] + 0.2,
         tokens=tokens,
     )
 
 
 def batch_for(algorithm, experience: Experience) -> Batch:
     if isinstance(algorithm, PolicyGradient):
-        return Batch.from_experience(experience, algorithm.advantages(experience))
+        return algorithm.to_batch(experience)
     return Batch.from_experience(experience)
 
 
 def forward(model: LlamaForCausalLM, batch: Batch) -> Outputs:
     assert batch.tokens is not None
     return token_logprobs(
-        model, batch.tokens, batch.completion_mask_BT, temperature=0.7, with_entropy=True, chunk_tokens=5
+        model,
+        batch.tokens,
+        batch.completion_mask_BT,
+        temperature=0.7,
+        with_entropy=True,
+        value_head=model.value_head,
+        chunk_tokens=5,
     )
 
 
@@ -103,7 +114,9 @@ def padded_forward(model: LlamaForCausalLM, batch: Batch) -> Outputs:
     assert batch.tokens is not None
     ids_BT, mask_BT = batch.tokens.input_ids_BT, batch.completion_mask_BT
     attention_BT = torch.arange(ids_BT.shape[1])[None, :] < batch.tokens.lengths_B[:, None]
-    logits_BTV = model(input_ids=ids_BT, attention_mask=attention_BT.long()).logits / 0.7
+    states = model(input_ids=ids_BT, attention_mask=attention_BT.long(), output_hidden_states=True)
+    logits_BTV = states.logits / 0.7
+    values_BT = model.value_head(states.hidden_states[-1])[:, :-1, 0]
     log_p_BTV = logits_BTV[:, :-1].log_softmax(dim=-1)
     chosen_BT = log_p_BTV.gather(-1, ids_BT[:, 1:, None]).squeeze(-1)
     entropy_BT = -(log_p_BTV.exp() * log_p_BTV).sum(dim=-1)
@@ -111,6 +124,7 @@ def padded_forward(model: LlamaForCausalLM, batch: Batch) -> Outputs:
     return Outputs(
         logprobs_BT=torch.where(mask_BT, shift(chosen_BT, (1, 0)), 0.0),
         entropy_BT=torch.where(mask_BT, shift(entropy_BT, (1, 0)), 0.0),
+        values_BT=torch.where(mask_BT, shift(values_BT, (1, 0)), 0.0),
     )
 
 

@@ -11,7 +11,9 @@ from tests.tiny import tiny_model, write_prompts
 from torch import nn
 
 import posttrain
-from posttrain.errors import CheckpointError, ConfigError
+from posttrain.config import ModelConfig, TrainConfig
+from posttrain.errors import CheckpointError, ConfigError, NonFiniteError
+from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model, score_head
 from posttrain.train.checkpoint import load_state
 from posttrain.train.optimizer import CriticUpdates, Updater
 from posttrain.train.run import Run
@@ -93,9 +95,6 @@ def test_an_algorithm_without_one_has_none(folder):
 
 def test_a_critic_starts_where_its_path_says(folder):
     """From a reward model, whose head is the critic's first."""
-    from posttrain.config import ModelConfig
-    from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model, score_head
-
     model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=5)
     with torch.no_grad():
         score_head(model.model).weight.fill_(0.125)
@@ -165,7 +164,7 @@ def critic_and_policy() -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def test_each_is_clipped_by_its_own_norm():
-    config = posttrain.config.TrainConfig(steps=10, learning_rate=0.1, max_grad_norm=1.0)
+    config = TrainConfig(steps=10, learning_rate=0.1, max_grad_norm=1.0)
     policy, critic = critic_and_policy()
     updates = CriticUpdates(parameters=[critic], learning_rate=0.5, max_grad_norm=100.0, warmup_steps=0)
     seen = []
@@ -177,7 +176,7 @@ def test_each_is_clipped_by_its_own_norm():
 
 
 def test_a_gradient_of_the_critic_that_is_not_finite_changes_no_weight():
-    config = posttrain.config.TrainConfig(steps=10, learning_rate=0.1)
+    config = TrainConfig(steps=10, learning_rate=0.1)
     policy, critic = critic_and_policy()
     critic.grad = torch.tensor([[float("nan"), 1.0]])
     updates = CriticUpdates(parameters=[critic], learning_rate=0.5, max_grad_norm=1.0, warmup_steps=0)
@@ -192,7 +191,7 @@ def test_a_gradient_of_the_critic_that_is_not_finite_changes_no_weight():
 
 
 def test_in_the_warm_up_the_moments_of_the_policy_stay_empty():
-    config = posttrain.config.TrainConfig(steps=10, learning_rate=0.1)
+    config = TrainConfig(steps=10, learning_rate=0.1)
     policy, critic = critic_and_policy()
     updates = CriticUpdates(parameters=[critic], learning_rate=0.5, max_grad_norm=1.0, warmup_steps=1)
     updater = Updater([policy, critic], config, updates)
@@ -223,13 +222,14 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(folder, kind):
 def test_a_checkpoint_with_another_critic_is_refused(folder):
     checkpoint = train(folder, "critic-a", **{"train.steps": 1, "lora.rank": 2}).checkpoints.newest()
     other = train(folder, "critic-b", **{"train.steps": 1, "lora.rank": 2, "critic.kind": "shared"})
+    assert checkpoint is not None
     with pytest.raises(CheckpointError, match="holds other trained weights than this critic has"):
         other.restore(checkpoint)
 
 
 def test_numbers_that_are_not_finite_stop_the_run_before_any_weight(folder):
     """A critic's learning rate of 1e30 makes its values infinite in the second step."""
-    with pytest.raises(posttrain.errors.NonFiniteError, match="step 2: the loss is"):
+    with pytest.raises(NonFiniteError, match="step 2: the loss is"):
         train(folder, "infinite", **{"critic.learning_rate": 1e30, "train.minibatches": 1})
     error = json.loads((folder / "infinite" / "error.json").read_text())
     assert "value" in str(error)
