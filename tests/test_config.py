@@ -723,6 +723,19 @@ BROKEN = {
         ["data.auxiliary=texts.jsonl"],
         "data.auxiliary, but grpo as configured learns from its own rows alone; allowed: an algorithm that adds",
     ),
+    "_reward_model_is_used": (
+        ["rewards=[{model: reward_model}]"],
+        "rewards.0.model = reward_model, but there is no section reward_model to train it; allowed: the section, or "
+        "the folder of a reward model.",
+    ),
+    "_reward_model_can_be_trained": (
+        ["rewards=[{model: reward_model}]", "reward_model={data: {train: p}, train: {steps: 3, warmup_steps: 4}}"],
+        "reward_model: train.warmup_steps = 4, but the run has train.steps = 3",
+    ),
+    "_forgetting_needs_language": (
+        ["algorithm=reward_model", "rewards=[]", "evaluation.forgetting=text.txt"],
+        "evaluation.forgetting = 'text.txt', but reward_model trains a model that scores and predicts no text",
+    ),
 }
 
 

@@ -297,6 +297,8 @@ def _type_name(cls: type[Algorithm], name: str, schema: dict[str, Any]) -> str:
         return ", or ".join(_type_name(cls, name, option) for option in schema["anyOf"])
     if "enum" in schema:
         return "one of " + ", ".join(str(option) for option in schema["enum"] if _accepts(cls, {name: option}))
+    if "const" in schema:
+        return str(schema["const"])
     if schema["type"] == "record":
         return f"settings ({', '.join(schema['settings'])})"
     kind: str = {"null": "none", "boolean": "true or false"}.get(schema["type"]) or schema["type"]
@@ -346,12 +348,13 @@ def _values_to_try(schema: dict[str, Any]) -> list[Any]:
     values: list[Any] = []
     for option in options:
         by_type = {"boolean": (True, False), "number": NUMBERS_TO_TRY, "integer": NUMBERS_TO_TRY, "null": (None,)}
-        values += option.get("enum", by_type.get(option["type"], ()))
+        named = [option["const"]] if "const" in option else option.get("enum")
+        values += named if named is not None else by_type.get(option["type"], ())
     return [value for value in values if value != schema.get("default")]
 
 
 def _models(cls: type[Algorithm], needs: tuple[NeedFact, ...]) -> Iterator[str]:
-    yield "policy, trained"
+    yield "policy, trained" if all(need.name != "scores" for need in needs) else "model with a scalar head, trained"
     when = {need.name: need.when for need in needs}
     yield from (f"{model}: {when[need]}" for need, model in OTHER_MODELS.items() if need in when)
     if cls.data_kind == "prompts":

@@ -154,9 +154,12 @@ def test_each_logged_metric_has_a_formula_and_each_formula_is_logged(key: str):
         values_BT=torch.zeros_like(logprobs_BT) if "values" in algorithm.needs else None,
     )
     advantages_BT = algorithm.advantages(experience) if isinstance(algorithm, PolicyGradient) else None
-    batch = algorithm.prepare(Batch.from_experience(experience, advantages_BT))
+    batch = Batch.from_experience(experience, advantages_BT)
+    if algorithm.data_kind == "pairs":
+        batch = Batch.from_pairs(torch.ones(2, 3), logprobs_BT if "reference" in algorithm.needs else None)
+    batch = algorithm.prepare(batch)
     ones_BT = torch.ones_like(logprobs_BT)
-    outputs = Outputs(logprobs_BT=logprobs_BT, entropy_BT=ones_BT, values_BT=ones_BT)
+    outputs = Outputs(logprobs_BT=logprobs_BT, entropy_BT=ones_BT, values_BT=ones_BT, scores_B=ones_BT[:, 0])
     _, metrics = algorithm.loss(outputs, batch, count_totals(batch))
     assert explain(key).metrics.keys() == metrics.keys()
 

@@ -1,4 +1,4 @@
-"""A reward model trained first and used as the reward of the run around it: one configuration, one folder, one resume."""
+"""A reward model is trained first, and the run around it learns from its scores: one configuration, one resume."""
 
 from __future__ import annotations
 
@@ -190,6 +190,26 @@ def test_the_split_into_microbatches_does_not_change_a_reward_model(folder):
         run = posttrain.train({"model": settings["model"], "algorithm": "reward_model", **stage}, **overrides)
         norms.append([row["grad_norm"] for row in run.metrics])
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_margins_of_the_data_are_read_when_asked_for_and_told_when_not(folder):
+    settings = config(folder, "")
+    rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    for name, margins in (("all", [1.0] * 80), ("some", [1.0] * 70 + [None] * 10)):
+        pairs = [{**row, "margin": margin} for row, margin in zip(rows, margins, strict=True)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    stage = {"model": settings["model"], **settings["reward_model"], "train": {"steps": 1}}
+
+    def train(name: str, data: str, margin: object) -> Run:
+        overrides = {"data.train": str(folder / f"{data}.jsonl"), "output": str(folder / name)}
+        return posttrain.train({**stage, "algorithm": {"name": "reward_model", "margin": margin}}, **overrides)
+
+    assert train("margins-read", "all", "data").metrics[0]["loss"] > train("margins-told", "all", 0).metrics[0]["loss"]
+    assert "the column margin is not used; algorithm.margin = data would use it" in events(
+        folder / "margins-told", "warning"
+    )
+    with pytest.raises(DataError, match=r"of 60 pairs have no margin, which reward_model is set to read"):
+        train("margins-missing", "some", "data")
 
 
 # what is refused

@@ -18,6 +18,7 @@ Need = Literal[
     "reward_components",
     "signal",
     "auxiliary",
+    "margins",
     "scores",
     "mismatched",
 ]
@@ -36,6 +37,7 @@ NEEDS: dict[Need, str] = {
     "reward_components": "each reward function by itself, beside the weighted sum",
     "signal": "groups whose rewards differ: prompts without signal are replaced by others until the step is full",
     "auxiliary": "a next-token loss on other data, added to each update",
+    "margins": "by how much the chosen answer of each pair is better, from the data",
     "scores": "a score of each row: the model has a scalar head instead of its next-token head",
     "mismatched": "log(policy / reference) of another row's answer to each prompt, without gradient, right before each "
     "update: for a reference point that does not depend on the labels",

@@ -37,7 +37,7 @@ class RewardModel(Algorithm):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({"scores"})
+        return frozenset({"scores", "margins"} if self.margin == "data" else {"scores"})
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         scores_B = Outputs.of(outputs).scores_B

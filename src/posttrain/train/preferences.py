@@ -53,13 +53,11 @@ class PairFeed:
 
 
 def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:
-    """Chosen rows, then rejected ones; margins where the data has them (0 for a row without)."""
+    """Chosen rows, then rejected ones; with margins where every row of the data has one."""
     tokens, mask_BT = collate_examples([p.chosen for p in pairs] + [p.rejected for p in pairs], pad_id)
-    margins = [pair.margin for pair in pairs]
-    known = any(margin is not None for margin in margins)
-    return Batch.from_pairs(
-        mask_BT, margins_N=torch.tensor([margin or 0.0 for margin in margins]) if known else None, tokens=tokens
-    )
+    margins = [pair.margin for pair in pairs if pair.margin is not None]
+    known = len(margins) == len(pairs)
+    return Batch.from_pairs(mask_BT, margins_N=torch.tensor(margins) if known else None, tokens=tokens)
 
 
 class PairScores(NamedTuple):

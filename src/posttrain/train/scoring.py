@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from posttrain.algorithms import Algorithm
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.split import Split
+from posttrain.errors import DataError
 from posttrain.models.adapters import apply_lora
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores, save_reward_model, score_head
@@ -23,7 +25,7 @@ from posttrain.train.optimizer import Updater
 from posttrain.train.preferences import HeldOutPairs, PairFeed
 from posttrain.train.run import Run
 from posttrain.train.weigh import AsBatch, as_weighed
-from posttrain.types import Batch, Metrics, Outputs
+from posttrain.types import Batch, Metrics, Outputs, Pair
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
@@ -49,7 +51,8 @@ def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algo
         if part
     ]
     heldout = sets[1].pairs if len(sets) > 1 else ()
-    for note in (*loaded.notes, *(s.dropped_summary for s in sets if s.dropped)):
+    notes = [s.dropped_summary for s in sets if s.dropped] + margin_notes(sets[0].pairs, algorithm)
+    for note in (*loaded.notes, *notes):
         store.event("warning", note)
         view.event("warning", note)
     forward = ScoringForward(loaded)
@@ -77,6 +80,18 @@ def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algo
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
         write_model=WithScale(facts, measure),
     )
+
+
+def margin_notes(pairs: Sequence[Pair], algorithm: Algorithm) -> list[str]:
+    """A column of margins that nothing reads is worth a line; one that is missing, an error."""
+    known, asked = sum(pair.margin is not None for pair in pairs), "margins" in algorithm.needs
+    if asked and known < len(pairs):
+        raise DataError(
+            given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, which {algorithm.key} is set to read",
+            allowed="a number in the column margin of each row",
+            fix="Set algorithm.margin = 0, or complete the column.",
+        )
+    return ["the column margin is not used; algorithm.margin = data would use it"] if known and not asked else []
 
 
 def load_scoring_model(config: RunConfig) -> LoadedModel:
