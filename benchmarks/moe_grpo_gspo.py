@@ -4,8 +4,9 @@
     python benchmarks/moe_grpo_gspo.py --seeds 0       one of them
 
 Both start from the same model (tiny-moe:sort: 16 experts, of which a token goes to 4), see the same prompts and have
-the same budget. Each batch is used for several updates, so that the ratios leave 1; in bfloat16 the sampler and the trainer
-round differently as well. Whatever is not in SETTINGS is the algorithm's default. Each run is a process of its own.
+the same budget. Each batch is used for several updates, so that the ratios leave 1. In the second half of the runs the
+sampler decodes with a bfloat16 copy that gets the weights after every second step: it rounds, and routes, differently.
+Whatever is not in SETTINGS and SAMPLERS is the algorithm's default. Each run is a process of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from statistics import fmean
 from typing import Any
 
 RESULT = Path(__file__).parent / "results" / "moe_grpo_gspo.json"
-ALGORITHMS, PRECISIONS, SEEDS = ("grpo", "gspo"), ("float32", "bfloat16"), (0, 1, 2)
+ALGORITHMS, SEEDS = ("grpo", "gspo"), (0, 1, 2)
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "the policy itself": {},
+    "bfloat16 copy": {"model.precision": "bfloat16", "train.publish_every": 2},
+}
 STEPS, EVERY = 80, 20
 SETTINGS: dict[str, Any] = {
     "model": {"path": "tiny-moe:sort", "device": "cpu"},
@@ -51,24 +56,25 @@ MEANS = {
     "clip_fraction": "clip_ratio/region_mean",
     "routing_difference": "mismatch/routing_difference",
     "sampler_difference": "sampling/sampling_logp_difference/mean",
+    "staleness": "staleness/mean",
 }
 """Column -> the metric whose mean over the steps it is."""
 
 
-def one_run(algorithm: str, precision: str, seed: int) -> dict[str, Any]:
+def one_run(algorithm: str, sampler: str, seed: int) -> dict[str, Any]:
     """Train here, in this process, and say what came of it."""
     import posttrain
 
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        overrides = {"algorithm": algorithm, "seed": seed, "output": folder, "model.precision": precision}
+        overrides = {"algorithm": algorithm, "seed": seed, "output": folder} | SAMPLERS[sampler]
         run = posttrain.train(SETTINGS, **overrides)
         seconds = time.perf_counter() - started
         metrics, curve = run.metrics, list(heldout(run.folder))
         used = "policy/sequence_ratio_std" if "policy/sequence_ratio_std" in metrics[0] else "policy/ratio_std"
         return {
             "algorithm": algorithm,
-            "precision": precision,
+            "sampler": sampler,
             "seed": seed,
             "seconds": round(seconds, 1),
             "ratio_std": mean_of(metrics, used),
@@ -101,24 +107,24 @@ def in_processes(seeds: Sequence[int]) -> list[dict[str, Any]]:
         return json.loads(finished.stdout.splitlines()[-1])
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return list(pool.map(start, product(ALGORITHMS, PRECISIONS, seeds)))
+        return list(pool.map(start, product(ALGORITHMS, SAMPLERS, seeds)))
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
-    """One line per algorithm and precision: means over the seeds, and the curve of each seed below."""
+    """One line per algorithm and sampler: means over the seeds, and the curve of each seed below."""
     columns = ["ratio_std", *MEANS, "seconds"]
-    lines = ["| algorithm | precision | " + " | ".join(columns) + " | held-out, before and after |"]
+    lines = ["| algorithm | sampler | " + " | ".join(columns) + " | held-out, before and after |"]
     lines.append("|---" * (len(columns) + 3) + "|")
-    for algorithm, precision in product(ALGORITHMS, PRECISIONS):
-        chosen = [run for run in runs if (run["algorithm"], run["precision"]) == (algorithm, precision)]
+    for algorithm, sampler in product(ALGORITHMS, SAMPLERS):
+        chosen = [run for run in runs if (run["algorithm"], run["sampler"]) == (algorithm, sampler)]
         if chosen:
             numbers = [f"{fmean(run[column] for run in chosen):.3g}" for column in columns]
             ends = [fmean(run["curve"][end][1] for run in chosen) for end in (0, -1)]
             score = f"{ends[0]:.2f} → {ends[1]:.2f}"
-            lines.append(f"| {algorithm} | {precision} | " + " | ".join(numbers) + f" | {score} |")
+            lines.append(f"| {algorithm} | {sampler} | " + " | ".join(numbers) + f" | {score} |")
     for run in runs:
         curve = " ".join(f"{score:.2f}" for _, score in run["curve"])
-        lines.append(f"\n{run['algorithm']}, {run['precision']}, seed {run['seed']}: {curve}")
+        lines.append(f"\n{run['algorithm']}, {run['sampler']}, seed {run['seed']}: {curve}")
     return "\n".join(lines)
 
 
@@ -127,11 +133,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--one", nargs=3, metavar=("ALGORITHM", "PRECISION", "SEED"), help="one run, in this process")
+    parser.add_argument("--one", nargs=3, metavar=("ALGORITHM", "SAMPLER", "SEED"), help="one run, in this process")
     arguments = parser.parse_args()
     if arguments.one:
-        algorithm, precision, seed = arguments.one
-        print(json.dumps(one_run(algorithm, precision, int(seed))))
+        algorithm, sampler, seed = arguments.one
+        print(json.dumps(one_run(algorithm, sampler, int(seed))))
         return
     from posttrain.config import ModelConfig
     from posttrain.tasks.tiny import resolve_model_path
