@@ -148,11 +148,14 @@ class Spread(_Moments):
 class EffectiveShare(_Moments):
     """The effective sample size of weights as a share of their number, (sum w)^2 / (n sum w^2), over the whole step.
 
-    `EffectiveShare(count, sum, sum of squares)`; NaN where all weights are 0. Never a mean over micro-batches.
+    `EffectiveShare(count, sum, sum of squares)`; 0 where all weights are 0, NaN over nothing. Never a mean over
+    micro-batches.
     """
 
     def __float__(self) -> float:
-        return self.total**2 / (self.count * self.squares) if self.squares else float("nan")
+        if not self.count:
+            return float("nan")
+        return self.total**2 / (self.count * self.squares) if self.squares else 0.0
 
     def item(self) -> float:
         return float(self)

@@ -37,6 +37,8 @@ def train_step(run: Run, experience: Experience | Batch, step: int) -> tuple[Bat
         if count_totals(minibatch).tokens == 0:
             continue  # nothing was scored: there is no step to take
         minibatch = run.algorithm.prepare(run.refresh(minibatch, moved=updates > 0))
+        if count_totals(minibatch).tokens == 0:
+            continue  # all of it was rejected as too far from its sampler
         metrics.add(update(run, minibatch, step, number=updates))
         updates += 1
     return batch, metrics
