@@ -383,6 +383,7 @@ CASES = [
     Case("ppo.score_clip", 0.5, "weights"),
     Case("ppo.missing_eos_penalty", 0.5, "weights"),
     Case("ppo.entropy_coef", 0.1, "weights"),
+    Case("ppo.correction", "tis", "metric names"),
     Case("distillation.coef", 0.5, "metrics/grad_norm", given=BY_ANOTHER),
     Case("distillation.floor", -0.01, "weights", given=BY_ANOTHER),
     Case("distillation.clip_low", 0.1, "weights", given=CLIPPED | BY_ANOTHER),

@@ -96,6 +96,9 @@ def test_three_kills_and_resumes_change_no_bit(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "algorithm"), [("ten", "grpo"), ("ten-reinforce", "reinforce"), ("lora-ten", "grpo")])
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("ten", "grpo"), ("ten-reinforce", "reinforce"), ("lora-ten", "grpo"), ("lora-ten-ppo", "ppo")],
+)
 def test_ten_kills_and_resumes_change_no_bit(folder, name, algorithm):
     kill_and_compare(folder, name, algorithm, kills=10, seed=2)
