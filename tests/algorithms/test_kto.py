@@ -78,6 +78,13 @@ def test_far_from_the_reference_everything_stays_finite(log_ratio):
     assert step.gradient_BT[LABELS.batch.completion_mask_BT].isfinite().all()
 
 
+def test_rows_are_counted_by_class_and_empty_ones_not_at_all():
+    batch = replace(LABELS, labels=(1, 1, 1, 0)).batch
+    batch.completion_mask_BT[0] = False
+    totals = count_totals(batch)
+    assert (totals.sequences, totals.desirable, totals.undesirable) == (3, 2, 1)
+
+
 def test_a_step_of_one_row_is_refused():
     alone = LabelFixture(labels=(1,), log_ratios=(0.8,), mismatched=(0.2,))
     with pytest.raises(ConfigError, match=r"(?s)step of one row.*at least 2 rows"):

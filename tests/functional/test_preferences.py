@@ -65,6 +65,9 @@ def test_float32_keeps_what_the_plain_formula_loses():
     a = numbers(-1e-10, -1e-8, dtype=torch.float32)
     assert torch.log(1 - torch.exp(a)).tolist() == [-math.inf, -math.inf]
     assert log1mexp(a).tolist() == pytest.approx([-23.0258503, -18.420681], rel=1e-6)
+    a.requires_grad_()
+    (gradient,) = torch.autograd.grad(log1mexp(a).sum(), a)  # the branch that is not taken is -inf here
+    assert gradient.tolist() == pytest.approx([-1e10, -1e8], rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
