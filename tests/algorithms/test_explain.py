@@ -122,8 +122,9 @@ def test_needs_and_the_settings_that_add_them_are_found_by_trying(key: str, need
 def test_models_in_memory_follow_from_the_needs():
     assert any(model.startswith("reference") and "with kl_coef" in model for model in explain("grpo").models)
     assert explain("sft").models == ("policy, trained",)
-    policy, critic, reference, reward = explain("ppo").models
-    assert critic.startswith("critic, trained") and critic.endswith(": always")
+    _, critic, reference, _ = explain("ppo").models
+    assert critic.startswith("critic, trained")
+    assert critic.endswith(": always")
     assert reference.endswith(": by default; decided by kl_coef")
 
 
