@@ -38,7 +38,7 @@ def with_mistakes(answer: str, dice: random.Random) -> str:
     """The answer after one to three slips of the pen; never the answer itself.
 
     >>> with_mistakes("abcd", random.Random(0))
-    'abdd'
+    'abcc'
     """
     wrong = answer
     while wrong == answer or not wrong:
