@@ -14,6 +14,7 @@ import torch
 from tests.tiny import CHARACTERS, tiny_model, write_prompts
 from torch import Tensor
 
+import posttrain
 from posttrain.algorithms import ALGORITHMS, GRPO
 from posttrain.algorithms.base import Need
 from posttrain.algorithms.settings import settings
@@ -377,6 +378,26 @@ def test_a_teacher_is_not_trained(build, folder):
     assert torch.equal(first.teacher_logprobs_BT, second.teacher_logprobs_BT)
     mask_BT = experience.completion_mask_BT
     assert (first.teacher_logprobs_BT - experience.sampling_logprobs_BT)[mask_BT].abs().max() > 0.01
+
+
+def test_distillation_brings_the_student_to_its_teacher(folder, tmp_path):
+    """The teacher is the student after ten steps of imitation."""
+    prompts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    rows = [{"prompt": prompt, "completion": "aabb"} for prompt in prompts]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "data": {"train": str(tmp_path / "rows.jsonl"), "eval_fraction": 0, "prompt": "prompt"},
+        "train": {"steps": 12, "prompts_per_step": 8, "learning_rate": 0.01},
+        "sampling": {"max_completion_length": 6},
+        "guards": {"max_truncated": 1.0},
+        "report": False,
+    }
+    teacher = posttrain.train(settings, algorithm="sft", output=str(tmp_path / "teacher")).model_path
+    run = posttrain.train(settings, algorithm="distillation", teacher=str(teacher), output=str(tmp_path / "student"))
+    gaps = [row["teacher/reverse_kl"] for row in run.metrics]
+    assert gaps[0] > 1
+    assert gaps[-1] < 0.5 * gaps[0]
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(build, folder):

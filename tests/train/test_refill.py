@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
+from tests.tiny import tiny_model, write_prompts
 
+import posttrain
 from posttrain.config import RunConfig
 from posttrain.errors import GuardStop, RewardError
 from posttrain.rewards import Scores
 from posttrain.train.metrics import MetricLog
 from posttrain.train.refill import OneRound, Refill, informative, kinds_of, refill_metrics
 from posttrain.train.rollouts import Collected, Judged
+from posttrain.train.run import Run
 from posttrain.types import Completion, Prompt
 
 NAN = float("nan")
@@ -158,3 +163,56 @@ def test_truncated_answers_are_named_where_there_is_no_signal():
 
     with pytest.raises(GuardStop, match="100% of the answers were truncated"):
         Refill(config(), 40)(1, draw)
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("refill")
+    tiny_model(folder / "model")
+    write_prompts(folder / "prompts.jsonl", count=20)
+    (folder / "rewards.py").write_text("def has_a(prompt, completion, **row):\n    return float('a' in completion)\n")
+    return folder
+
+
+def train(folder: Path, name: str, **overrides: Any) -> Run:
+    settings = {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "algorithm": {"name": "dapo", "dynamic_sampling": True},
+        "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0},
+        "rewards": [{"function": f"{folder / 'rewards.py'}:has_a"}],
+        "sampling": {"group_size": 4, "max_completion_length": 6},
+        "train": {"steps": 4, "prompts_per_step": 4, "learning_rate": 0.01},
+        "guards": {"max_truncated": 1.0},
+        "output": str(folder / name),
+        "report": False,
+    }
+    return posttrain.train(settings, **overrides)
+
+
+def records(run: Run) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in run.metrics]
+
+
+def test_a_resumed_run_draws_the_groups_that_the_other_would_have_drawn(folder):
+    whole = train(folder, "whole")
+    part = train(folder, "part", **{"train.steps": 2})
+    assert records(posttrain.resume(part.folder, steps=4)) == records(whole)
+    assert max(row["data/sampling_rounds"] for row in whole.metrics) > 1
+
+
+def test_every_group_that_is_trained_has_a_signal(folder):
+    run = train(folder, "signal")
+    for file in sorted((run.folder / "rollouts").glob("*.parquet")):
+        rows = parquet.read_table(file).to_pylist()
+        trained = [row for row in rows if not row["discarded"]]
+        assert len(trained) == 16
+        assert all(len({row["reward"] for row in trained[start : start + 4]}) == 2 for start in range(0, 16, 4))
+
+
+def test_tokens_that_were_sampled_and_discarded_are_counted(folder):
+    run = train(folder, "tokens", **{"train.steps": 1})
+    rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
+    assert run.metrics[0]["num_tokens"] == sum(len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows)
