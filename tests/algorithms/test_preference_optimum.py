@@ -41,8 +41,8 @@ def wins(i: int, j: int) -> int:
 
 
 def comparisons(drawn: tuple[int, ...] = (1, 1, 1, 1), wrong_in_10: int = 0) -> Tensor:
-    """`[2, N]` answers, chosen and rejected, of every comparison: answers are drawn with these relative frequencies, and
-    that many of ten labels are the wrong way round."""
+    """`[2, N]` answers, chosen and rejected, of every comparison: answers are drawn with these relative frequencies,
+    and that many of ten labels are the wrong way round."""
     found = []
     for i, j in product(K, K):
         if i != j:

@@ -5,8 +5,8 @@
     h_k        = beta * (u_(k) - v_(k))                           both sorted over all pairs of the step
     L          = -log sigmoid(h)
 
-Mean over the pairs of the step. Not each pair is to win but the distribution of u over that of v, quantile by quantile.
-With label_smoothing e: (1 - e) L(h) + e L(-h).
+Mean over the pairs of the step. Not each pair is to win but the distribution of u over that of v, quantile by
+quantile. With label_smoothing e: (1 - e) L(h) + e L(-h).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     s(y) = beta * sum_t (logprobs - ref_logprobs)
     L    = 1 - sigmoid(s(chosen)) + sigmoid(s(rejected))
 
-Mean over the pairs of the step. Each answer is moved by itself: the chosen one up, the rejected one down, each the less
-the further it has come.
+Mean over the pairs of the step. Each answer is moved by itself: the chosen one up, the rejected one down, each the
+less the further it has come.
 """
 
 from __future__ import annotations

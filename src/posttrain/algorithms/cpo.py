@@ -4,8 +4,8 @@
     h    = beta * (S(chosen) - S(rejected))
     L    = -log sigmoid(h) + alpha * NLL(chosen)
 
-Mean over the pairs of the step; the NLL is averaged as nll_normalization says. DPO with a uniform reference, so that no
-reference model is needed; the likelihood term holds the policy to the data instead.
+Mean over the pairs of the step; the NLL is averaged as nll_normalization says. DPO with a uniform reference, so
+that no reference model is needed; the likelihood term holds the policy to the data instead.
 """
 
 from __future__ import annotations

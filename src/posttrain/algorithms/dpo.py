@@ -4,9 +4,9 @@
     h    = beta * (r(chosen) - r(rejected))
     L    = -log sigmoid(h)
 
-Mean over the pairs of the step. With label_smoothing e: (1 - e) L(h) + e L(-h), which is cDPO. With another divergence
-than the reverse KL, r becomes f'(exp(r)): 1 - exp(-r) for the forward KL, log(2 sigmoid(r)) for Jensen-Shannon,
-(exp((alpha - 1) r) - 1) / (alpha - 1) for alpha (arXiv:2309.16240).
+Mean over the pairs of the step. With label_smoothing e: (1 - e) L(h) + e L(-h), which is cDPO. With another
+divergence than the reverse KL, r becomes f'(exp(r)): 1 - exp(-r) for the forward KL, log(2 sigmoid(r)) for
+Jensen-Shannon, (exp((alpha - 1) r) - 1) / (alpha - 1) for alpha (arXiv:2309.16240).
 """
 
 from __future__ import annotations

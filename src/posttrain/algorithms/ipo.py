@@ -4,8 +4,8 @@
     h    = r(chosen) - r(rejected)
     L    = (h - 1 / (2 tau))^2
 
-Mean over the pairs of the step. A square in place of DPO's logistic: the margin has a finite target, which preferences
-that are always the same cannot drive to infinity.
+Mean over the pairs of the step. A square in place of DPO's logistic: the margin has a finite target, which
+preferences that are always the same cannot drive to infinity.
 """
 
 from __future__ import annotations

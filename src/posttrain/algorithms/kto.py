@@ -5,8 +5,8 @@
     v(y) = sigmoid(beta * (r(y) - z0)) if desirable, sigmoid(beta * (z0 - r(y))) if not
     L    = weight(label) * (1 - v(y))
 
-Mean over the answers of the step. z0 estimates KL(policy || reference) over the whole step and carries no gradient: an
-answer is worth what it gains over it, and gains and losses both saturate.
+Mean over the answers of the step. z0 estimates KL(policy || reference) over the whole step and carries no gradient:
+an answer is worth what it gains over it, and gains and losses both saturate.
 """
 
 from __future__ import annotations

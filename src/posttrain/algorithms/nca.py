@@ -3,8 +3,8 @@
     s(y) = beta * sum_t (logprobs - ref_logprobs)
     L    = -log sigmoid(s(chosen)) - 1/2 log sigmoid(-s(chosen)) - 1/2 log sigmoid(-s(rejected))
 
-Mean over the pairs of the step. The reward itself is learned and not only the margin: with two answers that are equally
-good, s is held at 0, so that the chosen answer's probability does not fall.
+Mean over the pairs of the step. The reward itself is learned and not only the margin: with two answers that are
+equally good, s is held at 0, so that the chosen answer's probability does not fall.
 """
 
 from __future__ import annotations

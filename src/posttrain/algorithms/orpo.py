@@ -4,8 +4,8 @@
     odds(y) = p / (1 - p),  p = exp(a(y))                         p: the geometric mean of its token probabilities
     L       = NLL(chosen) - beta * log sigmoid(log odds(chosen) - log odds(rejected))
 
-Mean over the pairs of the step; the NLL is averaged as nll_normalization says. Supervised fine-tuning and preference in
-one stage, without a reference. log(1 - p) is computed without cancellation, a is held at -1e-7.
+Mean over the pairs of the step; the NLL is averaged as nll_normalization says. Supervised fine-tuning and
+preference in one stage, without a reference. log(1 - p) is computed without cancellation, a is held at -1e-7.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     h = beta * (r(chosen) - r(rejected)),  r(y) = sum_t (logprobs - ref_logprobs)
     L = -log sigmoid(h) + alpha * NLL(chosen)
 
-Mean over the pairs of the step; the NLL is averaged as nll_normalization says. It keeps the chosen answer likely, which
-DPO alone may lower as long as the rejected one falls faster.
+Mean over the pairs of the step; the NLL is averaged as nll_normalization says. It keeps the chosen answer likely,
+which DPO alone may lower as long as the rejected one falls faster.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     r(y) = sum_t (logprobs - ref_logprobs)
     L    = (r(chosen) - 1 / (2 beta))^2 + (r(rejected) + 1 / (2 beta))^2
 
-Mean over the pairs of the step. A square on each answer: the chosen one wins with probability 1, the rejected one with
-0, and the log-ratio should be (that - 1/2) / beta.
+Mean over the pairs of the step. A square on each answer: the chosen one wins with probability 1, the rejected one
+with 0, and the log-ratio should be (that - 1/2) / beta.
 """
 
 from __future__ import annotations
