@@ -114,9 +114,10 @@ def train(folder, tmp_path) -> Callable[..., list[dict[str, float]]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A model, and words with their letters in order."""
+    """A model, a teacher that has decided on an answer, and words with their letters in order."""
     folder = tmp_path_factory.mktemp("golden")
     tiny_model(folder / "model")
+    tiny_model(folder / "teacher", seed=1, initializer_range=0.3)
     dice = random.Random(0)
     words = ["".join(dice.choices(string.ascii_lowercase, k=dice.randint(2, 5))) for _ in range(24)]
     rows = [{"prompt": word, "answer": "-", **answers_to(word)} for word in words]
@@ -135,6 +136,7 @@ def recipe(folder: Path, algorithm: str) -> dict[str, Any]:
     samples = ALGORITHMS[algorithm].data_kind == "prompts"
     return {
         "model": {"path": str(folder / "model"), "device": "cpu"},
+        "teacher": str(folder / "teacher") if "teacher" in ALGORITHMS[algorithm]().needs else None,
         "algorithm": algorithm,
         "data": {"train": str(folder / "words.jsonl"), "eval_fraction": 0},
         "rewards": [{"name": "exact_match"}] if samples else [],  # replaced by one that varies
