@@ -1,4 +1,4 @@
-"""Each setting of `policy_gradient` with the choices that read it, and another value: to find settings that are dead."""
+"""Each setting of `policy_gradient` with the choices that read it, and another value: to find dead settings."""
 
 from typing import Any
 

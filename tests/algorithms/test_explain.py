@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
 
-from posttrain.algorithms import ALGORITHMS, Algorithm, PolicyGradient
+from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
 from posttrain.errors import ConfigError
 from posttrain.explain import Explanation, explain, find, write_docs
 from posttrain.types import Batch, Experience, Outputs, count_totals
@@ -135,37 +136,49 @@ def test_the_bias_of_grpo_is_stated():
 # What is logged
 
 
-def everything_on(cls: type[Algorithm]) -> Algorithm:
-    """The algorithm with each of its optional terms switched on."""
+def everything_on(cls: type[Algorithm]) -> list[Algorithm]:
+    """The algorithm with each of its optional terms switched on; of the open composition each choice once."""
+    if cls is ComposedPolicyGradient:
+        given = [beside | {setting: value} for setting, (beside, value) in COMPOSITIONS.items()]
+        given.append({"ratio": "sequence_product", "trust_region": "truncated_negatives"})
+        return [cls(**g | {"entropy_coef": 0.1, "correction": "tis"}) for g in given]
     values = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "kl_coef": 0.1, "entropy_coef": 0.1}
     names = {s.name for s in explain(cls.key).settings}
     lengths = {"max_completion_length": 8} if "max_completion_length" in names else {}
     weights = {"correction": "tis"} if issubclass(cls, PolicyGradient) else {}
     bounds = {"max_ratio": None} if {"max_ratio", "clip_high"} <= names else {}  # one kind of bound or the other
-    return cls(**{name: value for name, value in values.items() if name in names}, **lengths, **weights, **bounds)
+    return [cls(**{name: value for name, value in values.items() if name in names}, **lengths, **weights, **bounds)]
+
+
+def logged(algorithm: Algorithm) -> set[str]:
+    """Whatever it may need is there."""
+    logprobs_BT = -torch.ones(4, 3, dtype=torch.float64)
+    ones_BT = torch.ones_like(logprobs_BT)
+    outputs = Outputs(logprobs_BT=logprobs_BT, entropy_BT=ones_BT, values_BT=ones_BT, scores_B=ones_BT[:, 0])
+    if isinstance(algorithm, PolicyGradient):
+        experience = Experience.from_rewards(
+            torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64),
+            rewards_KPG=torch.tensor([[[1.0, 0.0, 0.0, 1.0]]], dtype=torch.float64),
+            greedy_rewards_P=torch.tensor([0.5], dtype=torch.float64),
+            completion_mask_BT=torch.ones(4, 3),
+            old_logprobs_BT=logprobs_BT,
+            ref_logprobs_BT=logprobs_BT,
+            sampling_logprobs_BT=logprobs_BT,
+            teacher_logprobs_BT=logprobs_BT,
+            values_BT=torch.zeros_like(logprobs_BT) if "values" in algorithm.needs else None,
+        )
+        batch = algorithm.to_batch(experience, algorithm.initial_state())
+    elif algorithm.data_kind == "pairs":
+        batch = Batch.from_pairs(torch.ones(4, 3), logprobs_BT if "reference" in algorithm.needs else None)
+    else:
+        batch = Batch(completion_mask_BT=torch.ones(4, 3, dtype=torch.bool), groups_B=torch.arange(4))
+    batch = algorithm.prepare(batch)
+    return set(algorithm.loss(outputs, batch, count_totals(batch))[1])
 
 
 @every_key
 def test_each_logged_metric_has_a_formula_and_each_formula_is_logged(key: str):
-    algorithm = everything_on(ALGORITHMS[key])
-    logprobs_BT = -torch.ones(2, 3, dtype=torch.float64)
-    experience = Experience.from_rewards(
-        torch.tensor([[1.0, 0.0]], dtype=torch.float64),
-        completion_mask_BT=torch.ones(2, 3),
-        old_logprobs_BT=logprobs_BT,
-        ref_logprobs_BT=logprobs_BT if isinstance(algorithm, PolicyGradient) else None,
-        sampling_logprobs_BT=logprobs_BT if isinstance(algorithm, PolicyGradient) else None,
-        values_BT=torch.zeros_like(logprobs_BT) if "values" in algorithm.needs else None,
-    )
-    advantages_BT = algorithm.advantages(experience) if isinstance(algorithm, PolicyGradient) else None
-    batch = Batch.from_experience(experience, advantages_BT)
-    if algorithm.data_kind == "pairs":
-        batch = Batch.from_pairs(torch.ones(2, 3), logprobs_BT if "reference" in algorithm.needs else None)
-    batch = algorithm.prepare(batch)
-    ones_BT = torch.ones_like(logprobs_BT)
-    outputs = Outputs(logprobs_BT=logprobs_BT, entropy_BT=ones_BT, values_BT=ones_BT, scores_B=ones_BT[:, 0])
-    _, metrics = algorithm.loss(outputs, batch, count_totals(batch))
-    assert explain(key).metrics.keys() == metrics.keys()
+    assert explain(key).metrics.keys() == set().union(*map(logged, everything_on(ALGORITHMS[key])))
 
 
 # How it is shown

@@ -3,9 +3,9 @@
     A_t = coef * log(teacher / old policy)                        of the sampled token alone: no return, no discount
     L   = -A_t * logprobs
 
-Mean over all tokens of the step. Its expected gradient is that of the reverse KL(student || teacher) at each position,
-over the prefixes that the student writes. With clip_low and clip_high the token ratio is clipped as in PPO; needed only
-for several updates per batch. Rewards are not needed; they are shown when there are some.
+Mean over all tokens of the step. Its expected gradient is that of the reverse KL(student || teacher) at each
+position, over the prefixes that the student writes. With clip_low and clip_high the token ratio is clipped as in
+PPO; needed only for several updates per batch. Rewards are not needed; they are shown when there are some.
 """
 
 from __future__ import annotations

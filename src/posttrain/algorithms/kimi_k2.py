@@ -4,8 +4,8 @@
     l_i  = sum_t (logprobs - old_logprobs)                        log-ratio of the whole completion
     L    = (R~_i - mean(R~) - tau * l_i)^2
 
-Mean over completions. At its minimum the policy is proportional to old * exp(R / tau). Its gradient is -2 tau times the
-ascent direction of Kimi k1.5. ptx_coef adds a next-token loss on other data to each update.
+Mean over completions. At its minimum the policy is proportional to old * exp(R / tau). Its gradient is -2 tau times
+the ascent direction of Kimi k1.5. ptx_coef adds a next-token loss on other data to each update.
 """
 
 from __future__ import annotations

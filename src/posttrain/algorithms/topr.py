@@ -5,8 +5,8 @@
     w_i = 1 where A_i >= 0,  min(q_i, 1) where A_i < 0            a weight: no gradient flows through it
     L   = -w_i A_i * sum_t logprobs
 
-Sum over the tokens of a completion, mean over completions. Good answers are imitated however old they are; bad ones are
-pushed away only while the policy still gives them.
+Sum over the tokens of a completion, mean over completions. Good answers are imitated however old they are; bad ones
+are pushed away only while the policy still gives them.
 """
 
 from __future__ import annotations
