@@ -323,6 +323,22 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             says="train.max_staleness = 1.*not available.*Set train.max_staleness = 0",
         ),
         BadInput(
+            name="Distillation without a teacher",
+            command="train run.yaml algorithm=distillation",
+            says="no teacher, but distillation as configured learns from one.*Set teacher = PATH",
+        ),
+        BadInput(
+            name="A teacher that nobody asks",
+            command="train run.yaml teacher=model",
+            says="teacher = model, but grpo as configured never asks it.*set algorithm = distillation",
+        ),
+        BadInput(
+            name="A teacher with another tokenizer",
+            command="train run.yaml algorithm=distillation teacher=other",
+            change=lambda folder: tiny_model(folder / "other", characters="zyxwvutsrqponmlkjihgfedcba"),
+            says="teacher = other, whose tokenizer is another than the policy's.*a teacher with the same vocabulary",
+        ),
+        BadInput(
             name="The k1 estimator in the loss",
             command="train run.yaml algorithm.kl_coef=0.1 algorithm.kl_estimator=k1",
             says="kl_estimator.*k1.*k3",
@@ -672,6 +688,13 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         ),
     ),
     "Runs that cannot end well": (
+        BadInput(
+            name="Dynamic sampling finds no group with signal",
+            command="train run.yaml algorithm=dapo algorithm.dynamic_sampling=true train.max_sampling_rounds=3",
+            files={"rewards.py": reward("return [0.0 for _ in completions]")},
+            says="step 1: 0 of 6 groups in 3 rounds of sampling had a signal.*100% all wrong.*take easier prompts",
+            exit_code=4,
+        ),
         BadInput(
             name="No group has signal",
             command="train run.yaml train.steps=9 guards.no_signal_steps=2",

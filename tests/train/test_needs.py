@@ -383,21 +383,23 @@ def test_a_teacher_is_not_trained(build, folder):
 def test_distillation_brings_the_student_to_its_teacher(folder, tmp_path):
     """The teacher is the student after ten steps of imitation."""
     prompts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
-    rows = [{"prompt": prompt, "completion": "aabb"} for prompt in prompts]
+    rows = [{"prompt": prompt, "completion": "aabb", "answer": "aabb"} for prompt in prompts]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {
         "model": {"path": str(folder / "model"), "device": "cpu"},
-        "data": {"train": str(tmp_path / "rows.jsonl"), "eval_fraction": 0, "prompt": "prompt"},
+        "data": {"train": str(tmp_path / "rows.jsonl"), "eval_fraction": 0.2, "prompt": "prompt"},
         "train": {"steps": 12, "prompts_per_step": 8, "learning_rate": 0.01},
         "sampling": {"max_completion_length": 6},
         "guards": {"max_truncated": 1.0},
         "report": False,
     }
     teacher = posttrain.train(settings, algorithm="sft", output=str(tmp_path / "teacher")).model_path
-    run = posttrain.train(settings, algorithm="distillation", teacher=str(teacher), output=str(tmp_path / "student"))
+    distil = {"algorithm": "distillation", "teacher": str(teacher), "check": [{"name": "exact_match"}]}
+    run = posttrain.train(settings, **distil, output=str(tmp_path / "student"))
     gaps = [row["teacher/reverse_kl"] for row in run.metrics]
     assert gaps[0] > 1
     assert gaps[-1] < 0.5 * gaps[0]
+    assert run.evaluation["trained"]["greedy"] == posttrain.evaluate(run.folder).to_json()["greedy"]
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(build, folder):
