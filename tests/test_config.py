@@ -816,10 +816,14 @@ def test_every_algorithm_can_be_named_with_nothing_else(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_consists_of_settings(name):
-    config = load_config(
-        {k: v for k, v in MINIMAL.items() if k != "train"} | {"preset": name, "train": {"steps": 1}}
-    ).config
+    config = load_config(beside(name) | {"train": {"steps": 1}}).config
     check(config)
+
+
+def beside(preset: str) -> dict:
+    """A configuration that leaves open what the preset gives: the training, and its algorithm where it has one."""
+    covered = {"train", *PRESETS[preset]}
+    return {k: v for k, v in MINIMAL.items() if k not in covered} | {"preset": preset}
 
 
 def test_the_meaning_of_a_preset_is_pinned():
@@ -834,7 +838,36 @@ def test_the_meaning_of_a_preset_is_pinned():
         "evaluation.samples": 2,
         "checkpoint.every": 1,
     }
-    assert set(PRESETS) == {"smoke"}
+    parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "openrlhf-group-norm", "openrlhf-reinforce"}
+    assert set(PRESETS) == {"smoke", *parity, "areal-decoupled"}  # their numbers: tests/algorithms/test_presets.py
+
+
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if "algorithm" in preset])
+def test_a_preset_with_an_algorithm_does_not_mix_with_another_one(name):
+    mixed = beside(name) | {"algorithm": "grpo", "train": {"steps": 1}}
+    assert refusal(mixed).startswith(
+        f"preset {name} stands for algorithm policy_gradient with settings of its own, but the configuration names"
+    )
+    assert "Leave one of the two out" in refusal(mixed)
+    resolved = load_config(beside(name) | {"train": {"steps": 1}}, ["algorithm.kl_coef=0.07"])
+    assert resolved.config.algorithm.settings["kl_coef"] == 0.07
+    assert resolved.origins["algorithm.kl_coef"] == "command line"
+    assert resolved.origins["algorithm.clip_low"] == f"preset:{name}"
+
+
+def test_a_correction_is_saved_and_changed_in_part(tmp_path):
+    given = MINIMAL | {"algorithm": {"name": "grpo", "correction": "seq_tis"}}
+    named = load_config(given)
+    assert named.config.algorithm.settings["correction"] == "seq_tis"
+    changed = load_config(given, ["algorithm.correction.high=3"])
+    correction = changed.config.algorithm.settings["correction"]
+    assert (correction["level"], correction["action"], correction["high"]) == ("sequence", "truncate", 3.0)
+    assert changed.origins["algorithm.correction.high"] == "command line"
+    assert changed.origins["algorithm.correction.level"] == "caller"
+    for number, resolved in enumerate((named, changed)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(to_yaml(resolved))
+        assert load_config(path).config == resolved.config
 
 
 def _leaves(resolved):
@@ -857,8 +890,8 @@ def test_a_preset_on_the_command_line_never_silently_does_nothing():
 
 
 def test_an_unknown_preset_is_refused():
-    assert refusal(MINIMAL, "preset=smoek") == "preset = smoek; allowed: smoke.\n  Did you mean smoke?"
-    assert refusal(MINIMAL, "preset=[smoke]").startswith("preset = [smoke]; allowed: smoke.")
+    assert refusal(MINIMAL, "preset=smoek") == f"preset = smoek; allowed: {', '.join(PRESETS)}.\n  Did you mean smoke?"
+    assert refusal(MINIMAL, "preset=[smoke]").startswith("preset = [smoke]; allowed: smoke, trl-grpo")
 
 
 def test_no_preset_can_be_asked_for():
@@ -1005,6 +1038,6 @@ def test_the_json_schema_has_each_algorithm_with_its_settings():
     by_name = {o["properties"]["name"]["const"]: o for o in objects}
     assert by_name["grpo"]["properties"]["clip_high"]["default"] == 0.2
     assert by_name["grpo"]["required"] == ["name"]
-    assert schema["properties"]["preset"] == {"enum": ["smoke"]}
+    assert schema["properties"]["preset"] == {"enum": list(PRESETS)}
     assert schema["required"] == ["model", "algorithm", "data", "train"]
     assert schema["additionalProperties"] is False

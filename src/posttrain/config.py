@@ -16,7 +16,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from os import PathLike
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -31,6 +30,7 @@ from pydantic import (
 )
 
 from posttrain.config_layers import Layers
+from posttrain.config_presets import PRESETS
 from posttrain.config_rules import check
 from posttrain.config_schema import (
     FieldDoc,
@@ -590,30 +590,6 @@ def _not_of_algorithm(key: str, value: Any, name: str) -> list[Problem]:
     return [Problem(path=("algorithm", key), given=given, fix=f"It is one of {', '.join(others)}. {name} has {own}.")]
 
 
-# --- presets ----------------------------------------------------------------------------------------------------------
-
-
-def _frozen(tree: Any) -> Any:
-    return MappingProxyType({k: _frozen(v) for k, v in tree.items()}) if isinstance(tree, Mapping) else tree
-
-
-PRESETS: Mapping[str, Mapping[str, Any]] = _frozen(
-    {
-        "smoke": {
-            "sampling": {"group_size": 2, "max_completion_length": 16},
-            "train": {"steps": 2, "prompts_per_step": 2},
-            "evaluation": {"prompts": 8, "samples": 2},
-            "checkpoint": {"every": 1},
-        },
-    }
-)
-"""Name -> other defaults. What a name means never changes: a better preset is a new name.
-
-smoke: every phase of a run (sampling, update, checkpoint, evaluation) once or twice, as small as it can be. For seeing
-that a model, a dataset and a reward fit together before a long run.
-"""
-
-
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 DERIVED = {("algorithm", "max_completion_length"): ("sampling", "max_completion_length")}
@@ -650,6 +626,8 @@ def load_config(
         _refuse_covered(preset, layers)
     for key, value, who in changes:
         layers.put(layers.locate(key, _walker()), value, who)
+    if preset:
+        _refuse_another_algorithm(preset, layers)
     return _resolve(layers, where=_place(origin) or "the configuration")
 
 
@@ -715,6 +693,19 @@ def _refuse_covered(preset: str, layers: Layers) -> None:
             given=f"preset={preset}, but the file goes before it and gives {', '.join(dotted(p) for p, _ in covered)}",
             allowed="a preset whose values the file leaves open",
             fix="Give the values themselves: " + " ".join(f"{dotted(path)}={show(value)}" for path, value in covered),
+        )
+
+
+def _refuse_another_algorithm(preset: str, layers: Layers) -> None:
+    """The settings of a preset's algorithm must not end up under the name of another one."""
+    path = ("algorithm", "name")
+    own, named = PRESETS[preset].get("algorithm", {}).get("name"), layers.at(path)
+    if own is not None and named != own:
+        raise ConfigError(
+            given=f"preset {preset} stands for algorithm {own} with settings of its own, but "
+            f"{_place(layers.source(path)) or 'the configuration'} names algorithm {show(named)}",
+            allowed=f"the preset, or algorithm.name = {show(named)}",
+            fix="Leave one of the two out; beside the preset, algorithm takes single settings: algorithm.kl_coef=0.01.",
         )
 
 

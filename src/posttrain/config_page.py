@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 
+from posttrain import config_presets
 from posttrain.config import PRESETS, describe_fields
 from posttrain.config_names import FAMILIES, FOREIGN, Nothing, Ours
 from posttrain.config_rules import RULES
@@ -66,6 +68,7 @@ def _settings(docs: Sequence[FieldDoc]) -> str:
 
 def _presets() -> str:
     head = "`preset: NAME` gives other defaults. What a name means never changes; a better preset gets a new name."
+    head += "\n\n" + inspect.cleandoc(config_presets.__doc__ or "").partition("\n\n")[2]
     values = {
         name: ", ".join(f"`{dotted(p)}={show(v)}`" for p, v in leaves(dict(preset))) for name, preset in PRESETS.items()
     }

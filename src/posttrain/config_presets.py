@@ -1,0 +1,115 @@
+"""Presets: other defaults, by name. What a name means never changes: a better preset is a new name.
+
+smoke: every phase of a run (sampling, update, checkpoint, evaluation) once or twice, as small as it can be. For seeing
+that a model, a dataset and a reward fit together before a long run.
+
+The others are algorithms of other libraries, number for number where a loss decides: the epsilon of the standard
+deviation, what divides the loss, where the KL stands, what is clipped, what corrects for the sampler. Sizes and the
+learning rate are left to you. Each says everything it stands for, so that no default of ours can move it:
+
+    trl-grpo             TRL's GRPO with loss_type = "grpo"; masked rows are counted, but per step, not per micro-batch
+    trl-dapo             TRL's default, loss_type = "dapo": the mean over all tokens of the step
+    trl-rloo             TRL's RLOO: the ratio of the whole completion, clipped, and the KL in its reward
+    verl-grpo            verl's adv_estimator = grpo with its loss "vanilla", which always has a dual clip of 3
+    openrlhf-group-norm  OpenRLHF's group_norm: k1 in the reward of each token, after the normalisation
+    openrlhf-reinforce   OpenRLHF's reinforce: returns whitened over tokens, squares divided by n
+    areal-decoupled      AReaL's decoupled PPO over group-normalised rewards, its weight masked above 5
+
+Not reproduced: OpenRLHF clips normalised rewards to +-10 (groups of about a hundred and more); AReaL's recipe for GSM8K
+normalises a second time over the batch; TRL logs the KL as ratio * k3, whose gradient is that of k3_corrected here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+
+def _frozen(tree: Any) -> Any:
+    return MappingProxyType({k: _frozen(v) for k, v in tree.items()}) if isinstance(tree, Mapping) else tree
+
+
+def _row(**changes: Any) -> dict[str, Any]:
+    """A row of `policy_gradient`: GRPO's, with token ratios and a clip at 0.2, and what differs from it."""
+    row = {
+        "name": "policy_gradient",
+        "baseline": "group_mean",
+        "normalisation": "group_std",
+        "ratio": "token",
+        "trust_region": "clip",
+        "kl": "loss",
+        "aggregation": "token_mean",
+        "filter": "none",
+        "shaping": "none",
+        "correction": "none",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "entropy_coef": 0.0,
+    }
+    return row | changes
+
+
+_TRL = _row(std_epsilon=1e-4, population=False, kl_coef=0.0, kl_estimator="k3_corrected", correction="trl")
+_K1_IN_REWARD = {"kl": "reward", "kl_estimator": "k1", "gamma": 1.0}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = _frozen(
+    {
+        "smoke": {
+            "sampling": {"group_size": 2, "max_completion_length": 16},
+            "train": {"steps": 2, "prompts_per_step": 2},
+            "evaluation": {"prompts": 8, "samples": 2},
+            "checkpoint": {"every": 1},
+        },
+        "trl-grpo": {"algorithm": _TRL | {"aggregation": "sequence_mean", "count_masked_sequences": True}},
+        "trl-dapo": {"algorithm": _TRL},
+        "trl-rloo": {
+            "algorithm": _row(
+                baseline="leave_one_out",
+                normalisation="none",
+                ratio="sequence_product",
+                kl="reward_sequence",
+                kl_coef=0.05,
+                kl_estimator="k1",
+                aggregation="sequence_mean",
+                count_masked_sequences=True,
+            )
+        },
+        "verl-grpo": {
+            "algorithm": _row(std_epsilon=1e-6, population=False, dual_clip=3.0, kl_coef=0.0, kl_estimator="k3")
+        },
+        "openrlhf-group-norm": {
+            "algorithm": _row(std_epsilon=1e-9, population=False, kl_coef=0.01, **_K1_IN_REWARD),
+        },
+        "openrlhf-reinforce": {
+            "algorithm": _row(
+                baseline="none",
+                normalisation="whiten_tokens",
+                whiten_over="tokens",
+                center=True,
+                population=True,
+                kl_coef=0.01,
+                **_K1_IN_REWARD,
+            ),
+        },
+        "areal-decoupled": {
+            "algorithm": _row(
+                std_epsilon=1e-5,
+                population=False,
+                kl_coef=0.1,
+                **_K1_IN_REWARD,
+                correction={
+                    "anchor": "trainer",
+                    "level": "token",
+                    "action": "mask",
+                    "score": "weight",
+                    "low": None,
+                    "high": 5.0,
+                    "normalize": False,
+                    "rejected_in_denominator": True,
+                },
+            ),
+            "train": {"minibatches": 4},
+        },
+    }
+)
