@@ -209,5 +209,5 @@ def test_log_probabilities_alone_are_an_error():
 
 @pytest.mark.parametrize("margin", [True, -1.0, "column", NAN])
 def test_a_margin_that_is_none_is_refused(margin):
-    with pytest.raises(ConfigError, match=r"reward_model\.margin"):
+    with pytest.raises(ConfigError, match=r"reward_model\.margin = .*; allowed: .* or 'data'\.\n  Change margin"):
         RewardModel(margin=margin)

@@ -58,9 +58,7 @@ def settings(cls: C) -> C:
 def _explain(record: Any, error: ValidationError) -> ConfigError:
     allowed_names = [f.name for f in fields(record)]
     first = error.errors()[0]
-    name = (
-        ".".join(str(part) for part in first["loc"] if not str(part).startswith("<")) or record.key
-    )  # <tag of a union>
+    name = ".".join(part for part in map(str, first["loc"]) if part.isidentifier()) or record.key  # no tags of a union
     if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):
         return cause
     if first["type"] == "unexpected_keyword_argument":
@@ -70,8 +68,9 @@ def _explain(record: Any, error: ValidationError) -> ConfigError:
             allowed=", ".join(allowed_names),
             fix=f"Did you mean {close[0]!r}?" if close else "Remove it.",
         )
+    same = [e for e in error.errors() if e["loc"][:1] == first["loc"][:1]]  # each kind of value that it may be
     return ConfigError(
         given=f"{record.key}.{name} = {first['input']!r}",
-        allowed=first["msg"].removeprefix("Input should be "),
+        allowed=" or ".join(dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in same)),
         fix=f"Change {name}, or remove it to use the default.",
     )
