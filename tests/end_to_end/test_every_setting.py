@@ -25,11 +25,13 @@ import pytest
 import torch
 import transformers.dynamic_module_utils
 from datasets.packaged_modules.json.json import Json
+from tests.algorithms.compositions import SETTINGS
 from tests.end_to_end.recorded import Place, Record
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
 from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms.correction import Correction
 from posttrain.config import ModelConfig, describe_fields
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
 
@@ -115,6 +117,42 @@ LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
 PAIRS = {"data.train": "pairs.jsonl", "rewards": [], "train.learning_rate": 1e-3}
 STAGE = {"data": {"train": "pairs.jsonl"}, "train": {"steps": 1, "learning_rate": 1e-2}, "report": False}
 LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
+STALE = {"train.publish_every": 2, "train.learning_rate": 0.05}
+"""The second step learns from what the weights of the first wrote."""
+MASKED = {"action": "mask", "low": 0.8, "high": 1.25}
+CORRECTED: dict[str, dict[str, Any]] = {
+    **{key: {} for key in ("reinforce", "rloo", "grpo", "dr_grpo", "lite_ppo", "luspo", "opo", "gpg")},
+    **{key: {} for key in ("remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "topr")},
+    **{key: {} for key in ("kimi_k15", "kimi_k2", "deepseek_v32")},
+    "pass_at_k": {"algorithm.k": 2},
+    "distillation": {"teacher": "other_model"},
+}
+"""Algorithms with what else they need in a run."""
+RUN_OF: dict[str, dict[str, Any]] = {
+    **{name: {"teacher": "other_model"} for name in ("coef", "floor")},
+    **{name: {"critic.kind": "shared"} for name in ("gae_lambda", "value_coef")},
+    "value_clip": {"critic.kind": "shared", **SEVERAL_UPDATES},
+    **dict.fromkeys(("ratio", "trust_region", "max_ratio", "clip_low", "clip_high", "dual_clip"), SEVERAL_UPDATES),
+    **dict.fromkeys(("tau_pos", "tau_neg", *VESPO_WEIGHTS, "penalty", "tau", "kl_coef"), SEVERAL_UPDATES),
+    **dict.fromkeys(("divergence", "divergence_low", "divergence_high", "kl_estimator"), SEVERAL_UPDATES),
+    **dict.fromkeys(("max_negative_divergence", "filter"), SEVERAL_UPDATES),
+    **dict.fromkeys(("baseline", "aggregation", "whiten_over", "center", "shaping", "length_coef"), UNEVEN),
+    **dict.fromkeys(("token_budget", "budget_penalty"), UNEVEN),
+    "baseline_decay": {"train.steps": 3},
+    "correction": STALE,
+    "count_masked_sequences": {"train.mask_truncated": True, **UNEVEN},
+}
+"""What a setting of the open composition needs in a run, to be seen."""
+OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
+    "k": ({"baseline": "pass_at_k", "normalisation": "none", "correct_at": 1.0}, 2),
+    "correct_at": ({"baseline": "pass_at_k", "normalisation": "none", "k": 2}, 2.0),
+    "correction": ({}, {"high": 1.0}),
+}
+"""Where answers of a run have other rewards than those of that table."""
+COMPOSED = {
+    name: (RUN_OF.get(name, {}) | {f"algorithm.{choice}": option for choice, option in beside.items()}, value)
+    for name, (beside, value) in (SETTINGS | OTHERWISE).items()
+}
 NO_GPU = not torch.cuda.is_available()
 
 CASES = [
@@ -277,6 +315,32 @@ CASES = [
     Case("dr_grpo.entropy_coef", 0.1, "weights"),
     *(Case(f"{key}.entropy_coef", 0.1, "weights") for key in TRUST_REGIONS),
     *(Case(f"{key}.correction", "tis", "metric names") for key in TRUST_REGIONS),
+    *(Case(f"{key}.correction", {"high": 1.0}, "weights", given=STALE | beside) for key, beside in CORRECTED.items()),
+    Case("algorithm.correction.anchor", "loglinear", "weights", given=STALE | {"algorithm.correction": {"high": 1.0}}),
+    Case("algorithm.correction.level", "sequence", "weights", given=STALE | {"algorithm.correction": {"high": 1.0}}),
+    Case("algorithm.correction.action", "mask", "weights", given=STALE | {"algorithm.correction": {"high": 1.0}}),
+    Case("algorithm.correction.score", "geometric", "weights", given=STALE | {"algorithm.correction": MASKED}),
+    Case("algorithm.correction.low", 0.99, "weights", given=STALE | {"algorithm.correction": MASKED}),
+    Case("algorithm.correction.high", 1.01, "weights", given=STALE | {"algorithm.correction": MASKED}),
+    Case("algorithm.correction.normalize", True, "metrics/grad_norm", given=STALE | {"algorithm.correction": MASKED}),
+    Case(
+        "algorithm.correction.rejected_in_denominator",
+        False,
+        "metrics/grad_norm",
+        given=STALE | {"algorithm.correction": MASKED},
+    ),
+    *(Case(f"policy_gradient.{name}", value, "weights", given=run) for name, (run, value) in COMPOSED.items()),
+    Case("lite_ppo.clip_low", 0.1, "weights", given=CLIPPED),
+    Case("lite_ppo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("lite_ppo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
+    Case("lite_ppo.kl_coef", 0.1, "weights"),
+    Case("lite_ppo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("lite_ppo.entropy_coef", 0.1, "weights"),
+    Case("luspo.clip_low", 9.0, "weights", given=SEVERAL_UPDATES),
+    Case("luspo.clip_high", 9.0, "weights", given=SEVERAL_UPDATES),
+    Case("luspo.entropy_coef", 0.1, "weights"),
+    Case("opo.entropy_coef", 0.1, "weights"),
+    Case("gpg.entropy_coef", 0.1, "weights"),
     Case("dapo.clip_low", 0.1, "weights", given=CLIPPED),
     Case("dapo.clip_high", 0.1, "weights", given=CLIPPED),
     Case("dapo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
@@ -399,6 +463,7 @@ def test_every_setting_has_a_case():
     """A new setting fails here until it has a line above."""
     settings = {doc.path for doc in describe_fields()}
     settings |= {f"{key}.{setting.name}" for key, algorithm in ALGORITHMS.items() for setting in fields(algorithm)}
+    settings |= {f"algorithm.correction.{setting.name}" for setting in fields(Correction)}
     assert {case.setting for case in CASES} == settings
 
 
