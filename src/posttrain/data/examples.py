@@ -136,6 +136,7 @@ def answer_segments(
         answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
         yield from _turns([*messages, *answer], origin, renderer, eos_ids, first=len(messages))
     else:
+        assert isinstance(completion, str), "messages are always rendered as chat"
         yield Segment(ids=renderer.ids(renderer.text(prompt), is_chat=False), trained=False)
         ids = tuple(renderer.tokenizer(completion, add_special_tokens=False).input_ids)
         yield Segment(ids=_closed(ids, renderer, eos_ids), trained=True)
