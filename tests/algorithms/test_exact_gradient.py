@@ -13,9 +13,44 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.algorithms import GRPO, REINFORCE, RLOO, DrGRPO, PolicyGradient
+from posttrain.algorithms import (
+    ALGORITHMS,
+    CISPO,
+    DAPO,
+    DPPO,
+    GDPO,
+    GMPO,
+    GPG,
+    GRPO,
+    GSPO,
+    LUSPO,
+    OPO,
+    PPO,
+    REINFORCE,
+    RLOO,
+    SAPO,
+    TOPR,
+    VESPO,
+    ClipCov,
+    ComposedPolicyGradient,
+    DeepSeekV32,
+    Distillation,
+    DrGRPO,
+    GSPOToken,
+    KimiK2,
+    KimiK15,
+    KLCov,
+    LitePPO,
+    PassAtK,
+    PolicyGradient,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    ReMax,
+)
+from posttrain.algorithms.correction import Correction
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.reinforce import MovingAverage
-from posttrain.types import Batch, Experience, count_totals
+from posttrain.types import Experience, Outputs, count_totals
 
 EOS = 2
 KL = 0.3
@@ -30,6 +65,11 @@ class World:
     weights: Tensor
     ref_weights: Tensor
     rewards_C: Tensor
+
+    @property
+    def others_C(self) -> Tensor:
+        """What a second reward function would say of every completion."""
+        return (1 + waves(len(self.completions), pitch=4.7)) / 2
 
     @property
     def mask_CT(self) -> Tensor:
@@ -94,26 +134,59 @@ def exact(worlds: Sequence[World], kl_coef: float = 0.0) -> Tensor:
 
 
 def ascent(
-    algorithm: PolicyGradient, worlds: Sequence[World], group_size: int, state: MovingAverage | None = None
+    algorithm: PolicyGradient,
+    worlds: Sequence[World],
+    group_size: int,
+    state: MovingAverage | None = None,
+    *,
+    off_policy: bool = False,
 ) -> Tensor:
-    """Minus the expected gradient of the loss of one on-policy step on `group_size` completions of each prompt."""
+    """Minus the expected gradient of the loss of one step on `group_size` completions of each prompt.
+
+    `off_policy`: they are sampled from the reference policy, and not from the policy itself.
+    """
     logprobs = [world.logprobs_CT(world.weights) for world in worlds]
     ref_logprobs = [world.logprobs_CT(world.ref_weights) for world in worlds]
+    sampling = ref_logprobs if off_policy else [x.detach() for x in logprobs]
     owners = [p for p in range(len(worlds)) for _ in range(group_size)]
     expected = torch.zeros((), dtype=torch.float64)
     for chosen in itertools.product(*(range(len(worlds[p].completions)) for p in owners)):
         drawn = list(zip(owners, chosen, strict=True))
         logprobs_BT = torch.stack([logprobs[p][c] for p, c in drawn])
+        sampling_BT = torch.stack([sampling[p][c] for p, c in drawn])
+        rewards_PG = torch.stack([worlds[p].rewards_C[c] for p, c in drawn]).reshape(len(worlds), group_size)
+        others_PG = torch.stack([worlds[p].others_C[c] for p, c in drawn]).reshape(len(worlds), group_size)
+        ref_BT, values_BT = (torch.stack([x[p][c] for p, c in drawn]) for x in (ref_logprobs, values_of(worlds)))
         experience = Experience.from_rewards(
-            torch.stack([worlds[p].rewards_C[c] for p, c in drawn]).reshape(len(worlds), group_size),
+            rewards_PG,
+            rewards_KPG=torch.stack([rewards_PG, others_PG]),
+            greedy_rewards_P=torch.full((len(worlds),), 0.37, dtype=torch.float64),
             completion_mask_BT=torch.stack([worlds[p].mask_CT[c] for p, c in drawn]),
             old_logprobs_BT=logprobs_BT.detach(),
-            ref_logprobs_BT=torch.stack([ref_logprobs[p][c] for p, c in drawn]),
+            sampling_logprobs_BT=sampling_BT,
+            ref_logprobs_BT=ref_BT,
+            teacher_logprobs_BT=ref_BT,
+            values_BT=values_BT,
         )
-        batch = Batch.from_experience(experience, algorithm.advantages(experience, state))
-        loss, _ = algorithm.loss(logprobs_BT, batch, count_totals(batch))
-        expected = expected + logprobs_BT.detach().sum().exp() * loss
+        batch = replace(algorithm.to_batch(experience, state), current_logprobs_BT=logprobs_BT.detach())
+        batch = algorithm.prepare(batch)
+        loss, _ = algorithm.loss(Outputs(logprobs_BT, values_BT=values_BT), batch, count_totals(batch))
+        expected = expected + sampling_BT.sum().exp() * loss
     return -gradient(expected, worlds[0])
+
+
+def values_of(worlds: Sequence[World]) -> list[Tensor]:
+    """`[C, T]` for each: a critic that knows nothing, but says the same of the same beginning."""
+    known: dict[tuple[int, ...], float] = {}
+    for prefix in sorted({c[:t] for world in worlds for c in world.completions for t in range(len(c))}):
+        known[prefix] = waves(len(known) + 1, pitch=1.9)[-1].item()
+    return [
+        torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor([known[c[:t]] for t in range(len(c))], dtype=torch.float64) for c in world.completions],
+            batch_first=True,
+        )
+        for world in worlds
+    ]
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
@@ -232,6 +305,134 @@ def test_the_standard_deviation_alone_weighs_grpo_by_difficulty(logit: float):
     assert_same(ascent(GRPO(), [world], 4), weight * exact([world]))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "pairs", "triples"),
+    [
+        *((a, 0.8969471215, 0.5875237637) for a in (GSPO(), GSPOToken(), GMPO(), SAPO())),
+        *(
+            (algorithm, 0.8931512097, 0.7324465029)
+            for algorithm in (DAPO(), CISPO(), VESPO(), DPPO(), KLCov(), LitePPO())
+        ),
+        (ClipCov(), 0.8923362277, 0.7317776738),
+        (LUSPO(), 0.8944166116, 0.8210216185),
+        (DeepSeekV32(), 0.9677816612, 0.8702470893),
+        (OPO(), 0.9792976632, 0.9510714725),
+        (GPG(), 0.9969800074, 0.9930571841),
+        (ReinforcePlusPlus(), 0.9082446567, 0.6953215727),
+        (ReinforcePlusPlusBaseline(), 0.9082446567, 0.6953215727),
+        (PPO(kl_coef=0.0), 0.7579780012, 0.5610136048),
+    ],
+    ids=lambda value: value.key if isinstance(value, PolicyGradient) else "",
+)
+def test_the_bias_of_the_others_is_what_their_page_says(algorithm: PolicyGradient, pairs: float, triples: float):
+    """On-policy all ratios are 1, so that a trust region decides nothing: those with one aggregation are alike."""
+    bent = [cosine(ascent(algorithm, [world], size), exact([world])) for world, size in ((LONG, 2), (SHORT, 3))]
+    assert bent == pytest.approx([pairs, triples], rel=1e-8)
+    assert biased(round(pairs, 3), round(triples, 3)) in algorithm.card.differs
+
+
+def test_gdpo_climbs_nearly_the_sum_of_its_rewards():
+    both = [replace(world, rewards_C=world.rewards_C + world.others_C) for world in (LONG, SHORT)]
+    bent = [
+        cosine(ascent(GDPO(), [world], size), exact([world_of_both]))
+        for world, world_of_both, size in zip((LONG, SHORT), both, (2, 3), strict=True)
+    ]
+    assert bent == pytest.approx([0.9846853636, 0.9919220402], rel=1e-8)
+    assert biased(0.985, 0.992, "the weighted sum of the rewards") in GDPO().card.differs
+
+
+def test_pass_at_k_climbs_nearly_the_probability_that_one_of_k_is_right():
+    """d/dtheta of 1 - (1 - p)^2 points along that of p, the probability of a right answer."""
+    world = right_or_wrong(SHORT, (0, EOS), (1, EOS))
+    assert cosine(ascent(PassAtK(k=2), [world], 3), exact([world])) == pytest.approx(0.9951142559, rel=1e-8)
+    assert any("cosine of 0.995" in line for line in PassAtK().card.differs)
+
+
+# Unbiased, or up to a factor: what takes the place of the group
+
+
+ALONE = {"normalisation": "none", "ratio": "none", "trust_region": "none", "aggregation": "sequence_sum"}
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_remax_is_the_exact_gradient_whatever_the_greedy_answer_earned(clip: float | None):
+    assert_same(ascent(ReMax(clip_low=clip, clip_high=clip), [LONG], 1), exact([LONG]))
+    assert_same(ascent(ReMax(kl_coef=KL), [LONG], 1), exact([LONG], KL))
+
+
+@pytest.mark.parametrize("baseline", [-1.0, 0.0, 0.3])
+def test_topr_on_policy_is_the_exact_gradient_whatever_its_constant(baseline: float):
+    assert_same(ascent(TOPR(baseline=baseline), [LONG], 1), exact([LONG]))
+
+
+@pytest.mark.parametrize("kl", [0.0, KL])
+def test_a_critic_that_is_wrong_changes_nothing_with_gae_lambda_1(kl: float):
+    """Any value of the tokens so far is a baseline; the sum over tokens and not PPO's mean, which bends."""
+    algorithm = ComposedPolicyGradient(baseline="critic", gae_lambda=1.0, kl="reward", kl_coef=kl, **ALONE)
+    assert_same(ascent(algorithm, [LONG], 1), exact([LONG], kl))
+
+
+@pytest.mark.parametrize(("world", "group_size"), [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
+def test_kimi_scales_the_gradient_by_g_minus_1_over_g(world: World, group_size: int):
+    """k1.5 as it is, K2 times 2 tau, its loss being a square."""
+    factor = (group_size - 1) / group_size
+    assert_same(ascent(KimiK15(), [world], group_size), factor * exact([world]))
+    assert_same(ascent(KimiK2(tau=0.7), [world], group_size), 2 * 0.7 * factor * exact([world]))
+
+
+def test_the_group_mean_with_a_sum_over_tokens_scales_by_g_minus_1_over_g():
+    assert_same(ascent(ComposedPolicyGradient(**ALONE), [SHORT], 3), 2 / 3 * exact([SHORT]))
+
+
+# Off-policy: the reference has written the completions
+
+
+FULL = {"level": "sequence", "action": "full"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "group_size"),
+    [
+        (REINFORCE(baseline="none", correction=Correction(**FULL)), 1),
+        (REINFORCE(baseline="none", correction=Correction(anchor="sampler", **FULL)), 1),
+        (RLOO(correction=Correction(**FULL)), 2),
+        (
+            ComposedPolicyGradient(
+                baseline="leave_one_out",
+                normalisation="none",
+                ratio="sequence_product",
+                trust_region="none",
+                aggregation="sequence_mean",
+                correction="bypass",
+            ),
+            2,
+        ),
+    ],
+    ids=["reinforce", "reinforce against the sampler", "rloo", "ratio of the product"],
+)
+def test_the_product_of_the_token_ratios_makes_off_policy_data_exact(algorithm: PolicyGradient, group_size: int):
+    assert_same(ascent(algorithm, [LONG], group_size, off_policy=True), exact([LONG]))
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        ("none", -0.1269104985),
+        (Correction(action="full"), 0.9481566793),
+        ("tis", 0.5883106903),
+        ("icepop", 0.7580282326),
+        ("mis", -0.2921741574),
+        ("seq_tis", 0.6469976491),
+        ("seq_mis", -0.4241609037),
+        (Correction(level="geometric", action="full"), 0.7045725583),
+    ],
+)
+def test_every_bound_and_every_other_level_is_biased(correction, expected: float):
+    """The reference is far from the policy here: masks throw away what it rarely writes and the policy likes."""
+    bent = cosine(ascent(REINFORCE(baseline="none", correction=correction), [LONG], 1, off_policy=True), exact([LONG]))
+    assert bent == pytest.approx(expected, rel=1e-8)
+
+
 # What is estimated when the objective is not E[R]
 
 
@@ -289,3 +490,24 @@ def test_kl_in_the_loss_is_the_kl_of_each_next_token(estimator: str, forward: bo
     world = replace(SHORT, rewards_C=torch.ones_like(SHORT.rewards_C))
     algorithm = DrGRPO(max_completion_length=8, kl_coef=KL, kl_estimator=estimator)  # type: ignore[arg-type]
     assert_same(ascent(algorithm, [world], 2), -KL / 8 * next_token_kl(world, forward=forward))
+
+
+def test_distillation_is_the_reverse_kl_to_the_teacher_at_each_next_token():
+    """With a sum over tokens exactly; the mean over the tokens of a step, whose number depends on them, bends it."""
+    toward_teacher = -next_token_kl(LONG, forward=False)
+    exactly = ComposedPolicyGradient(baseline="teacher", kl="none", **ALONE)
+    assert_same(ascent(exactly, [LONG], 1), toward_teacher)
+    bent = [
+        cosine(ascent(Distillation(), [world], size), -next_token_kl(world, forward=False))
+        for world, size in ((LONG, 2), (SHORT, 3))
+    ]
+    assert bent == pytest.approx([0.9953021223, 0.9994362696], rel=1e-8)
+    assert biased(0.995, 0.999, "minus the KL of each next token") in Distillation().card.differs
+
+
+def test_every_estimator_is_tried_here():
+    """A new algorithm of the family has its expectation computed, or says why not."""
+    with open(__file__, encoding="utf-8") as file:
+        text = file.read()
+    family = [cls for cls in ALGORITHMS.values() if issubclass(cls, PolicyGradient)]
+    assert [cls.__name__ for cls in family if f"{cls.__name__}(" not in text] == []

@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
@@ -105,6 +106,7 @@ class CISPO(PolicyGradient):
             "In TRL epsilon_high is the absolute bound, and without it every weight is capped at 0.2; verl's bounds "
             "are relative, 0.2 and 0.2. Here they are two settings, and an absolute bound below 1 is refused.",
             "The weight is that to the policy that sampled, so that no other correction is multiplied onto it.",
+            biased(0.893, 0.732),
         ),
         sources={
             "max_ratio": "5: ScaleRL, TRL's documentation; the paper does not state its bound",

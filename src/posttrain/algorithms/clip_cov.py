@@ -17,6 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
 from posttrain.algorithms.settings import Finite, NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import advantages_of, clipped_policy_term, draw_for, group_normalized, weighted
@@ -108,6 +109,7 @@ class ClipCov(PolicyGradient):
             "The means are those of the whole update; verl takes those of each micro-batch, so that its result depends "
             "on the split. verl's pg_clipfrac counts only what the rule has removed: policy/selected_fraction here.",
             "The draw is a function of seed, version, row and position, not of a global generator.",
+            biased(0.892, 0.732),
         ),
         sources={
             "clip_low": "1: the paper's recipe",

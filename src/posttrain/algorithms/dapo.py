@@ -17,6 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
 from posttrain.algorithms.settings import AboveOne, Count, CountOrZero, NonNegative, settings
 from posttrain.algorithms.shared import (
@@ -122,6 +123,7 @@ class DAPO(PolicyGradient):
             "nothing. It keeps every group whose rewards differ, as verl; OpenRLHF keeps a group whose mean lies "
             "strictly between 0 and 1, which is a test of variance only for rewards of 0 and 1. TRL has no filter.",
             "Answers beyond max_completion_length have a penalty of 1, as in the paper and TRL; verl and AReaL go on.",
+            biased(0.893, 0.732),
         ),
         sources={
             "clip_low": "0.2: the paper",

@@ -64,3 +64,11 @@ class Card:
     """Setting -> where its default comes from."""
     metrics: dict[str, str] = field(default_factory=dict)
     """Metric -> formula, beside those that every run logs."""
+
+
+def biased(pairs: float, triples: float, of: str = "expected reward") -> str:
+    """The sentence of `differs` that states a bias, in figures that are computed by enumerating every completion."""
+    return (
+        "Biased: averaged over every pair of completions of a small policy, an on-policy step has a cosine of "
+        f"{pairs:.3f} to the true gradient of {of}, over every triple of a smaller one {triples:.3f}."
+    )

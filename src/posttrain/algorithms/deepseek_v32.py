@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import (
     DUAL_CLIP_METRICS,
     ENTROPY_METRICS,
@@ -106,6 +107,7 @@ class DeepSeekV32(PolicyGradient):
             "The paper's recipe also keeps the sampler's top-p mask and its routing to experts in the trainer; here "
             "training samples from the whole distribution.",
             "The mean per completion favours long wrong answers, as GRPO's does.",
+            biased(0.968, 0.870),
         ),
         sources={
             "clip_low": "0.2: TRL, verl, OpenRLHF (the paper does not state it)",

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
 from posttrain.algorithms.returns import policy_term, teacher_log_ratio
 from posttrain.algorithms.settings import Finite, NonNegative, Positive, settings
@@ -96,6 +97,7 @@ class Distillation(PolicyGradient):
             "verl ships with k3, differentiated: in expectation that is the gradient of the forward KL (RULE 48).",
             "Exact at each position. The number of tokens that divides the loss is sampled too: a token of a step with "
             "short completions weighs more.",
+            biased(0.995, 0.999, "minus the KL of each next token"),
         ),
         sources={
             "divergence": "reverse_kl: the definition",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
 from posttrain.algorithms.settings import AboveOne, NonNegative, settings
 from posttrain.algorithms.shared import KLInLoss, clipped_policy_term, kl_term, refuse_k1_in_loss, weighted
@@ -87,6 +88,7 @@ class GDPO(PolicyGradient):
             "So a group without signal stays at exactly 0. verl whitens over tokens, whose mean is not 0.",
             "TRL adds 1e-4 in both places; 1e-6 is added here, as in verl.",
             "A reward that does not apply to a completion (None) is in no statistic of that reward.",
+            biased(0.985, 0.992, "the weighted sum of the rewards"),
         ),
         sources={
             "clip_low": "0.2: as GRPO",

@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import (
     ENTROPY_METRICS,
     KL_METRICS,
@@ -81,6 +82,7 @@ class GMPO(PolicyGradient):
         differs=(
             "clip_low and clip_high are bounds of the log ratio, as in TRL; verl reads its clip_ratio of 0.2 as one.",
             "verl takes a plain mean over each micro-batch; here the split does not matter.",
+            biased(0.897, 0.588),
         ),
         sources={"clip_low": "0.4: the paper", "clip_high": "0.4: the paper"},
         metrics=band_formulas("trained tokens", "d < -clip_low", "d > clip_high")

@@ -15,6 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import (
     ENTROPY_METRICS,
     KL_METRICS,
@@ -106,6 +107,7 @@ class GSPO(PolicyGradient):
             "The ratio is the geometric mean. The plain likelihood ratio of the answer is another algorithm: ratio "
             "sequence_product of policy_gradient.",
             "The share of clipped completions is about a hundred times GRPO's share of clipped tokens; this is normal.",
+            biased(0.897, 0.588),
         ),
         sources={
             "clip_low": "3e-4: the paper",

@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import (
     ENTROPY_METRICS,
     KL_METRICS,
@@ -96,6 +97,7 @@ class GSPOToken(PolicyGradient):
         differs=(
             "verl calls this form gspo, averages it over all tokens by default, keeps a clip of 0.2 and bounds the log "
             "ratio at 10 from above; TRL has removed it.",
+            biased(0.897, 0.588),
         ),
         sources={
             "clip_low": "3e-4: the paper",

@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, weighted
@@ -94,6 +95,7 @@ class KLCov(PolicyGradient):
             "on the split. Its defaults are a penalty of 0.1 and a share of 2e-4.",
             "Among tokens of equal covariance a draw by version, row and position decides, so that their order does "
             "not matter.",
+            biased(0.893, 0.732),
         ),
         sources={
             "cov_share": "2e-3: the paper's recipe for 7B; 2e-4 for 32B",

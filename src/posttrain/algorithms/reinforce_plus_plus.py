@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
 from posttrain.algorithms.returns import returns_needs, token_returns
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
@@ -79,6 +80,7 @@ class ReinforcePlusPlus(PolicyGradient):
             "The variance divides by n - 1 and has 1e-8 added, as in verl; OpenRLHF divides by n and holds it at 1e-8.",
             "The estimate is biased: the mean and the deviation contain the sample itself, and both are weighted by "
             "length.",
+            biased(0.908, 0.695),
         ),
         sources={
             "clip_low": "0.2: OpenRLHF, verl",

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import clipped_policy_term, kl_term, weighted
@@ -80,6 +81,7 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
             "The KL is k2 in the loss, as in the paper; OpenRLHF keeps k1 in the reward unless use_loss is set.",
             "The variance divides by n - 1 and has 1e-8 added, as in verl; OpenRLHF divides by n and holds it at 1e-8.",
             "Without whitening the advantages are those of Dr. GRPO.",
+            biased(0.908, 0.695),
         ),
         sources={
             "clip_low": "0.2: OpenRLHF, verl",

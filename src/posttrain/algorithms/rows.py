@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
 from posttrain.algorithms.row import Row, row
 from posttrain.algorithms.settings import AboveOne, NonNegative, settings
@@ -46,7 +47,7 @@ class LitePPO(Row):
         differs=(
             "Dr. GRPO's advantage but for one number per batch; the deviation is that of the raw rewards, as in TRL, "
             "which adds 1e-4.",
-            "Biased a little: that number depends on the samples, and so does the number of tokens in the mean.",
+            biased(0.893, 0.732),
         ),
         sources={
             "clip_low": "0.2: TRL, verl, OpenRLHF",
@@ -85,7 +86,10 @@ class LUSPO(Row):
         choices=row("group_mean group_std sequence clip none sequence_sum auto none none"),
         use_when="GSPO's answers grow shorter, because the mean per answer makes long ones cheap.",
         avoid_when="Learning rates are carried over from GSPO: the loss is larger by about the mean length.",
-        differs=("Biased as GRPO by the division by the group's own standard deviation.",),
+        differs=(
+            "The group's own standard deviation bends it as it bends GRPO; the length no longer does.",
+            biased(0.894, 0.821),
+        ),
         sources={"clip_low": "2e-3: the paper", "clip_high": "2.5e-3: the paper"},
         metrics=clip_formulas("completions", "s") | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
     )
@@ -111,7 +115,7 @@ class OPO(Row):
         choices=row("length_weighted none token none none token_mean auto none none"),
         use_when="Each batch is used for one update, and answers to one prompt differ in length.",
         avoid_when="Several updates are made per batch: nothing holds the ratio.",
-        differs=("The baseline contains the answer itself, with the weight of its length: slightly biased.",),
+        differs=("The baseline contains the answer itself, with the weight of its length.", biased(0.979, 0.951)),
         metrics=RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
     )
 
@@ -136,6 +140,6 @@ class GPG(Row):
         choices=row("group_mean nonzero_share none none none token_mean auto none none"),
         use_when="Rewards are 0 or 1, and the step shall not shrink while few answers are right.",
         avoid_when="A reward of 0 is an ordinary value: the share of zeros then means nothing.",
-        differs=("Counts rewards that are not 0, as verl does; verl's extra constant f is 1.",),
+        differs=("Counts rewards that are not 0, as verl does; verl's extra constant f is 1.", biased(0.997, 0.993)),
         metrics=RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
     )

@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
 from posttrain.algorithms.settings import Positive, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
@@ -74,6 +75,7 @@ class SAPO(PolicyGradient):
             "Mean per completion, as in the paper, TRL and verl (which ignores its setting for the mean); AReaL "
             "averages over all tokens.",
             "There is no share of clipped tokens to log; policy/gate_mean is 2 / tau where nothing has moved.",
+            biased(0.897, 0.588),
         ),
         sources={"tau_pos": "1.0: the paper", "tau_neg": "1.05: the paper"},
         metrics={"policy/gate_mean": "mean of f over the trained tokens"}

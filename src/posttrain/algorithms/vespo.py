@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
@@ -88,6 +89,7 @@ class VESPO(PolicyGradient):
             "A token that an off-policy rule rejects leaves the loss and the product. In TRL's masking modes its ratio "
             "of 0 enters the product as 1e-8 and silences the whole answer; TRL also sums over positions that are not "
             "trained.",
+            biased(0.893, 0.732),
         ),
         sources={
             "k_pos": "2: the paper, TRL",
