@@ -39,7 +39,7 @@ class TokenMean(PolicyGradient):
 
     @property
     def needs(self):
-        return frozenset({"old"}) | self.entropy_needs()
+        return frozenset({"old"}) | self.common_needs()
 
     def loss(self, outputs, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)

@@ -121,7 +121,7 @@ class PolicyGradient(Algorithm):
         loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
         return loss, metrics | common_metrics(outputs, batch) | correction_metrics(self.off_policy, outputs, batch)
 
-    def entropy_needs(self) -> frozenset[Need]:
+    def common_needs(self) -> frozenset[Need]:
         """What the settings of this base ask for."""
         coupled = self.off_policy is not None and self.off_policy.couples_rows
         look: Need = "old_for_advantages" if self.anchors_at_trainer else "current"

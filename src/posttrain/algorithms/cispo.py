@@ -59,7 +59,7 @@ class CISPO(PolicyGradient):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.entropy_needs()
+        return frozenset[Need]({"old"}) | self.common_needs()
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:

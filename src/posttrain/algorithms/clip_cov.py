@@ -51,7 +51,7 @@ class ClipCov(PolicyGradient):
     @property
     def needs(self) -> frozenset[Need]:
         signal = frozenset[Need]({"signal"} if self.dynamic_sampling else ())
-        return frozenset[Need]({"old", "current"}) | signal | self.entropy_needs()
+        return frozenset[Need]({"old", "current"}) | signal | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

@@ -73,7 +73,7 @@ class DAPO(PolicyGradient):
     def needs(self) -> frozenset[Need]:
         reference = frozenset[Need]({"reference"} if self.kl_coef else ())
         signal = frozenset[Need]({"signal"} if self.dynamic_sampling else ())
-        return frozenset[Need]({"old"}) | reference | signal | self.entropy_needs()
+        return frozenset[Need]({"old"}) | reference | signal | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

@@ -67,7 +67,7 @@ class DeepSeekV32(PolicyGradient):
     @property
     def needs(self) -> frozenset[Need]:
         reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old"}) | reference | self.entropy_needs()
+        return frozenset[Need]({"old"}) | reference | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

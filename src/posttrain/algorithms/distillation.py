@@ -55,7 +55,7 @@ class Distillation(PolicyGradient):
     @property
     def needs(self) -> frozenset[Need]:
         ratio = frozenset[Need]() if self.clip_low is None else frozenset[Need]({"old"})
-        return frozenset[Need]({"teacher", "old_for_advantages"}) | ratio | self.entropy_needs()
+        return frozenset[Need]({"teacher", "old_for_advantages"}) | ratio | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         return self.coef * teacher_log_ratio(experience, self.floor)

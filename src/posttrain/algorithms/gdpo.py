@@ -50,7 +50,7 @@ class GDPO(PolicyGradient):
     @property
     def needs(self) -> frozenset[Need]:
         reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old", "reward_components"}) | reference | self.entropy_needs()
+        return frozenset[Need]({"old", "reward_components"}) | reference | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

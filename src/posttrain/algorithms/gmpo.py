@@ -45,7 +45,7 @@ class GMPO(PolicyGradient):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.entropy_needs()
+        return frozenset[Need]({"old"}) | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

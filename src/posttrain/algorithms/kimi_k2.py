@@ -44,7 +44,7 @@ class KimiK2(PolicyGradient):
     @property
     def needs(self) -> frozenset[Need]:
         auxiliary = frozenset[Need]({"auxiliary"} if self.ptx_coef else ())
-        return frozenset[Need]({"old"}) | auxiliary | self.entropy_needs()
+        return frozenset[Need]({"old"}) | auxiliary | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

@@ -41,7 +41,7 @@ class PassAtK(PolicyGradient):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.entropy_needs()
+        return frozenset[Need]({"old"}) | self.common_needs()
 
     @property
     def group_size_needed(self) -> int:

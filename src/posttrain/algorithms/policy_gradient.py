@@ -89,7 +89,7 @@ class ComposedPolicyGradient(Parameters):
     def needs(self) -> frozenset[Need]:
         old = frozenset[Need]({"old"} if self.chosen.ratio.ratio is not None else ())
         kl = self.chosen.kl.asks if self.values.get("kl_coef") else frozenset[Need]()
-        return old.union(kl, self.entropy_needs(), *(option.needs for option in self.chosen.options))
+        return old.union(kl, self.common_needs(), *(option.needs for option in self.chosen.options))
 
     def initial_state(self) -> MovingAverage | None:
         return MovingAverage() if "baseline_decay" in self.values else None

@@ -88,7 +88,7 @@ class PPO(PolicyGradient):
     @property
     def needs(self) -> frozenset[Need]:
         penalty = frozenset[Need]({"old_for_advantages", "reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old", "values"}) | penalty | self.entropy_needs()
+        return frozenset[Need]({"old", "values"}) | penalty | self.common_needs()
 
     def initial_state(self) -> KLController | None:
         return None if self.kl_target is None else KLController(kl_coef=self.kl_coef)

@@ -57,7 +57,7 @@ class REINFORCE(PolicyGradient):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return returns_needs(self.clip_low, self.kl_coef) | self.entropy_needs()
+        return returns_needs(self.clip_low, self.kl_coef) | self.common_needs()
 
     def initial_state(self) -> MovingAverage:
         return MovingAverage()

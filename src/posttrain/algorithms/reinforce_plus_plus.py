@@ -44,7 +44,7 @@ class ReinforcePlusPlus(PolicyGradient):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return returns_needs(self.clip_low, self.kl_coef) | self.entropy_needs()
+        return returns_needs(self.clip_low, self.kl_coef) | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         returns_BT = token_returns(experience, self.kl_coef, self.gamma)

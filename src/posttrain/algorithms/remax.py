@@ -46,7 +46,7 @@ class ReMax(PolicyGradient):
     @property
     def needs(self) -> frozenset[Need]:
         greedy = frozenset[Need]({"greedy_reward"})
-        return greedy | returns_needs(self.clip_low, self.kl_coef) | self.entropy_needs()
+        return greedy | returns_needs(self.clip_low, self.kl_coef) | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         greedy_P1 = greedy_rewards_of(experience)

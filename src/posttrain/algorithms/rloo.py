@@ -51,7 +51,7 @@ class RLOO(PolicyGradient):
     def needs(self) -> frozenset[Need]:
         penalty = frozenset[Need]({"old_for_advantages", "reference"} if self.kl_coef else ())
         ratio = frozenset[Need]() if self.clip_low is None else frozenset[Need]({"old"})
-        return ratio | penalty | self.entropy_needs()
+        return ratio | penalty | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

@@ -36,7 +36,7 @@ class TOPR(PolicyGradient):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.entropy_needs()
+        return frozenset[Need]({"old"}) | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         return experience.broadcast(experience.rewards_PG - self.baseline)
