@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from posttrain.config_layers import Layers
+from posttrain.config_names import nearest
 from posttrain.config_presets import PRESETS
 from posttrain.config_rules import check
 from posttrain.config_schema import (
@@ -565,12 +566,12 @@ def _which_algorithm(name: Any) -> Problem:
     path, names = ("algorithm", "name"), list(_algorithms())
     if name is None:
         return missing(path, {"enum": names, "examples": ["grpo"]}, _walker())
-    close = difflib.get_close_matches(str(name), names, n=1)
+    close = nearest(str(name), names)
     return Problem(
         path=path,
         given=f"algorithm.name = {show(name)}",
         allowed=", ".join(names),
-        fix=f"Did you mean {close[0]}?" if close else "posttrain explain shows what each of them does.",
+        fix=f"Did you mean {close}?" if close else "posttrain explain shows what each of them does.",
     )
 
 

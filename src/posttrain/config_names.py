@@ -11,6 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant: the same letters in another order before a letter that is another one.
+
+    >>> nearest("gpro", ["gspo", "grpo"])
+    'grpo'
+    """
+    close = difflib.get_close_matches(name, list(names), n=3)
+    return min(close, key=lambda other: sorted(other) != sorted(name), default=None)
+
+
 @dataclass(frozen=True)
 class Ours:
     """The setting of ours that does the same."""

@@ -8,7 +8,6 @@ what a setting makes it need is found by trying.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import itertools
 import re
@@ -23,6 +22,7 @@ from pydantic import TypeAdapter
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm, DataKind, Need
+from posttrain.config_names import nearest
 from posttrain.errors import ConfigError
 
 DATA: dict[DataKind, str] = {
@@ -191,11 +191,11 @@ def find(name: str) -> str:
     wanted = _plain(path.stem if path.suffix in (".py", ".md") else name)
     if wanted in known:
         return known[wanted]
-    close = difflib.get_close_matches(wanted, known, n=1)
+    close = nearest(wanted, known)
     raise ConfigError(
         given=f"there is no algorithm {name!r}",
         allowed=", ".join(ALGORITHMS),
-        fix=f"Did you mean {known[close[0]]!r}?" if close else "Choose one of these.",
+        fix=f"Did you mean {known[close]!r}?" if close else "Choose one of these.",
     )
 
 

@@ -138,8 +138,12 @@ def gradient(model, algorithm, batch: Batch, split: list[list[int]], way=forward
         if loss.requires_grad:
             loss.backward()
         total_loss += loss.item()
+    return gradients_of(model), total_loss
+
+
+def gradients_of(model) -> Tensor:
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([part.flatten() for part in parts]), total_loss
+    return torch.cat([part.flatten() for part in parts])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
@@ -172,5 +176,5 @@ def test_a_wrong_denominator_would_be_noticed(model, experience):
         micro = batch.rows(rows)
         loss, _ = algorithm.loss(forward(model, micro), micro, count_totals(micro))
         loss.backward()
-    wrong = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    wrong = gradients_of(model)
     assert (wrong - right).norm() > 0.1 * right.norm()

@@ -22,7 +22,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
 )
-SPELLED = dict(facts=ScoringFacts(chat=False, eos_ids=(2,), mean=0.25, std=0.5, answers=8))
+SPELLED = {"facts": ScoringFacts(chat=False, eos_ids=(2,), mean=0.25, std=0.5, answers=8)}
 
 
 def loaded_from(folder: Path, *, template: str | None = None) -> LoadedModel:
