@@ -289,6 +289,39 @@ def test_a_log_ratio_of_100_stays_finite(algorithm: Algorithm, difference: float
         assert all(torch.tensor(float(metric)).isfinite() for metric in metrics.values())
 
 
+def at_start(experience: Experience) -> tuple[Outputs, Experience]:
+    """The policy stands where the update starts, and has sampled by itself."""
+    outputs = make_outputs(replace(experience, sampling_logprobs_BT=experience.old_logprobs_BT))
+    return outputs, replace(experience, sampling_logprobs_BT=experience.old_logprobs_BT)
+
+
+@every_algorithm
+@few_examples
+@given(seed=anything)
+def test_on_policy_the_old_log_probabilities_may_be_left_out(algorithm: Algorithm, seed: int):
+    """RULE 6: the same loss, gradient and metrics whether they were recomputed or stand for the policy itself."""
+    outputs, experience = at_start(make_experience(seed))
+    batch = make_batch(algorithm, experience)
+    loss, metrics = algorithm.loss(outputs, batch, count_totals(batch))
+    implied, implied_metrics = algorithm.loss(outputs, replace(batch, old_logprobs_BT=None), count_totals(batch))
+    assert_same(implied, loss)
+    assert_same(gradients(outputs, implied), gradients(outputs, loss))
+    shared = implied_metrics.keys() & metrics.keys()
+    assert_same_metrics({name: implied_metrics[name] for name in shared}, {name: metrics[name] for name in shared})
+    assert metrics.keys() - shared <= {"objective/kl"}, "of the KL in the reward, which reads the old ones themselves"
+
+
+@every_algorithm
+def test_on_policy_no_ratio_is_clipped_and_no_weight_is_cut(algorithm: Algorithm):
+    outputs, experience = at_start(make_experience())
+    batch = make_batch(algorithm, experience)
+    _, metrics = algorithm.loss(outputs, batch, count_totals(batch))
+    zero = ("clip_ratio/", "policy/out_of_band", "policy/dual_clip", "policy/weight_clip", "is/masked", "is/truncated")
+    assert {name: float(m) for name, m in metrics.items() if name.startswith(zero) and float(m) != 0} == {}
+    assert {float(m) for name, m in metrics.items() if name in ("policy/ratio_min", "policy/ratio_max")} <= {1.0}
+    assert float(metrics.get("mismatch/abs_max", torch.zeros(()))) == 0
+
+
 # Rewards
 
 

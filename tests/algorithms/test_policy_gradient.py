@@ -177,6 +177,24 @@ def test_gspo_token_is_gspo_where_a_completion_has_one_advantage(t):
         torch.testing.assert_close(learnt(t, one)[1], learnt(t, other)[1], rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("bound", [1.3, 1.5, 3.0, 4.0])
+def test_trls_two_sided_clip_is_the_dual_clip(t, bound: float):
+    """TRL holds the ratio below delta in the branch that is not clipped; delta is above 1 + clip_high."""
+    logprobs_BT, mask_BT, advantages_BT = t.logprobs_BT, t.mask_BT, t.advantages_BT
+    ratio_BT = torch.where(mask_BT, logprobs_BT - t.old_BT, 0.0).exp()
+    two_sided_BT = -torch.minimum(ratio_BT.clamp(max=bound) * advantages_BT, ratio_BT.clamp(0.8, 1.2) * advantages_BT)
+    expected = torch.where(mask_BT, two_sided_BT, 0.0).sum() / 10
+    loss, gradient_BT = learnt(t, ComposedPolicyGradient(aggregation="token_mean", dual_clip=bound))
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(gradient_BT, torch.autograd.grad(expected, logprobs_BT)[0], rtol=1e-10, atol=1e-14)
+
+
+def test_reinforce_plus_plus_baseline_without_whitening_is_dr_grpo(rewards_PG):
+    row = ComposedPolicyGradient(normalisation="none", kl_estimator="k2", aggregation="token_mean")
+    experience = one_token_each(rewards_PG)
+    assert torch.equal(row.advantages(experience), DrGRPO().advantages(experience))
+
+
 def test_the_gradient_of_kimi_k2_is_2_tau_times_that_of_k15(t):
     """-2 tau times the ascent direction, that is 2 tau times the gradient of the loss."""
     k15, k2 = (learnt(t, cls(tau=0.7))[1] for cls in (KimiK15, KimiK2))
