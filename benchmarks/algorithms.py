@@ -18,7 +18,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -69,6 +68,10 @@ class Recipe:
 
 ON_POLICY = {"train.minibatches": 1}
 NO_RATIO = "one update per batch, because it has no ratio that would correct a second one"
+REFILLED = {"train.prompts_per_step": 28, "train.max_sampling_rounds": 100}
+REFILL_NOTE = (
+    "groups without signal are replaced: a step trains on 28 groups and samples about as many as the others' 64"
+)
 STALE = {"train.publish_every": 4}
 STALE_NOTE = "the sampler gets new weights every fourth step only"
 RECIPES: dict[str, Recipe] = {
@@ -82,7 +85,7 @@ RECIPES: dict[str, Recipe] = {
     "dr_grpo": Recipe({"name": "dr_grpo"}, page=True),
     "lite_ppo": Recipe({"name": "lite_ppo"}),
     "gdpo": Recipe({"name": "gdpo"}),
-    "dapo": Recipe({"name": "dapo"}, page=True),
+    "dapo": Recipe({"name": "dapo"}, page=True, given=REFILLED, note=REFILL_NOTE),
     "deepseek_v32": Recipe({"name": "deepseek_v32"}),
     "gspo": Recipe({"name": "gspo"}, page=True),
     "gspo_token": Recipe({"name": "gspo_token"}),
@@ -91,8 +94,8 @@ RECIPES: dict[str, Recipe] = {
     "cispo": Recipe({"name": "cispo"}, page=True),
     "sapo": Recipe({"name": "sapo"}),
     "vespo": Recipe({"name": "vespo"}),
-    "clip_cov": Recipe({"name": "clip_cov"}),
-    "kl_cov": Recipe({"name": "kl_cov"}),
+    "clip_cov": Recipe({"name": "clip_cov"}, given=REFILLED, note=REFILL_NOTE),
+    "kl_cov": Recipe({"name": "kl_cov"}, given=REFILLED, note=REFILL_NOTE),
     "dppo": Recipe({"name": "dppo"}),
     "opo": Recipe({"name": "opo"}, given=ON_POLICY, note=NO_RATIO),
     "gpg": Recipe({"name": "gpg"}, given=ON_POLICY, note=NO_RATIO),
@@ -101,7 +104,11 @@ RECIPES: dict[str, Recipe] = {
     "kimi_k2": Recipe({"name": "kimi_k2"}, page=True),
     "pass_at_k": Recipe({"name": "pass_at_k"}),
     "policy_gradient": Recipe({"name": "policy_gradient"}, given=ON_POLICY, note=NO_RATIO),
-    "distillation": Recipe({"name": "distillation"}, note="the teacher is the model that grpo ended with, seed 0"),
+    "distillation": Recipe(
+        {"name": "distillation"},
+        given={"rewards": [], "check": [{"name": "exact_match"}], **ON_POLICY},
+        note="no reward in training; the teacher is the model that grpo ended with, seed 0",
+    ),
     "decoupled PPO": Recipe({"name": "grpo", "correction": "decoupled"}, page=True, given=STALE, note=STALE_NOTE),
     "stale, uncorrected": Recipe({"name": "grpo", "correction": "none"}, given=STALE, note=STALE_NOTE),
 }
@@ -117,9 +124,9 @@ def measure(name: str, seed: int, folder: Path, teacher: str | None) -> dict[str
 
     recipe = RECIPES[name]
     given: dict[str, Any] = dict(recipe.given) | ({"teacher": teacher} if teacher else {})
-    started = time.perf_counter()
     run = train({**BASE, "algorithm": dict(recipe.algorithm), "output": str(folder), "seed": seed}, **given)
-    seconds = time.perf_counter() - started
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(u.ru_utime + u.ru_stime for u in used)
     records = run.metrics
     curve = held_out_curve(run.folder)
     tokens_at = {int(record["step"]): int(record["num_tokens"]) for record in records}
@@ -245,20 +252,25 @@ three.
 This compares *settings on one small task*: it shows that each algorithm learns, what it costs and how far it moves. It
 does not rank algorithms for your task: most lines differ by less than the seeds of one line do.
 
-| algorithm | held-out score | seeds | tokens to 0.8 | seconds | peak memory | models | largest KL | clip fraction |
-|---|---|---|---|---|---|---|---|---|
 """
 
 
-FOOT = """Baseline of the starting models (one per seed): {baselines}. Tokens count prompts and completions until the
-first evaluation (every tenth step) at 0.8 or more. Seconds are those of a process with one thread beside another one.
-Peak memory is the resident set of the whole process; Python and the libraries take about 500 MB of it. KL is the mean
-over completions of log(policy / starting model), in nats per completion, the largest of every tenth step. The clip
-fraction is the mean over all steps, of tokens or, for ratios of whole completions, of completions."""
+COLUMNS = (
+    "algorithm", "held-out score", "seeds", "tokens sampled", "tokens to 0.8", "CPU seconds", "peak memory", "models",
+    "largest KL", "clip fraction",
+)  # fmt: skip
+
+FOOT = """Baseline of the starting models (one per seed): {baselines}. Tokens count prompts and completions, those to 0.8
+until the first evaluation (every tenth step) at 0.8 or more. CPU seconds are those of the whole run with one thread, its
+evaluations and the processes of its rewards included. Peak memory is the resident set of the whole process; Python and
+the libraries take about 500 MB of it. KL is the mean over completions of log(policy / starting model), in nats per
+completion, the largest of every tenth step. The clip fraction is the mean over all steps, of tokens or, for ratios of
+whole completions, of completions."""
 
 
 def write_page(results: Sequence[Mapping[str, Any]]) -> None:
-    lines = [HEAD.format(steps=STEPS, completions=STEPS * 64 * 8).rstrip("\n")]
+    lines = [HEAD.format(steps=STEPS, completions=STEPS * 64 * 8)]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     notes = []
     for name, recipe in RECIPES.items():
         runs = sorted((r for r in results if r["name"] == name), key=lambda r: r["trained"]["mean"])
@@ -291,6 +303,7 @@ def table_line(name: str, runs: Sequence[Mapping[str, Any]]) -> str:
         f"`{name}`",
         f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]",
         ", ".join(f"{r['trained']['mean']:.3f}" for r in sorted(runs, key=lambda r: r["seed"])),
+        f"{median(r['tokens'] for r in runs) / 1e6:.2f} M",
         f"{median(reached) / 1e6:.2f} M" if len(reached) == len(runs) else ("not reached" if not reached else "some"),
         f"{median(r['seconds'] for r in runs):.0f}",
         f"{median(r['peak_rss_mb'] for r in runs):.0f} MB",

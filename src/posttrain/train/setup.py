@@ -346,10 +346,10 @@ def update_notes(config: RunConfig) -> list[str]:
     algorithm, updates = config.algorithm.build(), updates_per_batch(config)
     if updates == 1 or "old" in algorithm.needs:
         return []
+    clip = "algorithm.clip_low and algorithm.clip_high, or " if hasattr(algorithm, "clip_low") else ""
     return [
         f"{algorithm.key} has no importance ratio as configured, but each batch is used for {updates} updates: "
-        "from the second on the gradient is biased; set algorithm.clip_low and algorithm.clip_high, or "
-        "train.minibatches = 1 and train.epochs = 1"
+        f"from the second on the gradient is biased; set {clip}train.minibatches = 1 and train.epochs = 1"
     ]
 
 
