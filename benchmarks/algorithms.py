@@ -260,10 +260,10 @@ COLUMNS = (
     "largest KL", "clip fraction",
 )  # fmt: skip
 
-FOOT = """Baseline of the starting models (one per seed): {baselines}. Tokens count prompts and completions, those to 0.8
-until the first evaluation (every tenth step) at 0.8 or more. CPU seconds are those of the whole run with one thread, its
-evaluations and the processes of its rewards included. Peak memory is the resident set of the whole process; Python and
-the libraries take about 500 MB of it. KL is the mean over completions of log(policy / starting model), in nats per
+FOOT = """Baseline of the starting models (one per seed): {baselines}. Tokens count prompts and completions; those to
+0.8 until the first evaluation (every tenth step) at 0.8 or more. CPU seconds are those of the run with one thread, its
+evaluations and the processes of its rewards included. Peak memory is the resident set of the whole process; Python
+and the libraries take about 500 MB of it. KL is the mean over completions of log(policy / starting model), in nats per
 completion, the largest of every tenth step. The clip fraction is the mean over all steps, of tokens or, for ratios of
 whole completions, of completions."""
 

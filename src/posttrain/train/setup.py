@@ -153,7 +153,7 @@ def policy_forward(
 
 
 def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Algorithm:
-    """`correction: auto` decided: none where the sampler's log-probabilities are the trainer's own, else its default."""
+    """`correction: auto` decided: none if the sampler computes as the trainer does, else the algorithm's own."""
     if not isinstance(algorithm, PolicyGradient) or algorithm.correction != "auto":
         return algorithm
     fresh = config.train.publish_every == 1 and config.train.max_staleness == 0
