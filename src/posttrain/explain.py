@@ -24,6 +24,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm, DataKind, Need
 from posttrain.config_names import nearest
 from posttrain.errors import ConfigError
+from posttrain.explain_correction import correction_page
 
 DATA: dict[DataKind, str] = {
     "prompts": "prompts and a reward; completions are sampled during training",
@@ -204,7 +205,8 @@ def write_docs(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     explanations = [explain(key) for key in ALGORITHMS]
-    pages = {f"{e.key}.md": e.to_markdown() for e in explanations} | {"README.md": _index(explanations)}
+    pages = {f"{e.key}.md": e.to_markdown() for e in explanations}
+    pages |= {"README.md": _index(explanations), "correction.md": correction_page()}
     for name, text in pages.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in pages]
@@ -232,7 +234,7 @@ def _matrix(explanations: list[Explanation]) -> str:
     return (
         "## One family\n\n"
         "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
-        "`policy_gradient` takes, so that any other point can be had from a config; the ninth, `correction`, any of\n"
+        "`policy_gradient` takes, so that any other point can be had from a config; the ninth, [correction](correction.md), any of\n"
         "them takes (off-policy weights and masks, decoupled PPO). A test holds each algorithm to its row.\n\n"
         + _table(("algorithm", *named), rows)
     )

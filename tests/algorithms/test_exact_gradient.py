@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -351,7 +352,12 @@ def test_pass_at_k_climbs_nearly_the_probability_that_one_of_k_is_right():
 # Unbiased, or up to a factor: what takes the place of the group
 
 
-ALONE = {"normalisation": "none", "ratio": "none", "trust_region": "none", "aggregation": "sequence_sum"}
+ALONE: dict[str, Any] = {
+    "normalisation": "none",
+    "ratio": "none",
+    "trust_region": "none",
+    "aggregation": "sequence_sum",
+}
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
@@ -387,7 +393,7 @@ def test_the_group_mean_with_a_sum_over_tokens_scales_by_g_minus_1_over_g():
 # Off-policy: the reference has written the completions
 
 
-FULL = {"level": "sequence", "action": "full"}
+FULL: dict[str, Any] = {"level": "sequence", "action": "full"}
 
 
 @pytest.mark.parametrize(

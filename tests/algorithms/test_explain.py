@@ -1,6 +1,7 @@
 """`explain`: every algorithm, under every name that people use, from what its class declares; and its page."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,12 @@ import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
+from posttrain.algorithms.correction import Correction
+from posttrain.algorithms.mismatch import CORRECTION_METRICS
+from posttrain.algorithms.named_corrections import ABOUT, NAMED
 from posttrain.errors import ConfigError
 from posttrain.explain import Explanation, explain, find, write_docs
+from posttrain.explain_correction import correction_page
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
@@ -179,6 +184,13 @@ def logged(algorithm: Algorithm) -> set[str]:
 @every_key
 def test_each_logged_metric_has_a_formula_and_each_formula_is_logged(key: str):
     assert explain(key).metrics.keys() == set().union(*map(logged, everything_on(ALGORITHMS[key])))
+
+
+def test_the_page_of_corrections_has_each_name_setting_and_metric():
+    page = correction_page()
+    assert ABOUT.keys() == NAMED.keys()
+    for name in [*NAMED, *(field.name for field in fields(Correction)), *CORRECTION_METRICS]:
+        assert f"| `{name}` |" in page
 
 
 # How it is shown

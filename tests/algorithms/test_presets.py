@@ -8,15 +8,17 @@ from tests.algorithms.test_correction import FULL_GRADIENT, SAMPLING
 from tests.conftest import pad
 from torch import Tensor
 
-from posttrain.algorithms import Algorithm
+from posttrain.algorithms import PolicyGradient
 from posttrain.config import load_config
 from posttrain.types import Batch, Experience, count_totals
 
 
-def preset(name: str, **settings) -> Algorithm:
+def preset(name: str, **settings) -> PolicyGradient:
     config = {"model": "tiny:copy", "data": {"train": "task:copy"}, "rewards": [{"name": "exact_match"}]}
     overrides = {f"algorithm.{key}": value for key, value in settings.items()}
-    return load_config(config | {"preset": name, "train": {"steps": 1}}, overrides).config.algorithm.build()
+    algorithm = load_config(config | {"preset": name, "train": {"steps": 1}}, overrides).config.algorithm.build()
+    assert isinstance(algorithm, PolicyGradient)
+    return algorithm
 
 
 def advantages(algorithm, rewards_PG: Tensor) -> Tensor:

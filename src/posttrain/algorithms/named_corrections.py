@@ -25,7 +25,24 @@ NAMED: dict[str, Correction] = {
     "bypass": Correction(anchor="sampler", action="none"),
     "trl": Correction(level="sequence", action="mask", high=3),
 }
-"""What each name stands for. decoupled is AReaL's decoupled PPO, arXiv:2505.24298; trl is TRL's default."""
+"""What each name stands for."""
+
+ABOUT: dict[str, str] = {
+    "tis": "truncated importance sampling (Your Efficient RL Framework Secretly Brings You Off-Policy RL, 2025)",
+    "seq_tis": "the same with the product over the completion, as in verl's notes on rollout correction",
+    "mis": "masked importance sampling (When Speed Kills Stability, 2025)",
+    "seq_mis": "the same with the product over the completion",
+    "icepop": "IcePop (Ring-1T, arXiv:2510.18855): a two-sided mask of tokens",
+    "kpop": "KPop (a note of the Ring team, 2026): tokens whose probability moved by a binary KL above high are masked",
+    "geo_rs": "rejection of completions by their geometric mean, with verl's bounds",
+    "seq_mask_tis": "OpenRLHF's level = seq: weights per token, completions masked by their geometric mean",
+    "m2po": "M2PO (arXiv:2510.01161): the tokens of largest log-ratio are masked until its mean square is below high",
+    "decoupled": "AReaL's decoupled PPO (arXiv:2505.24298), its weight masked above 5",
+    "a3po": "A-3PO (arXiv:2512.06547): the same, anchored by the age of the token, without a pass",
+    "bypass": "the ratio is centred at the sampler; no weight",
+    "trl": "TRL's default beside an inference server: the product over the completion, masked above 3",
+}
+"""What each name is, and where it comes from."""
 
 CorrectionName = Literal[
     "auto", "none", "tis", "seq_tis", "mis", "seq_mis", "icepop", "kpop", "geo_rs", "seq_mask_tis", "m2po", "decoupled",
