@@ -235,7 +235,8 @@ def _matrix(explanations: list[Explanation]) -> str:
         "## One family\n\n"
         "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
         "`policy_gradient` takes, so that any other point can be had from a config; the ninth,\n"
-        "[correction](correction.md), any of them takes (off-policy weights and masks, decoupled PPO). A test holds each algorithm to its row.\n\n"
+        "[correction](correction.md), any of them takes (off-policy weights and masks, decoupled PPO). A "
+        "test holds\neach algorithm to its row.\n\n"
         + _table(("algorithm", *named), rows)
     )
 
