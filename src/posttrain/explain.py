@@ -236,8 +236,7 @@ def _matrix(explanations: list[Explanation]) -> str:
         "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
         "`policy_gradient` takes, so that any other point can be had from a config; the ninth,\n"
         "[correction](correction.md), any of them takes (off-policy weights and masks, decoupled PPO). A "
-        "test holds\neach algorithm to its row.\n\n"
-        + _table(("algorithm", *named), rows)
+        "test holds\neach algorithm to its row.\n\n" + _table(("algorithm", *named), rows)
     )
 
 
