@@ -41,7 +41,7 @@ def package(tmp_path: Path) -> Path:
     for path in source.iterdir():
         if path.name != "algorithms":
             (folder / path.name).symlink_to(path)
-    for path in (source / "algorithms").glob("*.py"):
+    for path in (source / "algorithms").iterdir():
         (folder / "algorithms" / path.name).symlink_to(path)
     (folder / "algorithms" / "best_minus_second.py").write_text(algorithm)
     (tmp_path / "test_best_minus_second.py").write_text(test)

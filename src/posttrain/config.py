@@ -518,8 +518,8 @@ def _written_out(path: Path, given: Any) -> dict[str, Any]:
     """The settings of a correction that was given by its name, so that one of them can be changed by itself."""
     if path != ("algorithm", "correction") or not isinstance(given, str):
         return {}
-    from posttrain.algorithms.correction import Correction  # imports torch
-    from posttrain.algorithms.named_corrections import NAMED
+    from posttrain.algorithms.off_policy.correction import Correction  # imports torch
+    from posttrain.algorithms.off_policy.names import NAMED
 
     named = NAMED.get(given)
     return {} if named is None else TypeAdapter(Correction).dump_python(named, mode="json")

@@ -7,9 +7,9 @@ from dataclasses import fields
 
 from pydantic import TypeAdapter
 
-from posttrain.algorithms.correction import DEFAULTS, Correction
-from posttrain.algorithms.mismatch import CORRECTION_METRICS
-from posttrain.algorithms.named_corrections import ABOUT, NAMED
+from posttrain.algorithms.off_policy.correction import DEFAULTS, Correction
+from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
+from posttrain.algorithms.off_policy.names import ABOUT, NAMED
 
 _HEAD = """\
 <!-- generated from the classes: python -m posttrain.explain docs/algorithms -->

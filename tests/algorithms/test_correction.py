@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posttrain.algorithms import GRPO, REINFORCE, RLOO, PolicyGradient
 from posttrain.algorithms.base import Card
-from posttrain.algorithms.correction import Correction
-from posttrain.algorithms.named_corrections import NAMED, CorrectionName
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.names import NAMED, CorrectionName
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import clipped_policy_term, weighted
 from posttrain.errors import ConfigError

@@ -48,8 +48,8 @@ from posttrain.algorithms import (
     ReinforcePlusPlusBaseline,
     ReMax,
 )
-from posttrain.algorithms.correction import Correction
 from posttrain.algorithms.declared import biased
+from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.reinforce import MovingAverage
 from posttrain.types import Experience, Outputs, count_totals
 

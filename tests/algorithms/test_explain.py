@@ -9,9 +9,9 @@ import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
-from posttrain.algorithms.correction import Correction
-from posttrain.algorithms.mismatch import CORRECTION_METRICS
-from posttrain.algorithms.named_corrections import ABOUT, NAMED
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
+from posttrain.algorithms.off_policy.names import ABOUT, NAMED
 from posttrain.errors import ConfigError
 from posttrain.explain import Explanation, explain, find, write_docs
 from posttrain.explain_correction import correction_page

@@ -26,8 +26,8 @@ from posttrain.algorithms import (
     LitePPO,
     PolicyGradient,
 )  # fmt: skip
-from posttrain.algorithms.chosen import TABLES
-from posttrain.algorithms.parameters import AS, SOURCES, Parameters
+from posttrain.algorithms.composition.parameters import AS, SOURCES, Parameters
+from posttrain.algorithms.composition.tables import TABLES
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, count_totals
 

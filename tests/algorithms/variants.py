@@ -34,7 +34,7 @@ from posttrain.algorithms import (
     ReinforcePlusPlusBaseline,
     ReMax,
 )
-from posttrain.algorithms.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction
 
 VARIANTS: dict[str, Algorithm] = {
     "reinforce": REINFORCE(),

@@ -31,7 +31,7 @@ from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
 from posttrain.algorithms import ALGORITHMS
-from posttrain.algorithms.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.config import ModelConfig, describe_fields
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
 

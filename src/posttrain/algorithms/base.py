@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 from torch import Tensor
 
-from posttrain.algorithms.correcting import anchor_and_weigh, couple_rows
-from posttrain.algorithms.correction import Correction
 from posttrain.algorithms.declared import NEEDS, Card, DataKind, Need
 from posttrain.algorithms.metrics import common_metrics
-from posttrain.algorithms.mismatch import CORRECTION_METRICS, correction_metrics
-from posttrain.algorithms.named_corrections import CorrectionSetting, correction_of, refuse_a_second_weight
+from posttrain.algorithms.off_policy.apply import anchor_and_weigh, couple_rows
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS, correction_metrics
+from posttrain.algorithms.off_policy.names import CorrectionSetting, correction_of, refuse_a_second_weight
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
 from posttrain.errors import ConfigError

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need
-from posttrain.algorithms.chosen import Chosen, advantages_of, scored_by
-from posttrain.algorithms.composed_losses import critic_loss, without
-from posttrain.algorithms.composed_ratios import Moved
-from posttrain.algorithms.composition import Values
-from posttrain.algorithms.composition_rules import refuse
+from posttrain.algorithms.composition.card import POLICY_GRADIENT_CARD
+from posttrain.algorithms.composition.losses import critic_loss, without
+from posttrain.algorithms.composition.options import Values
+from posttrain.algorithms.composition.parameters import Parameters
+from posttrain.algorithms.composition.ratios import Moved
+from posttrain.algorithms.composition.rules import refuse
+from posttrain.algorithms.composition.tables import Chosen, advantages_of, scored_by
 from posttrain.algorithms.metrics import ratio_metrics
-from posttrain.algorithms.parameters import Parameters
-from posttrain.algorithms.policy_gradient_card import POLICY_GRADIENT_CARD
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import kl_term, weighted

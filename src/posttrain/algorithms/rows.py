@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card
+from posttrain.algorithms.composition.row import Row, row
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.row import Row, row
 from posttrain.algorithms.settings import AboveOne, NonNegative, settings
 from posttrain.algorithms.shared import KLInLoss
 

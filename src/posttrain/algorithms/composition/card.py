@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from posttrain.algorithms.composition.parameters import SOURCES
 from posttrain.algorithms.critic import VALUE_METRICS
 from posttrain.algorithms.declared import Card
 from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
@@ -12,7 +13,6 @@ from posttrain.algorithms.metrics import (
     RATIO_METRICS,
     clip_formulas,
 )
-from posttrain.algorithms.parameters import SOURCES
 
 OPEN = "the row of GRPO"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posttrain.algorithms.correcting import trainer_logprobs
-from posttrain.algorithms.correction import Correction
 from posttrain.algorithms.metrics import mean_over
+from posttrain.algorithms.off_policy.apply import trainer_logprobs
+from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.functional.corrections import (
     LEVELS,
     geometric_weight,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posttrain.algorithms.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.errors import ConfigError
 from posttrain.functional.corrections import (
     LEVELS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posttrain.algorithms.composition import Aggregation, Filter, KLPlace, Values
+from posttrain.algorithms.composition.options import Aggregation, Filter, KLPlace, Values
 from posttrain.algorithms.critic import value_term
 from posttrain.algorithms.declared import Need
 from posttrain.algorithms.deepseek_v32 import left_behind

@@ -18,7 +18,7 @@ from posttrain.errors import ConfigError
 
 @settings
 class Correction:
-    """Each named correction is one value of this record (`named_corrections`)."""
+    """Each named correction is one value of this record (`off_policy.names`)."""
 
     key: ClassVar[str] = "correction"
 

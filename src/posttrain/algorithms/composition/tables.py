@@ -8,12 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from posttrain.algorithms.composed_advantages import BASELINES
-from posttrain.algorithms.composed_losses import AGGREGATIONS, FILTERS, KL_PLACES
-from posttrain.algorithms.composed_ratios import RATIOS, Ratio, TrustRegion
-from posttrain.algorithms.composed_rewards import NORMALISATIONS, SHAPINGS
-from posttrain.algorithms.composed_trust_regions import TRUST_REGIONS
-from posttrain.algorithms.composition import (
+from posttrain.algorithms.composition.baselines import BASELINES
+from posttrain.algorithms.composition.losses import AGGREGATIONS, FILTERS, KL_PLACES
+from posttrain.algorithms.composition.options import (
     Aggregation,
     Baseline,
     Filter,
@@ -24,8 +21,11 @@ from posttrain.algorithms.composition import (
     Shaping,
     Values,
 )
+from posttrain.algorithms.composition.parameters import Parameters
+from posttrain.algorithms.composition.ratios import RATIOS, Ratio, TrustRegion
+from posttrain.algorithms.composition.rewards import NORMALISATIONS, SHAPINGS
+from posttrain.algorithms.composition.trust_regions import TRUST_REGIONS
 from posttrain.algorithms.critic import kl_before_update
-from posttrain.algorithms.parameters import Parameters
 from posttrain.types import Batch, Experience
 
 TABLES: Mapping[str, Mapping[str, Option]] = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from posttrain.algorithms.composed_ratios import Moved, Term
+from posttrain.algorithms.composition.ratios import Moved, Term
 from posttrain.algorithms.metrics import band_metrics, mean_over
 from posttrain.algorithms.topr import truncated_negatives
 from posttrain.functional import trust_regions

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posttrain.algorithms.composition import Normalisation, Shaping, Values
+from posttrain.algorithms.composition.options import Normalisation, Shaping, Values
 from posttrain.algorithms.gdpo import reward_components_of
 from posttrain.algorithms.shared import STD_EPSILON
 from posttrain.errors import ConfigError

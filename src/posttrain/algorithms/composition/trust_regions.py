@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from posttrain.algorithms import composed_covariances as covariances
-from posttrain.algorithms import composed_surrogates as surrogates
-from posttrain.algorithms import composed_weights as weights
-from posttrain.algorithms.composed_ratios import DIFFERENTIATED, WEIGHTS, TrustRegion
+from posttrain.algorithms.composition import covariances, surrogates, weights
+from posttrain.algorithms.composition.ratios import DIFFERENTIATED, WEIGHTS, TrustRegion
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 KERNEL = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}

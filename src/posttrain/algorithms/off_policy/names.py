@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag
 
-from posttrain.algorithms.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.errors import ConfigError
 
 NAMED: dict[str, Correction] = {

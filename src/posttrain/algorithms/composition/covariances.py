@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from posttrain.algorithms.composed_ratios import Moved, Term
-from posttrain.algorithms.composed_surrogates import clip
+from posttrain.algorithms.composition.ratios import Moved, Term
+from posttrain.algorithms.composition.surrogates import clip
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.shared import draw_for
 from posttrain.functional import trust_regions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posttrain.algorithms.composition import Baseline, Scored
+from posttrain.algorithms.composition.options import Baseline, Scored
 from posttrain.algorithms.critic import old_values
 from posttrain.algorithms.reinforce import MovingAverage
 from posttrain.algorithms.remax import greedy_rewards_of, with_baseline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.algorithms.composed_ratios import Moved, Term
+from posttrain.algorithms.composition.ratios import Moved, Term
 from posttrain.algorithms.metrics import band_metrics, clip_metrics, mean_over
 from posttrain.functional import trust_regions
 from posttrain.functional.masks import masked

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from posttrain.algorithms.chosen import TABLES, Chosen
-from posttrain.algorithms.parameters import Parameters
+from posttrain.algorithms.composition.parameters import Parameters
+from posttrain.algorithms.composition.tables import TABLES, Chosen
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
