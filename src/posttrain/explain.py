@@ -22,9 +22,11 @@ from pydantic import TypeAdapter
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm, DataKind, Need
+from posttrain.algorithms.off_policy import decoupled
+from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.config_names import nearest
 from posttrain.errors import ConfigError
-from posttrain.explain_correction import correction_page
+from posttrain.explain_correction import correction_page, correction_settings
 
 DATA: dict[DataKind, str] = {
     "prompts": "prompts and a reward; completions are sampled during training",
@@ -41,6 +43,7 @@ OTHER_MODELS: dict[Need, str] = {
 NUMBERS_TO_TRY = (0, 0.5, 2)
 """Off, and one value within and one beyond the unit interval: enough to see what a setting switches on."""
 WIDTH = 100
+DECOUPLED_KEY = "decoupled_ppo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,8 @@ class Explanation:
     """The facts about one algorithm; `render` is for a terminal, `to_markdown` for docs/, `to_json` for programs."""
 
     key: str
+    config: str
+    """How a config asks for it."""
     title: str
     paper: str
     summary: str
@@ -135,7 +140,7 @@ class Explanation:
         parts = [
             "<!-- generated from the class: python -m posttrain.explain docs/algorithms -->",
             f"# {self.title}",
-            f"`algorithm: {self.key}` · {self.paper}",
+            f"`{self.config}` · {self.paper}",
             self.summary,
             self.formula,
             f"**Use it when** {_as_clause(self.use_when)}",
@@ -164,10 +169,13 @@ def explain(name: str) -> Explanation:
     >>> explain("Dr. GRPO").key, explain("algorithms/dr_grpo.py").key, explain("REINFORCE Leave-One-Out").key
     ('dr_grpo', 'dr_grpo', 'rloo')
     """
-    cls = ALGORITHMS[find(name)]
+    if (key := find(name)) == DECOUPLED_KEY:
+        return _decoupled()
+    cls = ALGORITHMS[key]
     card = cls.card
     return Explanation(
         key=cls.key,
+        config=f"algorithm: {cls.key}",
         title=card.title,
         paper=card.paper,
         summary=card.summary,
@@ -185,9 +193,38 @@ def explain(name: str) -> Explanation:
     )
 
 
+def _decoupled() -> Explanation:
+    """Decoupled PPO is a correction that each algorithm takes: told like one, because people look for it by name."""
+    card, correction = decoupled.CARD, NAMED["decoupled"]
+    settings = tuple(
+        Setting(name=name, type=kind, default=getattr(correction, name), doc=doc, source=card.sources[name])
+        for name, kind, doc in correction_settings()
+    )
+    needs = tuple(need for need in _needs(ALGORITHMS["grpo"]) if need.name == "old")
+    return Explanation(
+        key=DECOUPLED_KEY,
+        config="algorithm: {name: grpo, correction: decoupled}",
+        title=card.title,
+        paper=card.paper,
+        summary=card.summary,
+        formula=inspect.cleandoc(decoupled.__doc__ or "").partition("\n")[2].strip("\n"),
+        settings=settings,
+        data_kind="prompts",
+        min_group_size=1,
+        needs=needs,
+        models=("policy, trained", "what the algorithm beside it needs"),
+        choices=card.choices,
+        use_when=card.use_when,
+        avoid_when=card.avoid_when,
+        differs=card.differs,
+        metrics=card.metrics,
+    )
+
+
 def find(name: str) -> str:
     """The key of the algorithm that `name` means; a ConfigError lists the keys."""
     known = {_plain(alias): key for key, cls in ALGORITHMS.items() for alias in _aliases(key, cls)}
+    known |= {_plain(alias): DECOUPLED_KEY for alias in (DECOUPLED_KEY, "decoupled", "AReaL")}
     path = PurePath(name)
     wanted = _plain(path.stem if path.suffix in (".py", ".md") else name)
     if wanted in known:
@@ -205,7 +242,7 @@ def write_docs(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     explanations = [explain(key) for key in ALGORITHMS]
-    pages = {f"{e.key}.md": e.to_markdown() for e in explanations}
+    pages = {f"{e.key}.md": e.to_markdown() for e in (*explanations, _decoupled())}
     pages |= {"README.md": _index(explanations), "correction.md": correction_page()}
     for name, text in pages.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -235,8 +272,9 @@ def _matrix(explanations: list[Explanation]) -> str:
         "## One family\n\n"
         "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
         "`policy_gradient` takes, so that any other point can be had from a config; the ninth,\n"
-        "[correction](correction.md), any of them takes (off-policy weights and masks, decoupled PPO). A "
-        "test holds\neach algorithm to its row.\n\n" + _table(("algorithm", *named), rows)
+        "[correction](correction.md), any of them takes (off-policy weights and masks, "
+        "[decoupled PPO](decoupled_ppo.md)).\nA test holds each algorithm to its row.\n\n"
+        + _table(("algorithm", *named), rows)
     )
 
 
@@ -310,7 +348,7 @@ def _type_name(cls: type[Algorithm], name: str, schema: dict[str, Any]) -> str:
 
 
 def _accepts(cls: type[Algorithm], given: dict[str, Any]) -> bool:
-    return _built(cls, given) is not None
+    return cls.open_composition or _built(cls, given) is not None
 
 
 def _built(cls: type[Algorithm], given: dict[str, Any]) -> Algorithm | None:

@@ -25,18 +25,17 @@ precision, other experts) and by age (`train.publish_every`). With the centre of
 
     policy / mu  =  policy / anchor  *  anchor / mu         the ratio of the algorithm, and the weight of the correction
 
-only the first has a gradient; the second multiplies the policy's part of the loss, never the KL or the entropy
-bonus.
+only the first has a gradient; the second multiplies the policy's part of the loss, never the KL or the entropy bonus.
 
 - **decoupled** (anchor = trainer): the trainer scores the tokens once more before several updates of a batch; the
   trust region stands around that, and the weight makes up for the rest.
-- **bypass** (anchor = sampler, action = none): the ratio itself is policy / mu, no pass is needed, and the
-  difference between engines uses up the clip. A weight beside it would count it twice and is refused (RULE 27).
+- **bypass** (anchor = sampler, action = none): the ratio itself is policy / mu, no pass is needed, and the difference
+  between engines uses up the clip. A weight beside it would count it twice and is refused (RULE 27).
 - **none**: the difference is ignored.
 
 `auto`, the default, is none while the sampler computes in float32 with the newest weights, and otherwise what the
-algorithm says: `tis` for most, `bypass` for CISPO, VESPO, TOPR and DPPO, whose loss is a bounded weight already
-(RULE 30).
+algorithm says: `tis` for most, `bypass` for CISPO, VESPO, TOPR and DPPO, whose loss is a bounded weight already (RULE
+30).
 
 With a reward of the whole completion the product of the token ratios is exact, and its variance grows with the
 length; a weight per token is bounded and biased. For long answers: truncate or mask per token; for mixtures of
@@ -47,11 +46,8 @@ experts rather mask.
 def correction_page() -> str:
     """Markdown: what it is, the names, the settings, the metrics."""
     names = [(f"`{name}`", _settings_of(value), ABOUT[name]) for name, value in NAMED.items()]
-    docs = TypeAdapter(Correction).json_schema()["properties"]
-    settings = [
-        (f"`{field.name}`", _allowed(docs[field.name]), f"`{_value(field.default)}`", _one_line(docs[field.name]))
-        for field in fields(Correction)
-    ]
+    defaults = {field.name: field.default for field in fields(Correction)}
+    settings = [(f"`{name}`", kind, f"`{_value(defaults[name])}`", doc) for name, kind, doc in correction_settings()]
     metrics = [(f"`{name}`", formula) for name, formula in CORRECTION_METRICS.items()]
     parts = [
         _HEAD,
@@ -64,6 +60,12 @@ def correction_page() -> str:
         _table(("metric", "formula"), metrics),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def correction_settings() -> list[tuple[str, str, str]]:
+    """(name, what is allowed, its documentation) of each setting of a correction."""
+    schema = TypeAdapter(Correction).json_schema()["properties"]
+    return [(f.name, _allowed(schema[f.name]), _one_line(schema[f.name])) for f in fields(Correction)]
 
 
 def _settings_of(correction: Correction) -> str:

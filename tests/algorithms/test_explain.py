@@ -60,6 +60,16 @@ def test_an_unknown_name_gets_the_keys_and_a_suggestion(name: str, message: str)
 # What is told
 
 
+@pytest.mark.parametrize("name", ["decoupled_ppo", "Decoupled PPO", "decoupled", "docs/algorithms/decoupled_ppo.md"])
+def test_decoupled_ppo_is_explained_like_an_algorithm_although_it_is_a_correction(name: str):
+    told = explain(name)
+    assert told.choices["correction"] == "decoupled"
+    assert {setting.name: setting.default for setting in told.settings} == vars(NAMED["decoupled"]) | {}
+    assert all(setting.doc and setting.source for setting in told.settings)
+    assert "algorithm: {name: grpo, correction: decoupled}" in told.to_markdown()
+    assert all(f"`{metric}`" in told.to_markdown() for metric in CORRECTION_METRICS)
+
+
 def test_the_formula_is_that_of_the_file():
     formula = explain("grpo").formula
     assert "A_i = (R_i - mean(R)) / (std(R) + 1e-6)" in formula

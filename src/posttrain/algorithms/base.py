@@ -36,6 +36,8 @@ class Algorithm:
     min_group_size: ClassVar[int] = 1
     learns_from_rewards: ClassVar[bool] = True
     """Of algorithms that sample: False where another teacher than a reward says what is good."""
+    open_composition: ClassVar[bool] = False
+    """Do settings decide which values of others are allowed? Explanations then list all values."""
     shared_sources: ClassVar[dict[str, str]] = {}
     """Sources of the defaults of inherited settings, as `Card.sources`."""
     shared_metrics: ClassVar[dict[str, str]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.settings import (
@@ -22,6 +22,8 @@ from posttrain.functional.trust_regions import Divergence
 @settings
 class Parameters(PolicyGradient):
     """A parameter that no chosen part reads is refused when it is given."""
+
+    open_composition: ClassVar[bool] = True
 
     baseline_decay: UnitInterval | None = None
     """baseline moving_average: weight of the old value, 0.9."""
