@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.settings import (
@@ -23,7 +23,7 @@ from posttrain.functional.trust_regions import Divergence
 class Parameters(PolicyGradient):
     """A parameter that no chosen part reads is refused when it is given."""
 
-    open_composition: ClassVar[bool] = True
+    open_composition = True
 
     baseline_decay: UnitInterval | None = None
     """baseline moving_average: weight of the old value, 0.9."""
