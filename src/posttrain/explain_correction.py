@@ -35,7 +35,7 @@ only the first has a gradient; the second multiplies the policy's part of the lo
 
 `auto`, the default, is none while the sampler computes in float32 with the newest weights, and otherwise what the
 algorithm says: `tis` for most, `bypass` for CISPO, VESPO, TOPR and DPPO, whose loss is a bounded weight already (RULE
-30).
+30), and for Kimi k1.5 and K2, whose log-ratio is to whatever sampled.
 
 With a reward of the whole completion the product of the token ratios is exact, and its variance grows with the
 length; a weight per token is bounded and biased. For long answers: truncate or mask per token; for mixtures of

@@ -361,6 +361,8 @@ class Batch:
     """The policy's own log-probabilities right before this update, without gradient: for what couples its rows."""
     correction_BT: Tensor | None = None
     """Off-policy weight of each token, 0 where it is rejected; None: no correction."""
+    coupled: bool = False
+    """Were weights that depend on each other computed over all rows of the update?"""
     prompt_weights_B: Tensor | None = None
     """1 / (prompts * trained tokens of the row's prompt) over the whole update, for a mean per prompt."""
     selected_BT: Tensor | None = None

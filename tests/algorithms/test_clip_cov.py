@@ -70,7 +70,7 @@ def test_the_draw_follows_its_rows_through_any_order(t):
         assert torch.equal(shuffled, in_order[order])
 
 
-def test_a_split_of_a_prepared_update_changes_nothing_and_of_an_unprepared_one_does(t):
+def test_a_split_of_a_prepared_update_changes_nothing_and_of_an_unprepared_one_is_refused(t):
     algorithm, batch = ClipCov(**FEW), whole_update(t)
 
     def in_parts(batch: Batch) -> float:
@@ -78,7 +78,8 @@ def test_a_split_of_a_prepared_update_changes_nothing_and_of_an_unprepared_one_d
 
     whole = algorithm.loss(t.logprobs_BT, algorithm.prepare(batch), t.totals)[0].item()
     assert in_parts(algorithm.prepare(batch)) == pytest.approx(whole, rel=1e-12)
-    assert in_parts(batch) != pytest.approx(whole, rel=1e-3)
+    with pytest.raises(ConfigError, match=r"(?s)some rows of an update.*algorithm.prepare\(batch\)"):
+        in_parts(batch)
 
 
 def test_rows_that_nobody_looked_at_before_are_taken_for_the_whole_update(t):

@@ -396,7 +396,7 @@ def test_a_ratio_to_the_sampler_takes_no_weight_as_well():
 
 
 def test_an_anchor_for_a_ratio_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match=r"(?s)without a ratio.*Write correction = tis"):
+    with pytest.raises(ConfigError, match=r"(?s)without a ratio.*Write correction = {anchor: sampler, high: 2}"):
         REINFORCE(correction="bypass")
     REINFORCE(correction="bypass", clip_low=0.2, clip_high=0.2)
 

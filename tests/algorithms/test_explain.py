@@ -102,6 +102,7 @@ def test_settings_of_its_own_come_first():
         "clip_low",
         "clip_high",
         "kl_coef",
+        "gamma",
         "entropy_coef",
         "correction",
     ]

@@ -1,9 +1,11 @@
 """Where the policy is still the one that sampled, most of the family is one algorithm: the equalities, exactly."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+from tests.algorithms.test_correction import SAMPLING
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -18,6 +20,7 @@ from posttrain.algorithms import (
     VESPO,
     ClipCov,
     GSPOToken,
+    KimiK2,
     KLCov,
     PolicyGradient,
 )
@@ -42,6 +45,26 @@ def gradient(t, algorithm: PolicyGradient, batch: Batch) -> Tensor:
     algorithm.loss(logprobs_BT, batch, t.totals)[0].backward()
     assert logprobs_BT.grad is not None
     return logprobs_BT.grad
+
+
+@pytest.mark.parametrize("correction", ["tis", "icepop", "seq_tis", "decoupled"])
+def test_one_weight_acts_alike_whether_the_ratio_is_of_a_token_or_of_the_completion(t, on_policy, correction):
+    """The weight of a token meets that token's part of a loss of whole completions, and no other's."""
+    batch = replace(on_policy, sampling_logprobs_BT=SAMPLING)
+    expected_BT = gradient(t, GRPO(correction=correction), batch)
+    weightless_BT = gradient(t, GRPO(correction="none"), on_policy)
+    assert not torch.allclose(expected_BT, weightless_BT), "a correction that does nothing would agree with anything"
+    for algorithm in (GSPO(correction=correction), GSPOToken(correction=correction), GMPO(correction=correction)):
+        torch.testing.assert_close(gradient(t, algorithm, batch), expected_BT, rtol=1e-12, atol=1e-12)
+
+
+def test_a_rejected_token_gets_no_gradient_from_a_loss_of_whole_completions(t, on_policy):
+    sampling_BT = SAMPLING.clone()
+    sampling_BT[2, 1] = -30.0
+    batch = replace(on_policy, sampling_logprobs_BT=sampling_BT)
+    for algorithm in (GSPO(correction="icepop"), GMPO(correction="icepop"), KimiK2(correction="icepop")):
+        assert gradient(t, algorithm, batch)[2, 1] == 0
+        assert (gradient(t, algorithm, batch)[2, [0, 2, 3]] != 0).all()
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,13 @@ def test_an_unscored_completion_leaves_the_loss(t):
     assert logprobs_BT.grad[3].tolist() == [0, 0, 0, 0]
 
 
+def test_with_gamma_a_token_is_credited_by_its_distance_from_the_end():
+    experience = Experience.from_rewards(torch.tensor([[1.0, 0.0]]), completion_mask_BT=torch.ones(2, 3))
+    assert RLOO(gamma=0.5).advantages(experience).tolist() == [[0.25, 0.5, 1.0], [-0.25, -0.5, -1.0]]
+    with pytest.raises(ConfigError, match=r"gamma = 0.5 with clip_low and clip_high"):
+        RLOO(gamma=0.5, clip_low=0.2, clip_high=0.2)
+
+
 def test_half_a_clip_is_refused():
     with pytest.raises(ConfigError, match=r"clip_low = None, clip_high = 0.2; allowed: both numbers, or both None"):
         RLOO(clip_high=0.2)

@@ -22,6 +22,8 @@ RENAMED = {("topr", "baseline"): "constant"}
 BESIDE_THE_ROW = {
     "ppo": {"kl_target": None, "whiten_rewards": False},
     "kimi_k2": {"ptx_coef": 0.0},
+    "rloo": {"gamma": 1.0},
+    "reinforce_plus_plus_baseline": {"gamma": 1.0},
     "distillation": {"divergence": "reverse_kl"},
     **{key: {"dynamic_sampling": True} for key in ("dapo", "clip_cov", "kl_cov")},
 }

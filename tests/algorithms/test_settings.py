@@ -201,6 +201,7 @@ EVERYTHING_ON = {
 ON_IN: dict = {
     "cispo": {"max_ratio": None},
     ("cispo", "max_ratio"): {"max_ratio": 5.0, "clip_low": None, "clip_high": None},
+    ("rloo", "gamma"): {"clip_low": None, "clip_high": None},
     "clip_cov": {"cov_low": -5.0, "cov_high": 5.0, "cov_share": 0.5},
     "dapo": {"overlong_buffer": 6},
     "dppo": {"divergence_low": 0.06, "divergence_high": 0.06},

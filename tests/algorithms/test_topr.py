@@ -51,6 +51,30 @@ def test_it_is_its_own_off_policy_correction():
     assert TOPR.auto_correction == "bypass"
 
 
+def test_the_ratio_is_to_what_sampled_wherever_that_is_known(t):
+    """Without a run, too; where the sampler gave no number, the policy before the update stands in for it."""
+    unknown_BT = t.old_BT.clone()
+    unknown_BT[1, 0] = -torch.inf
+    given = (
+        {"old_logprobs_BT": None, "sampling_logprobs_BT": t.old_BT},
+        {"old_logprobs_BT": t.old_BT - 5, "sampling_logprobs_BT": t.old_BT},
+        {"old_logprobs_BT": t.old_BT, "sampling_logprobs_BT": unknown_BT},
+    )
+    for numbers in given:
+        loss, _ = TOPR().loss(t.logprobs_BT, replace(t.batch(), **numbers), t.totals)
+        assert loss.item() == pytest.approx(0.1340704341, rel=1e-8)
+
+
+def test_a_rejected_token_is_not_part_of_the_ratio(t):
+    """The bad answer's other token has risen: without the fallen one it is not tapered."""
+    sampling_BT = t.old_BT.clone()
+    sampling_BT[1, 0] -= 3  # weight exp(3): rejected
+    batch = replace(t.batch(), sampling_logprobs_BT=sampling_BT)
+    logprobs_BT = t.logprobs_BT
+    TOPR(correction={"action": "mask", "low": 0.5, "high": 1.5}).loss(logprobs_BT, batch, t.totals)[0].backward()
+    assert logprobs_BT.grad[1, :2].tolist() == pytest.approx([0, 0.175])
+
+
 def test_with_the_bypass_the_ratio_is_to_what_sampled(t):
     """The trainer's old log-probabilities are given as well, and are not what is compared with."""
     batch = replace(t.batch(), old_logprobs_BT=t.old_BT - 5, sampling_logprobs_BT=t.old_BT)

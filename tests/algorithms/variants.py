@@ -175,7 +175,7 @@ DIVIDED_BY_STD = {VARIANTS[name].key for name in GROUP_RELATIVE} - NOT_DIVIDED
 """Keys of those among them whose advantages do not grow with the scale of the rewards."""
 COUNTING_MASKED = {"composed counting"}
 """Variants in which rows that train nothing stay in the denominator, on request."""
-WEIGHED_BY_THE_POLICY = {"rloo weighed by the sampler"}
-"""Variants with a weight that moves with the policy and is a constant for the gradient."""
+WEIGHED_BY_THE_POLICY = {"rloo weighed by the sampler", "gspo masked"}
+"""Variants with a weight that is a constant for the gradient although the value moves with the policy."""
 STRAIGHT_THROUGH = {"gspo_token", "cispo", "vespo", "dppo", "topr"}
 """Keys of those whose gradient is not that of their value: it holds a factor that is a constant for the gradient."""

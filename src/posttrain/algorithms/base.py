@@ -20,6 +20,7 @@ from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS, correcti
 from posttrain.algorithms.off_policy.names import CorrectionSetting, correction_of, refuse_a_second_weight
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
+from posttrain.algorithms.whole_update import require_whole_update
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
@@ -120,6 +121,8 @@ class PolicyGradient(Algorithm):
         self, loss: Tensor, metrics: Metrics, outputs: Outputs, batch: Batch, totals: Totals
     ) -> tuple[Tensor, Metrics]:
         """How every loss ends: with the entropy bonus and the metrics that all have in common."""
+        if self.off_policy is not None and self.off_policy.couples_rows and not batch.coupled:
+            require_whole_update(batch, totals, "old_logprobs_BT or current_logprobs_BT")
         loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
         return loss, metrics | common_metrics(outputs, batch) | correction_metrics(self.off_policy, outputs, batch)
 

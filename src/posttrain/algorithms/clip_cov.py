@@ -21,6 +21,7 @@ from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
 from posttrain.algorithms.settings import Finite, NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import advantages_of, clipped_policy_term, draw_for, group_normalized, weighted
+from posttrain.algorithms.whole_update import require_whole_update
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import stopped_by_clip, token_ratio
 from posttrain.functional.reductions import token_mean
@@ -81,7 +82,8 @@ class ClipCov(PolicyGradient):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
         chosen_BT, mask_BT = batch.selected_BT, batch.completion_mask_BT
-        if chosen_BT is None:  # these rows are the whole update
+        if chosen_BT is None:
+            require_whole_update(batch, totals, "current_logprobs_BT")
             chosen_BT = self._select(outputs.logprobs_BT.detach(), batch)
         loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
         loss = token_mean(masked(weighted(loss_BT, batch), ~chosen_BT), mask_BT, totals.tokens)

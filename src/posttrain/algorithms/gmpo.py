@@ -26,7 +26,7 @@ from posttrain.algorithms.metrics import (
     ratio_metrics,
 )
 from posttrain.algorithms.settings import NonNegative, settings
-from posttrain.algorithms.shared import advantages_of, group_normalized, per_completion, weighted
+from posttrain.algorithms.shared import advantages_of, group_normalized, per_completion, weighted_completions
 from posttrain.functional.ratios import log_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.functional.trust_regions import log_clip
@@ -58,7 +58,7 @@ class GMPO(PolicyGradient):
         advantage_B1 = per_completion(advantages_of(batch), mask_BT)
         z_BT = log_clip(d_BT, advantage_B1, self.clip_low, self.clip_high)
         loss_B1 = -advantage_B1 * per_completion(z_BT, mask_BT).exp()
-        loss = sequence_mean(weighted(loss_B1.expand(mask_BT.shape), batch), mask_BT, totals.sequences)
+        loss = sequence_mean(weighted_completions(loss_B1, outputs, batch), mask_BT, totals.sequences)
         metrics = band_metrics(d_BT < -self.clip_low, d_BT > self.clip_high, advantage_B1, mask_BT)
         return self.finish(loss, metrics | ratio_metrics(d_BT, mask_BT), outputs, batch, totals)
 

@@ -33,7 +33,7 @@ from posttrain.algorithms.shared import (
     kl_term,
     per_completion,
     refuse_k1_in_loss,
-    weighted,
+    weighted_completions,
 )
 from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_ratio
 from posttrain.functional.reductions import sequence_mean
@@ -74,7 +74,7 @@ class GSPO(PolicyGradient):
         ratio_B1 = sequence_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
         advantage_B1 = per_completion(advantages_of(batch), mask_BT)
         loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
-        loss_BT = weighted(loss_B1.expand(mask_BT.shape), batch)
+        loss_BT = weighted_completions(loss_B1, outputs, batch)
         loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
         nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)

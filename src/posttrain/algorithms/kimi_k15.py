@@ -33,6 +33,7 @@ SQUARED_LOG_RATIO = {
 class KimiK15(PolicyGradient):
     key: ClassVar[str] = "kimi_k15"
     min_group_size: ClassVar[int] = 2
+    auto_correction: ClassVar[str] = "bypass"
 
     tau: NonNegative = 0.1
     """Strength of the pull to the policy at the start of the update."""

@@ -18,7 +18,7 @@ from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
 from posttrain.algorithms.settings import Count, NonNegative, Positive, settings
-from posttrain.algorithms.shared import advantages_of, per_completion, weighted
+from posttrain.algorithms.shared import advantages_of, per_completion, weighted_completions
 from posttrain.functional.baselines import center_by_group
 from posttrain.functional.ratios import log_ratio, sequence_log_ratio
 from posttrain.functional.reductions import sequence_mean
@@ -30,6 +30,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 class KimiK2(PolicyGradient):
     key: ClassVar[str] = "kimi_k2"
     min_group_size: ClassVar[int] = 2
+    auto_correction: ClassVar[str] = "bypass"
 
     tau: Positive = 0.1
     """Strength of the pull to the policy at the start of the update. The gradient is proportional to it, so with plain
@@ -58,7 +59,7 @@ class KimiK2(PolicyGradient):
         mask_BT = batch.completion_mask_BT
         log_ratio_B1 = sequence_log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
         residual_B1 = per_completion(advantages_of(batch), mask_BT) - self.tau * log_ratio_B1
-        loss_BT = weighted(residual_B1.square().expand(mask_BT.shape), batch)
+        loss_BT = weighted_completions(residual_B1.square(), outputs, batch)
         metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
         metrics["policy/squared_log_ratio"] = mean_over(log_ratio_B1.square(), mask_BT.any(dim=-1, keepdim=True))
         return self.finish(sequence_mean(loss_BT, mask_BT, totals.sequences), metrics, outputs, batch, totals)

@@ -20,6 +20,7 @@ from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, weighted
+from posttrain.algorithms.whole_update import require_whole_update
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import log_ratio
 from posttrain.functional.reductions import token_mean
@@ -64,7 +65,8 @@ class KLCov(PolicyGradient):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
         chosen_BT, mask_BT = batch.selected_BT, batch.completion_mask_BT
-        if chosen_BT is None:  # these rows are the whole update
+        if chosen_BT is None:
+            require_whole_update(batch, totals, "current_logprobs_BT")
             chosen_BT = self._select(outputs.logprobs_BT.detach(), batch)
         d_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
         held_BT = self.penalty * masked(d_BT.abs(), chosen_BT)

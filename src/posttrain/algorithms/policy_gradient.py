@@ -26,9 +26,10 @@ from posttrain.algorithms.composition.tables import Chosen, advantages_of, score
 from posttrain.algorithms.metrics import ratio_metrics
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
-from posttrain.algorithms.shared import kl_term, weighted
+from posttrain.algorithms.shared import kl_term, weighted, weighted_completions
+from posttrain.algorithms.whole_update import require_whole_update
 from posttrain.functional.ratios import log_ratio
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Totals, count_totals
 
 
 @settings
@@ -95,10 +96,9 @@ class ComposedPolicyGradient(Parameters):
         return MovingAverage() if "baseline_decay" in self.values else None
 
     def next_state(self, state: MovingAverage | None, experience: Experience) -> MovingAverage | None:
-        if state is None:
-            return None
         shaped = self.chosen.shaping.shaped(self.values, experience)
-        return REINFORCE(baseline_decay=self.values["baseline_decay"]).next_state(state, shaped)
+        decayed = REINFORCE(baseline_decay=self.values.get("baseline_decay", 0.0))
+        return None if state is None else decayed.next_state(state, shaped)
 
     def advantages(self, experience: Experience, state: Any = None) -> Tensor:
         self.require_group(experience)
@@ -109,8 +109,7 @@ class ComposedPolicyGradient(Parameters):
         batch = Batch.from_experience(baseline.comparable(experience), advantages_BT)
         if baseline.returns is None:
             return batch
-        scored = scored_by(self.chosen, self.values, experience, state)
-        return replace(batch, returns_BT=baseline.returns(scored))
+        return replace(batch, returns_BT=baseline.returns(scored_by(self.chosen, self.values, experience, state)))
 
     def prepare(self, batch: Batch) -> Batch:
         batch = super().prepare(batch)
@@ -121,26 +120,27 @@ class ComposedPolicyGradient(Parameters):
         outputs, started = self.start(batch.current_logprobs_BT, batch)
         return replace(batch, selected_BT=self._moved(outputs, started).batch.selected_BT)
 
-    def _moved(self, outputs: Outputs, batch: Batch) -> Moved:
+    def _moved(self, outputs: Outputs, batch: Batch, totals: Totals | None = None) -> Moved:
         """With the tokens that are chosen among all; without `prepare` these rows are the whole update."""
         moved = Moved(values=self.values, outputs=outputs, batch=batch, ratio_of=self.chosen.ratio.ratio)
         select = self.chosen.trust_region.select
         if select is None or batch.selected_BT is not None:
             return moved
+        require_whole_update(batch, totals or count_totals(batch), "current_logprobs_BT")
         return replace(moved, batch=replace(batch, selected_BT=select(moved)))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
         p, chosen, mask_BT = self.values, self.chosen, batch.completion_mask_BT
-        term = chosen.trust_region.term(self._moved(outputs, batch))
+        term = chosen.trust_region.term(self._moved(outputs, batch, totals))
         metrics = term.metrics | ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
-        policy_BT = term.policy.expand(mask_BT.shape)
+        whole = term.policy.shape != mask_BT.shape
+        loss_BT = weighted_completions(term.policy, outputs, batch) if whole else weighted(term.policy, batch)
         if chosen.filter.drop is not None:
-            policy_BT, dropped = without(chosen.filter.drop(p, outputs, batch), policy_BT, mask_BT)
+            loss_BT, dropped = without(chosen.filter.drop(p, outputs, batch), loss_BT, mask_BT)
             metrics |= dropped
-        loss_BT = weighted(policy_BT, batch) + term.penalty
-        if chosen.kl.in_loss:
-            loss_BT = loss_BT + kl_term(outputs, batch, p["kl_coef"], p["kl_estimator"])
+        kl = kl_term(outputs, batch, p["kl_coef"], p["kl_estimator"]) if chosen.kl.in_loss else 0.0
+        loss_BT = loss_BT + term.penalty + kl
         loss = chosen.aggregation.reduce(p, loss_BT, batch, totals)
         if chosen.baseline.returns is not None:
             value, value_metrics = critic_loss(p, outputs, batch, totals)

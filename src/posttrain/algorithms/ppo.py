@@ -34,6 +34,7 @@ from posttrain.algorithms.critic import (
 from posttrain.algorithms.ppo_card import PPO_CARD
 from posttrain.algorithms.settings import AboveOne, NonNegative, Positive, UnitInterval, settings
 from posttrain.algorithms.shared import clipped_policy_term, weighted
+from posttrain.algorithms.whole_update import require_whole_update
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import whiten
 from posttrain.functional.gae import gae
@@ -134,6 +135,8 @@ class PPO(PolicyGradient):
         loss_BT, metrics = clipped_policy_term(outputs, weighed, self.clip_low, self.clip_high, self.dual_clip)
         loss = token_mean(weighted(loss_BT, weighed), mask_BT, totals.tokens)
         if outputs.values_BT is not None or batch.values_BT is not None:
+            if batch.returns_BT is None and self.whiten_rewards:
+                require_whole_update(batch, totals, "the returns of algorithm.to_batch")
             returns_BT = self._estimate(batch, self.kl_coef)[1] if batch.returns_BT is None else batch.returns_BT
             value_BT, value_metrics = value_term(outputs, batch, returns_BT.detach(), self.value_clip)
             loss = loss + self.value_coef * token_mean(value_BT, mask_BT, totals.tokens)

@@ -17,7 +17,8 @@ from torch import Tensor
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.settings import NonNegative, settings
+from posttrain.algorithms.returns import discounted
+from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import clipped_policy_term, kl_term, weighted
 from posttrain.functional.baselines import center_by_group, whiten
 from posttrain.functional.reductions import token_mean
@@ -35,6 +36,9 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
     """Raising a token's ratio above 1 + clip_high gains nothing more."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference in the loss (k2). 0 also means: no reference model is loaded."""
+    gamma: UnitInterval = 1.0
+    """Discount per token: before whitening, the advantage of a token is that of the completion times gamma for each
+    token after it."""
     whiten_over: Literal["tokens", "sequences"] = "tokens"
     """What counts once in the mean and the variance: each token, so that long completions dominate, or each
     completion."""
@@ -49,7 +53,7 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
-        centered_BT = experience.broadcast(center_by_group(experience.rewards_PG, experience.scored_PG))
+        centered_BT = discounted(experience, center_by_group(experience.rewards_PG, experience.scored_PG), self.gamma)
         mean = "subtract" if self.center else "keep"
         return whiten(centered_BT, experience.scored_mask_BT, over=self.whiten_over, mean=mean)
 
@@ -87,6 +91,7 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
             "clip_low": "0.2: OpenRLHF, verl",
             "clip_high": "0.2: OpenRLHF, verl",
             "kl_coef": "0: verl; OpenRLHF uses 0.01",
+            "gamma": "1: OpenRLHF, verl",
             "whiten_over": "tokens: the paper's implementations",
             "center": "true: the paper",
         },

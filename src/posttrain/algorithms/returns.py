@@ -30,6 +30,12 @@ def token_returns(experience: Experience, kl_coef: float, gamma: float) -> Tenso
     return return_to_go(rewards_BT, mask_BT, gamma)
 
 
+def discounted(experience: Experience, advantages_PG: Tensor, gamma: float) -> Tensor:
+    """`[B, T]` the advantage of the completion on each trained token, times gamma for each trained token after it."""
+    mask_BT = experience.scored_mask_BT
+    return return_to_go(place_on_last_token(advantages_PG.reshape(-1), mask_BT), mask_BT, gamma)
+
+
 def policy_term(
     outputs: Outputs, batch: Batch, clip_low: float | None, clip_high: float | None
 ) -> tuple[Tensor, Metrics]:

@@ -23,8 +23,17 @@ from posttrain.algorithms.metrics import (
     clip_metrics,
     ratio_metrics,
 )
-from posttrain.algorithms.settings import NonNegative, settings
-from posttrain.algorithms.shared import advantages_of, per_completion, refuse_half_a_clip, sampled_kl, weighted
+from posttrain.algorithms.returns import discounted
+from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
+from posttrain.algorithms.shared import (
+    advantages_of,
+    per_completion,
+    refuse_half_a_clip,
+    sampled_kl,
+    weighted,
+    weighted_completions,
+)
+from posttrain.errors import ConfigError
 from posttrain.functional.baselines import has_signal, leave_one_out_mean
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio
@@ -43,9 +52,17 @@ class RLOO(PolicyGradient):
     """The same from above, at 1 + clip_high. Set both or neither."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference, subtracted from the reward of the whole completion (k1)."""
+    gamma: UnitInterval = 1.0
+    """Discount per token: the advantage of a token is that of the completion times gamma for each token after it."""
 
     def __post_init__(self) -> None:
         refuse_half_a_clip(self.clip_low, self.clip_high)
+        if self.clip_low is not None and self.gamma != 1:
+            raise ConfigError(
+                given=f"gamma = {self.gamma} with clip_low and clip_high, which give the completion one ratio",
+                allowed="gamma = 1, or no clip",
+                fix="Leave gamma out, or clip_low and clip_high.",
+            )
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -59,7 +76,8 @@ class RLOO(PolicyGradient):
         if self.kl_coef:
             rewards_PG = rewards_PG - self.kl_coef * sampled_kl(experience).sum(dim=-1).reshape(rewards_PG.shape)
         advantages_PG = rewards_PG - leave_one_out_mean(rewards_PG, scored_PG)
-        return experience.broadcast(masked(advantages_PG, scored_PG & has_signal(rewards_PG, scored_PG)))
+        advantages_PG = masked(advantages_PG, scored_PG & has_signal(rewards_PG, scored_PG))
+        return discounted(experience, advantages_PG, self.gamma)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
@@ -73,7 +91,7 @@ class RLOO(PolicyGradient):
             ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
             nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)
             loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
-            loss = sequence_mean(weighted(loss_B1.expand(mask_BT.shape), batch), mask_BT, totals.sequences)
+            loss = sequence_mean(weighted_completions(loss_B1, outputs, batch), mask_BT, totals.sequences)
             metrics |= clip_metrics(ratio_B1, advantage_B1, nonempty_B1, self.clip_low, self.clip_high)
         return self.finish(loss, metrics, outputs, batch, totals)
 
@@ -104,6 +122,7 @@ class RLOO(PolicyGradient):
             "clip_low": "off: the paper; TRL uses 0.2",
             "clip_high": "off: the paper; TRL uses 0.2",
             "kl_coef": "0 here; the paper uses 0.03, TRL 0.05, OpenRLHF 0.01",
+            "gamma": "1: the paper",
         },
         metrics=RATIO_METRICS | clip_formulas("completions", "q") | KL_METRICS | ENTROPY_METRICS,
     )

@@ -14,7 +14,7 @@ from posttrain.functional.baselines import center_by_group, group_std
 from posttrain.functional.kl import k1, kl_estimate
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio
-from posttrain.functional.reductions import token_mean
+from posttrain.functional.reductions import split_over_tokens, token_mean
 from posttrain.functional.trust_regions import random_numbers
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
@@ -64,6 +64,13 @@ def draw_for(batch: Batch, seed: int) -> Tensor:
 def weighted(loss_BT: Tensor, batch: Batch) -> Tensor:
     """The policy term times the off-policy weight of each token, where there is a correction; never the KL term."""
     return loss_BT if batch.correction_BT is None else batch.correction_BT * loss_BT
+
+
+def weighted_completions(loss_B1: Tensor, outputs: Outputs, batch: Batch) -> Tensor:
+    """`[B, T]`: a loss per completion on each of its tokens; an off-policy weight acts on each token's own part."""
+    if batch.correction_BT is None:
+        return loss_B1.expand(batch.completion_mask_BT.shape)
+    return batch.correction_BT * split_over_tokens(loss_B1, outputs.logprobs_BT, batch.completion_mask_BT)
 
 
 def reference_of(batch: Batch, setting: str) -> Tensor:

@@ -83,8 +83,16 @@ class TOPR(PolicyGradient):
 
 @torch.no_grad()
 def truncated_negatives(outputs: Outputs, batch: Batch) -> Tensor:
-    """`[B, 1]`: 1 for a completion with A >= 0, min(q, 1) for one with A < 0."""
-    mask_BT = batch.completion_mask_BT
-    ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+    """`[B, 1]`: 1 for a completion with A >= 0, min(q, 1) for one with A < 0.
+
+    Where the sampler reported no finite log-probability, the policy before the update stands in for it. A token that a
+    correction rejects is not part of q (RULE 25).
+    """
+    mask_BT, sampled_BT = batch.completion_mask_BT, batch.old_logprobs_BT
+    if batch.sampling_logprobs_BT is not None:
+        before_BT = outputs.logprobs_BT if sampled_BT is None else sampled_BT
+        sampled_BT = torch.where(batch.sampling_logprobs_BT.isfinite(), batch.sampling_logprobs_BT, before_BT)
+    kept_BT = mask_BT if batch.correction_BT is None else mask_BT & (batch.correction_BT != 0)
+    ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, sampled_BT, kept_BT)
     negative_B1 = per_completion(advantages_of(batch), mask_BT) < 0
     return torch.where(negative_B1, ratio_B1.clamp(max=1), torch.ones_like(ratio_B1))

@@ -64,10 +64,10 @@ def adaptive_kl_coef(coef: float, kl: float, target: float, sequences: int, *, h
     """The next KL coefficient: coef * (1 + e * sequences / horizon), e = clip(kl / target - 1, -0.2, 0.2).
 
     From arXiv:1909.08593, where kl is the mean over sequences of the *sum* over each sequence; a target in another unit
-    is another target.
+    is another target. However many sequences there are, one batch changes it by no more than a factor of 2 downwards.
 
     >>> round(adaptive_kl_coef(0.2, kl=9.0, target=6.0, sequences=512), 6)
     0.202048
     """
     error = min(0.2, max(-0.2, kl / target - 1))
-    return coef * (1 + error * sequences / horizon)
+    return coef * max(0.5, 1 + error * sequences / horizon)

@@ -6,9 +6,23 @@ sum of the micro-batch results does not depend on the split. `x_BT` outside the 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from posttrain.functional.masks import masked
+
+
+def split_over_tokens(x_B1: Tensor, logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, T]`: a loss of whole completions told token by token, so that a weight acts on each token's own part.
+
+    The value of every token is the completion's; its gradient is its own share, |i| * dx/dlogprobs_t, so that the mean
+    over the tokens has exactly the gradient of x. For GSPO's loss this is GSPO-token's (arXiv:2507.18071, eq. 14).
+    """
+    if not x_B1.requires_grad:
+        return x_B1.expand(mask_BT.shape)
+    (share_BT,) = torch.autograd.grad(x_B1.sum(), logprobs_BT, retain_graph=True)
+    moved_BT = masked(logprobs_BT - logprobs_BT.detach(), mask_BT)
+    return x_B1.detach() + mask_BT.sum(dim=-1, keepdim=True) * share_BT * moved_BT
 
 
 def token_mean(x_BT: Tensor, mask_BT: Tensor, tokens: int) -> Tensor:

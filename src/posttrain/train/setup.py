@@ -221,10 +221,12 @@ def auxiliary(
 def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:
     """Only from the second update of a batch on does the policy differ from the one it started from (RULE 6).
 
-    Nor does a ratio that is centred elsewhere need it.
+    With dropout it does at once: what the update computes is not what the policy would say. A ratio that is centred
+    elsewhere needs no pass.
     """
+    dropout = config.lora is not None and config.lora.dropout > 0
     at_trainer = not isinstance(algorithm, PolicyGradient) or algorithm.anchors_at_trainer
-    return "old_for_advantages" in algorithm.needs or (updates_per_batch(config) > 1 and at_trainer)
+    return "old_for_advantages" in algorithm.needs or ((updates_per_batch(config) > 1 or dropout) and at_trainer)
 
 
 def updates_per_batch(config: RunConfig) -> int:
@@ -314,7 +316,7 @@ def online(
         feed,
         measure,
         [prompt.ids for prompt in train.prompts[:4]],
-        [*prompt_notes(train, heldout), *update_notes(config)],
+        [*prompt_notes(train, heldout), *update_notes(config), *mark_notes(config)],
     )
 
 
@@ -339,6 +341,20 @@ def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Pr
         return train, PromptSet(prompts=())
     heldout = render_prompts(rows.heldout, config.data, renderer, max_prompt_length=room, what="held-out data")
     return train, heldout
+
+
+def mark_notes(config: RunConfig) -> list[str]:
+    """Where an algorithm asks whether an answer is correct, it looks at the weighted sum of all rewards."""
+    algorithm = config.algorithm.build()
+    asks = [name for name in ("correct_at",) if getattr(algorithm, name, None) is not None]
+    asks += ["signal"] if "signal" in algorithm.needs else []
+    if not asks or len(config.rewards) < 2:
+        return []
+    return [
+        f"{algorithm.key} decides by the weighted sum of {len(config.rewards)} rewards which answers are right "
+        f"({', '.join(asks)}): a reward for length or format makes groups of wrong answers look informative; prefer "
+        "one reward for correctness, and shape lengths by the algorithm's own settings"
+    ]
 
 
 def update_notes(config: RunConfig) -> list[str]:

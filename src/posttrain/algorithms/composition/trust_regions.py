@@ -40,9 +40,17 @@ TRUST_REGIONS = {
     "log_clip": TrustRegion(term=surrogates.log_clip, ratios=("sequence",), reads={"clip_low": 0.4, "clip_high": 0.4}),
     "truncated_negatives": TrustRegion(term=weights.negatives, ratios=("sequence_product",), auto_correction="bypass"),
     "squared_log_ratio": TrustRegion(
-        term=surrogates.squared_log_ratio, ratios=("none",), reads={"tau": 0.1}, needs=frozenset({"old"})
+        term=surrogates.squared_log_ratio,
+        ratios=("none",),
+        reads={"tau": 0.1},
+        needs=frozenset({"old"}),
+        auto_correction="bypass",
     ),
     "regression": TrustRegion(
-        term=surrogates.regression, ratios=("none",), reads={"tau": 0.1}, needs=frozenset({"old"})
+        term=surrogates.regression,
+        ratios=("none",),
+        reads={"tau": 0.1},
+        needs=frozenset({"old"}),
+        auto_correction="bypass",
     ),
 }

@@ -89,7 +89,7 @@ def couple_rows(correction: Correction | None, batch: Batch) -> Batch:
     before_BT = batch.old_logprobs_BT if correction.anchor == "trainer" else batch.current_logprobs_BT
     if before_BT is None:
         return batch  # nobody has looked at the policy yet: the loss takes its rows for the whole update
-    return _with_weights(correction, before_BT.detach(), batch)
+    return replace(_with_weights(correction, before_BT.detach(), batch), coupled=True)
 
 
 def anchor_and_weigh(correction: Correction | None, outputs: Outputs, batch: Batch) -> Batch:

@@ -70,15 +70,15 @@ def refuse_a_second_weight(correction: Correction | None, *, has_ratio: bool) ->
     """RULE 27: a ratio around the sampler holds the weight already. An anchor that nothing reads is a mistake, too."""
     if correction is None:
         return
-    if has_ratio and correction.anchor == "sampler" and correction.weighs:
+    if has_ratio and correction.anchor == "sampler" and correction.action not in ("none", "reject"):
         raise ConfigError(
             given=f"correction: anchor = sampler, action = {correction.action}, with a ratio",
-            allowed="action = none with anchor = sampler, or a weight with anchor = trainer",
+            allowed="action = none or reject with anchor = sampler, or a weight with anchor = trainer",
             fix="Write correction = bypass, or correction = tis; both would count trainer / sampler twice.",
         )
     if not has_ratio and not correction.weighs:
         raise ConfigError(
             given=f"correction: anchor = {correction.anchor}, action = none, without a ratio",
             allowed="a weight",
-            fix="Write correction = tis: there is no ratio to anchor.",
+            fix="Write correction = {anchor: sampler, high: 2}, a weight of policy / sampler, or correction = tis.",
         )
