@@ -14,7 +14,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm, DataKind, Need
+from posttrain.algorithms.composition.about import ABOUT
 from posttrain.algorithms.off_policy import decoupled
 from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.config_names import nearest
@@ -98,6 +99,8 @@ class Explanation:
     avoid_when: str
     differs: tuple[str, ...]
     metrics: dict[str, str]
+    options: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Choice -> name that it takes -> what that is; only where the choices are settings."""
 
     @property
     def data(self) -> list[str]:
@@ -122,9 +125,10 @@ class Explanation:
             "Data": _listed(self.data),
             "Needs": _listed([f"{n.name} ({n.when}): {n.meaning}" for n in self.needs]) or ["nothing more"],
             "Models in memory": _listed(self.models),
-            "Choices": _listed([f"{name}: {choice}" for name, choice in self.choices.items()]),
+            "Choices": _listed(_pairs(self.choices)),
+            **{f"Options of {choice}": _listed(_pairs(options)) for choice, options in self.options.items()},
             "Differs from the paper and from other implementations": _listed(self.differs),
-            "Metrics": _listed([f"{name}: {formula}" for name, formula in self.metrics.items()]),
+            "Metrics": _listed(_pairs(self.metrics)),
         }
         head = f"{self.title}  [{self.key}]\n{self.paper}\n\n{_wrapped(self.summary)}\n"
         bodies = (f"{name}\n" + textwrap.indent("\n".join(lines), "  ") for name, lines in sections.items() if lines)
@@ -153,6 +157,7 @@ class Explanation:
             "Models in memory:\n\n" + _bullets(self.models),
             "## Choices",
             _table(("choice", "here"), list(self.choices.items())),
+            *_option_tables(self.options),
             "## How it differs from the paper and from other implementations",
             _bullets(self.differs) if self.differs else "It does not.",
             "## Metrics",
@@ -190,6 +195,7 @@ def explain(name: str) -> Explanation:
         avoid_when=card.avoid_when,
         differs=card.differs,
         metrics=card.metrics | cls.shared_metrics,
+        options=ABOUT if cls.open_composition else {},
     )
 
 
@@ -420,6 +426,15 @@ def _listed(lines: Sequence[str]) -> list[str]:
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _pairs(told: dict[str, str]) -> list[str]:
+    return [f"{name}: {about}" for name, about in told.items()]
+
+
+def _option_tables(options: dict[str, dict[str, str]]) -> Iterator[str]:
+    for choice, abouts in options.items():
+        yield _table((choice, "what it is"), [(f"`{name}`", about) for name, about in abouts.items()])
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

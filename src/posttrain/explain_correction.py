@@ -62,6 +62,11 @@ def correction_page() -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
+def is_correction(name: str) -> bool:
+    """Does the page tell of it? `decoupled` has a page of its own, decoupled_ppo."""
+    return name == "correction" or (name in NAMED and name != "decoupled")
+
+
 def correction_settings() -> list[tuple[str, str, str]]:
     """(name, what is allowed, its documentation) of each setting of a correction."""
     schema = TypeAdapter(Correction).json_schema()["properties"]

@@ -9,12 +9,14 @@ import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
+from posttrain.algorithms.composition.about import ABOUT as OPTIONS
+from posttrain.algorithms.composition.tables import TABLES
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
 from posttrain.algorithms.off_policy.names import ABOUT, NAMED
 from posttrain.errors import ConfigError
 from posttrain.explain import Explanation, explain, find, write_docs
-from posttrain.explain_correction import correction_page
+from posttrain.explain_correction import correction_page, is_correction
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
@@ -204,6 +206,20 @@ def test_the_page_of_corrections_has_each_name_setting_and_metric():
         assert f"| `{name}` |" in page
 
 
+def test_a_correction_is_not_taken_for_an_algorithm_nor_an_algorithm_for_a_correction():
+    names = [name for name in ("correction", *NAMED) if is_correction(name)]
+    assert names == ["correction", *(name for name in NAMED if name != "decoupled")]
+    for name in names:
+        with pytest.raises(ConfigError, match="there is no algorithm"):
+            find(name)
+
+
+def test_each_option_of_the_open_composition_is_told_and_no_other():
+    assert {choice: set(told) for choice, told in OPTIONS.items()} == {c: set(table) for c, table in TABLES.items()}
+    assert list(OPTIONS) == list(TABLES)
+    assert all(about.strip() for told in OPTIONS.values() for about in told.values())
+
+
 # How it is shown
 
 
@@ -234,6 +250,19 @@ def test_the_page_has_a_row_for_each_setting_and_metric(key: str):
     for name in [s.name for s in explanation.settings] + list(explanation.metrics):
         assert f"| `{name}` |" in page
     assert "\\|A\\|" in page or "|A|" not in page
+
+
+def test_the_open_composition_shows_what_each_option_is():
+    explanation = explain("policy_gradient")
+    text, page = explanation.render(), explanation.to_markdown()
+    assert explanation.options == OPTIONS
+    for choice, told in OPTIONS.items():
+        assert f"\nOptions of {choice}\n" in text
+        assert f"\n| {choice} | what it is |\n" in page
+        for name, about in told.items():
+            assert f"\n  - {name}: " in text
+            assert f"\n| `{name}` | {about.replace('|', chr(92) + '|')} |\n" in page
+    assert not explain("grpo").options
 
 
 def test_the_committed_pages_are_the_generated_ones(tmp_path: Path):

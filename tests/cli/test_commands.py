@@ -68,6 +68,8 @@ COMMANDS = (
     "check",
     "explain",
     "explain grpo",
+    "explain correction",
+    "explain tis",
     "data check train.jsonl",
     "data check train.jsonl --model model",
     "train run.yaml --dry-run",

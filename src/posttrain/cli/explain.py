@@ -26,14 +26,20 @@ def explain(
       posttrain explain
       posttrain explain grpo
       posttrain explain "Dr. GRPO" --json
+      posttrain explain correction
     """
     from posttrain.algorithms import ALGORITHMS
     from posttrain.explain import explain as explain_algorithm
+    from posttrain.explain_correction import correction_page, is_correction
 
     if algorithm is None:
         summaries = {key: cls.card.summary for key, cls in ALGORITHMS.items()}
         width = max(map(len, summaries))
         answer(summaries, "\n".join(f"{key:<{width}}  {text}" for key, text in summaries.items()), as_json=json)
+        return 0
+    if is_correction(algorithm):
+        page = correction_page()
+        answer({"page": page}, page, as_json=json)
         return 0
     explanation = explain_algorithm(algorithm)
     answer(explanation.to_json(), explanation.render(), as_json=json)
