@@ -568,6 +568,13 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("lora.r=8", "lora.r is lora.rank here."),
         ("lora_alpha=8", "TRL's lora_alpha is lora.alpha here."),
         ("report_to=wandb", "metrics.jsonl"),
+        ("loss_type=dapo", "TRL's loss_type is algorithm.name here (grpo, dr_grpo, dapo, gspo, cispo, "),
+        ("reward_model_name_or_path=rm", "is rewards here (a list: [{model: FOLDER}]; {model: reward_model} is"),
+        ("train.reward_model_path=rm", "is rewards here (a list: [{model: FOLDER}]"),
+        ("vllm_importance_sampling_correction=true", "is algorithm.correction here (trl for true, none for false)."),
+        ("vllm_importance_sampling_cap=3", "Set algorithm.correction.high = 3."),
+        ("vllm_importance_sampling_mode=token_mask", "is algorithm.correction.action here (truncate, mask or reject"),
+        ("off_policy_mask_threshold=0.5", "Set algorithm.max_negative_divergence = 0.5."),
         ("save_total_limit=2", "TRL's save_total_limit is checkpoint.keep here."),
         # verl
         ("actor_rollout_ref.rollout.n=8", "verl's rollout.n is sampling.group_size here."),
@@ -581,6 +588,12 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
             "optim.lr is train.learning_rate here. Set train.learning_rate = 1e-05.",
         ),
         ("critic.optim.lr=1e-5", "critic.optim.lr is critic.learning_rate here. Set critic.learning_rate = 1e-05."),
+        ("critic.lr=1e-5", "critic.lr is critic.learning_rate here. Set critic.learning_rate = 1e-05."),
+        ("algorithm.rollout_is=token", "verl's algorithm.rollout_is is algorithm.correction here (auto, none, tis, "),
+        ("rollout_is_threshold=2", "is algorithm.correction.high here"),
+        ("algorithm.rollout_correction.rollout_is=token", "is algorithm.correction here"),
+        ("actor_rollout_ref.actor.tis_imp_ratio_cap=2", "Set algorithm.correction.high = 2."),
+        ("reward.reward_model.enable=true", "Reward models are entries of rewards: rewards = [{model: FOLDER}]"),
         ("trainer.critic_warmup=20", "verl's trainer.critic_warmup is critic.warmup_steps here."),
         ("algorithm.adv_estimator=grpo", "verl's algorithm.adv_estimator is algorithm.name here"),
         ("trainer.total_epochs=3", "posttrain counts optimizer steps"),
@@ -593,6 +606,14 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("generate_max_len=64", "OpenRLHF's generate_max_len is sampling.max_completion_length here."),
         ("advantage_estimator=rloo", "OpenRLHF's advantage_estimator is algorithm.name here"),
         ("actor_learning_rate=1e-6", "OpenRLHF's actor_learning_rate is train.learning_rate here."),
+        ("critic_learning_rate=9e-6", "OpenRLHF's critic_learning_rate is critic.learning_rate here."),
+        ("policy_loss_type=gspo", "a preset: openrlhf-group-norm or openrlhf-reinforce)."),
+        ("remote_rm_url=http://localhost", "OpenRLHF's remote_rm_url is rewards here (a list: [{model: FOLDER}]"),
+        ("reward_pretrain=rm", "OpenRLHF's reward_pretrain is rewards here (a list: [{model: FOLDER}]"),
+        # others
+        ("actor.use_decoupled_loss=true", "AReaL's use_decoupled_loss is algorithm.correction here (decoupled; the "),
+        ("actor.behav_imp_weight_cap=5", "Set algorithm.correction.high = 5."),
+        ("use_tis=true", "use_tis is algorithm.correction here (tis for true)."),
     ],
 )
 def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
@@ -776,7 +797,7 @@ def test_the_group_that_an_algorithm_needs_follows_from_its_settings():
     assert message.startswith(
         "sampling.group_size = 8, but pass_at_k compares completions of the same prompt and needs at"
     )
-    assert "Set sampling.group_size = 16" in message
+    assert "Set sampling.group_size = 17" in message
 
 
 def test_all_broken_rules_are_told_at_once():
@@ -790,7 +811,7 @@ def test_all_broken_rules_are_told_at_once():
         ["algorithm=reinforce", "sampling.group_size=1"],
         ["algorithm=sft", "rewards=[]", "sampling.group_size=1", "sampling.temperature=0", "sampling.top_p=0.9"],
         ["algorithm=distillation", "teacher=a", "rewards=[]", "sampling.group_size=1"],
-        ["algorithm=pass_at_k", "algorithm.k=8", "sampling.group_size=8"],
+        ["algorithm=pass_at_k", "algorithm.k=7", "sampling.group_size=8"],
         ["evaluation.temperature=0", "evaluation.samples=0"],
         ["evaluation.samples=1"],
         ["train.warmup_steps=3"],

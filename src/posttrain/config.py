@@ -624,6 +624,7 @@ def load_config(
         layers.put((), PRESETS[preset], f"preset:{preset}")
     layers.put((), given, origin)
     if preset and asked_for:
+        _refuse_another_algorithm(preset, layers)
         _refuse_covered(preset, layers)
     for key, value, who in changes:
         layers.put(layers.locate(key, _walker()), value, who)

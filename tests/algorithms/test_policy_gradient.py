@@ -264,7 +264,7 @@ def test_each_parameter_is_read_by_some_choice_and_says_where_its_default_comes_
         ({"ratio": "none", "trust_region": "none"}, set()),
         ({"kl_coef": 0.1}, {"old", "reference"}),
         ({"kl": "reward", "kl_coef": 0.1}, {"old", "reference", "old_for_advantages"}),
-        ({"baseline": "greedy"}, {"old", "greedy_reward"}),
+        ({"baseline": "greedy", "normalisation": "none"}, {"old", "greedy_reward"}),
         ({"baseline": "critic", "normalisation": "none"}, {"old", "values"}),
         ({"normalisation": "per_reward"}, {"old", "reward_components"}),
         ({"filter": "signal"}, {"old", "signal"}),

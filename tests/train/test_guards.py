@@ -275,6 +275,15 @@ def bad_step() -> tuple[Experience, list]:
     return experience, CUT
 
 
+def test_a_critic_or_a_batch_mean_learns_from_prompts_that_differ():
+    """Each prompt's answers are alike, the prompts are not: no signal within groups, but in the step."""
+    rewards_PG = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    scored_PG = torch.ones(2, 2, dtype=torch.bool)
+    assert "same reward" in str(NoSignal(5).observe(1, rewards_PG, scored_PG))
+    assert NoSignal(5, within_groups=False).observe(1, rewards_PG, scored_PG) is None
+    assert NoSignal(5, within_groups=False).observe(1, torch.ones(2, 2), scored_PG) is not None
+
+
 def test_the_warnings_of_all_guards_come_together(config):
     guards = Guards.of(config, lambda step, rows: Path())
     warnings = guards.observe(1, *bad_step())

@@ -137,9 +137,9 @@ class PolicyGradient(Algorithm):
         """False where ratios are centred elsewhere than at old_logprobs: no pass is made for those."""
         return self.off_policy is None or self.off_policy.anchor == "trainer"
 
-    def require_group(self, experience: Experience) -> None:
+    def require_group(self, experience: Experience, needed: int | None = None) -> None:
         """The group-relative advantage of a single completion is always 0: nothing would be learnt (RULE 12)."""
-        needed = self.group_size_needed
+        needed = needed or self.group_size_needed
         if experience.group_size < needed:
             raise ConfigError(
                 given=f"group_size = {experience.group_size}, but {self.key} compares completions of the same prompt",

@@ -27,7 +27,8 @@ Need = Literal[
 NEEDS: dict[Need, str] = {
     "old": "log-probabilities at the start of the update, as the anchor of a ratio; the pass is skipped when the batch "
     "is consumed in one update, where the policy is its own anchor",
-    "old_for_advantages": "the same numbers before the first update: the pass always runs",
+    "old_for_advantages": "the same numbers before the first update: the pass always runs. Of the corrections only "
+    "those ask for it that couple rows: m2po, normalize, rejected_in_denominator = false",
     "current": "log-probabilities right before each update, without gradient: for a choice among all its tokens",
     "reference": "log-probabilities under the frozen reference model",
     "entropy": "the entropy of each token's distribution, with gradient",

@@ -84,7 +84,7 @@ class ComposedPolicyGradient(Parameters):
 
     @property
     def group_size_needed(self) -> int:
-        return max(self.chosen.baseline.group, self.chosen.normalisation.group, self.values.get("k", 1))
+        return max(self.chosen.baseline.group, self.chosen.normalisation.group, self.values.get("k", 0) + 1)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -101,7 +101,7 @@ class ComposedPolicyGradient(Parameters):
         return None if state is None else decayed.next_state(state, shaped)
 
     def advantages(self, experience: Experience, state: Any = None) -> Tensor:
-        self.require_group(experience)
+        self.require_group(experience, self.group_size_needed - ("k" in self.values))
         return advantages_of(self.chosen, scored_by(self.chosen, self.values, experience, state))
 
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:

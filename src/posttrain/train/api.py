@@ -12,6 +12,7 @@ from typing import Any
 
 from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
 from posttrain.config_stages import REWARD_MODEL, reward_model_config
+from posttrain.data.split import read_split
 from posttrain.errors import CheckpointError, ConfigError, PosttrainError
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
@@ -21,8 +22,11 @@ from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
-from posttrain.train.setup import set_up
+from posttrain.train.setup import Judges, set_up
 from posttrain.train.store import RunStore, holds_run
+
+MOSTLY_REJECTED = 0.5
+"""Share of tokens that an off-policy correction may reject before a warning says so."""
 
 
 def train(
@@ -44,6 +48,7 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
     view = view or TerminalView(quiet=True)
     with recording(store, view), within_memory(), ExitStack() as resources:
         store.event("start", f"{resolved.config.algorithm.name} on {resolved.config.model.path}", step=0)
+        look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
         run = set_up(resolved, store, view, resources)
         run.evaluation |= stage
@@ -78,6 +83,16 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
         if run.step == resolved.config.train.steps:
             run.warn("resume", f"all {run.step} steps are done; `posttrain resume {store.folder} --steps N` trains on")
         return carry_out(run)
+
+
+def look_ahead(config: RunConfig, folder: Path) -> None:
+    """What can be wrong about the run itself is found before its reward model is trained: data, and own functions."""
+    if config.reward_model is None:
+        return
+    read_split(config.data, config.seed)
+    own = {name: [e for e in getattr(config, name) if e.model is None] for name in ("rewards", "check")}
+    with ExitStack() as resources:
+        Judges.of(config.model_copy(update=own), folder, resources)
 
 
 def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -> dict[str, Any]:
@@ -171,6 +186,9 @@ def one_step(run: Run) -> None:
         batch, log = train_step(run, fed.experience, step)
     with phases.phase("publish"):
         log.add(run.publish(step))
+    if (rejected := log.reduce().get("is/masked_fraction", 0.0)) > MOSTLY_REJECTED:
+        share = f"{rejected:.0%} of the trained tokens"
+        run.warn("correction", f"step {step}: algorithm.correction rejects {share}, which then teach nothing")
     run.step = step
     run.num_tokens += fed.num_tokens
     log.add(memory_metrics())

@@ -214,16 +214,18 @@ def _advice(rows: Sequence[BadRow]) -> str:
 class NoSignal:
     """Steps in a row in which no two answers that are compared got different rewards: there is nothing to learn from.
 
-    Compared are the completions of one prompt; with one completion per prompt, all of the step.
+    Compared are the completions of one prompt where the algorithm does so, else all of the step: a critic or a mean of
+    the batch learns from prompts that differ, too.
     """
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, *, within_groups: bool = True) -> None:
+        self.steps, self.within_groups = steps, within_groups
         self._clear()
 
     def observe(self, step: int, rewards_PG: Tensor, scored_PG: Tensor) -> str | None:
         """Raises `GuardStop` at the last step of the streak; warns at its first."""
         num_prompts, group_size = rewards_PG.shape
+        group_size = group_size if self.within_groups else 1
         compared = (1, -1) if group_size == 1 else (num_prompts, group_size)
         if bool(has_signal(rewards_PG.reshape(compared), scored_PG.reshape(compared)).any()):
             self._clear()
@@ -355,11 +357,12 @@ class Guards:
     unscored: Unscored
 
     @staticmethod
-    def of(config: RunConfig, save: SaveRows) -> Guards:
+    def of(config: RunConfig, save: SaveRows, *, within_groups: bool = True) -> Guards:
+        """`within_groups`: does the algorithm compare the completions of one prompt with each other?"""
         limits = config.guards
         return Guards(
             non_finite=NonFinite(save),
-            no_signal=NoSignal(limits.no_signal_steps),
+            no_signal=NoSignal(limits.no_signal_steps, within_groups=within_groups),
             truncation=Truncation(limits.max_truncated, limits.truncated_steps, config.sampling.max_completion_length),
             unscored=Unscored(limits.max_unscored),
         )

@@ -151,13 +151,21 @@ class Run:
             "run": str(self.folder),
             "model": f"{config.model.path}, {trained:,} trained parameters, {precision}",
             **({"critic": self.critic.describe()} if self.critic else {}),
-            "algorithm": self.algorithm.card.title,
+            "algorithm": self.algorithm.card.title + self._correction(),
             "data": self.feed.describe(),
             "step": f"{config.train.prompts_per_step} rows of the data"
             + (f" × {config.sampling.group_size} completions = {rows} rows" if self.feed.samples else "")
             + f", {config.train.epochs * config.train.minibatches} optimizer step(s)",
             "steps": f"{config.train.steps}" + (f", continuing after step {self.step}" if self.step else ""),
         }
+
+    def _correction(self) -> str:
+        """What `correction: auto` was decided to be, or was set to."""
+        applied, asked = getattr(self.algorithm, "correction", "none"), self.config.algorithm.settings.get("correction")
+        if applied in ("none", "auto"):
+            return ""
+        name = applied if isinstance(applied, str) else "by settings"
+        return f", correction {name}" + (" (auto)" if asked == "auto" else "")
 
     # --- what a step leaves behind -----------------------------------------------------------------------------------
 

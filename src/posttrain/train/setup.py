@@ -75,7 +75,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     critic = build_critic(config, algorithm, loaded, store.folder)
     forward = policy_forward(config, loaded, algorithm, critic)
     samplers = Samplers.of(config, loaded)
-    guards = Guards.of(config, store.evidence)
+    guards = Guards.of(config, store.evidence, within_groups=algorithm.min_group_size > 1)
     feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, samplers, judges)
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))

@@ -29,6 +29,12 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault(
+        lambda a, c: a.normalisation == "group_std" and c.baseline.group == 1,
+        "baseline normalisation",
+        "a baseline of the group with the deviation of the group: other advantages are not 0 where that is 0 (RULE 11)",
+        "Set normalisation = none or batch_std, or baseline = group_mean.",
+    ),
+    Fault(
         lambda a, c: a.ratio not in c.trust_region.ratios,
         "ratio trust_region",
         "a ratio that the trust region is made for",
