@@ -1,7 +1,8 @@
 """What other libraries call our settings, and what to say when a key is unknown.
 
-`FOREIGN` knows the names of TRL (and of the TrainingArguments under it), verl and OpenRLHF. Each leads to our key,
-or to a sentence that says why there is none. A test holds every key that is named here against the models.
+`FOREIGN` knows the names of TRL (and of the TrainingArguments under it), verl, OpenRLHF and those of AReaL's off-policy
+loss. Each leads to our key, or to a sentence that says why there is none. A test holds every key that is named here
+against the models.
 """
 
 from __future__ import annotations
@@ -70,7 +71,14 @@ _NO_ENGINE = Nothing(
 _NO_SHARDING = Nothing("This version trains on one device; there is nothing to shard")
 _NO_TRACKER = Nothing("The run folder has every metric (metrics.jsonl, report.html); nothing is sent anywhere")
 _NO_QUANTISED = Nothing("Weights are held in float32; model.precision is the precision of the computation")
-_NO_MODEL_REWARD = Nothing("Rewards are functions in this version: rewards = [{function: my_rewards.py:score}]")
+_A_REWARD_MODEL = (
+    "a list: [{model: FOLDER}]; {model: reward_model} is the one that the section reward_model trains first, "
+    "and [{function: my_rewards.py:score}] is code of your own"
+)
+_REWARD_MODELS = Nothing(
+    "Reward models are entries of rewards: rewards = [{model: FOLDER}], or [{model: reward_model}] for the one that "
+    "the section reward_model: {data: ..., train: ...} trains first"
+)
 _ALWAYS_LOGGED = Nothing("Every step is written to metrics.jsonl and every rollout to rollouts/")
 _ALWAYS_EVALUATED = Nothing("Every run evaluates before and after; evaluation.every adds evaluations in between")
 _ALWAYS_PACKED = Nothing("Rows are always packed, without padding tokens")
@@ -81,8 +89,21 @@ _RESUMED = Nothing("Continue a run with: posttrain resume RUN")
 _IN_STEPS = "counted in steps: the ratio times train.steps"
 _BOTH_CLIPS = "algorithm.clip_high is the other side"
 _BY_NAME = (
-    "grpo, dr_grpo, rloo, reinforce or sft; the algorithm brings its baseline, its normalisation and its averaging"
+    "grpo, dr_grpo, dapo, gspo, cispo, rloo, remax, reinforce, reinforce_plus_plus, ppo for gae, or another one of "
+    "posttrain explain; or, number for number, a preset: "
 )
+_LIKE_TRL = _BY_NAME + "trl-grpo, trl-dapo or trl-rloo"
+_LIKE_VERL = _BY_NAME + "verl-grpo"
+_LIKE_OPENRLHF = _BY_NAME + "openrlhf-group-norm or openrlhf-reinforce"
+_CORRECTIONS = (
+    "auto, none, tis, seq_tis, mis, seq_mis, icepop, geo_rs, decoupled, bypass or trl, "
+    "or settings of your own: {action, level, low, high}"
+)
+_CORRECTION = _near("algorithm.correction", _CORRECTIONS)
+_CAP = Ours("algorithm.correction.high", "beside algorithm.correction.action = truncate or mask")
+_MASKED_ABOVE = Ours("algorithm.correction.high", "beside algorithm.correction.action = mask, as decoupled has it")
+_CORRECTED_BY = _near("algorithm.correction.action", "truncate, mask or reject; see algorithm.correction.level")
+_DECOUPLED = _near("algorithm.correction", "decoupled; the preset areal-decoupled has the whole algorithm")
 _REFILL = "a setting of dapo: groups without signal are replaced until the step is full"
 _NO_RANGE = Nothing("A group has signal when its rewards differ, whatever their range")
 _KL = "0 is off, and loads no reference model"
@@ -111,7 +132,7 @@ TRL: dict[str, Ours | Nothing] = {
     "shuffle_dataset": Nothing("Prompts are always shuffled, by seed"),
     "remove_unused_columns": Nothing("Every column reaches the rewards"),
     "reward_funcs": _near("rewards", "a list of {name: ...} or {function: file.py:name}"),
-    "reward_model_name_or_path": _NO_MODEL_REWARD,
+    "reward_model_name_or_path": _near("rewards", _A_REWARD_MODEL),
     "reward_weights": _near("rewards", "give each entry its own weight"),
     "num_generations": Ours("sampling.group_size"),
     "num_generations_eval": Ours("evaluation.samples"),
@@ -128,7 +149,7 @@ TRL: dict[str, Ours | Nothing] = {
     "use_vllm": _NO_ENGINE,
     "use_transformers_paged": _NO_ENGINE,
     "cache_implementation": _NO_ENGINE,
-    "loss_type": _near("algorithm.name", _BY_NAME),
+    "loss_type": _near("algorithm.name", _LIKE_TRL),
     "epsilon": Ours("algorithm.clip_low", _BOTH_CLIPS),
     "epsilon_high": Ours("algorithm.clip_high"),
     "delta": Ours("algorithm.dual_clip"),
@@ -144,8 +165,14 @@ TRL: dict[str, Ours | Nothing] = {
     "scale_rewards": Nothing(
         "The algorithm decides: grpo divides by the standard deviation of the group, dr_grpo and rloo do not"
     ),
-    "importance_sampling_level": _BY_ALGORITHM,
-    "multi_objective_aggregation": _BY_ALGORITHM,
+    "importance_sampling_level": _near("algorithm.name", "gspo has the ratio of the completion, grpo of the token"),
+    "multi_objective_aggregation": _near("algorithm.name", "gdpo normalises each reward before the sum"),
+    "vllm_importance_sampling_correction": _near("algorithm.correction", "trl for true, none for false"),
+    "vllm_importance_sampling_mode": _CORRECTED_BY,
+    "vllm_importance_sampling_cap": _CAP,
+    "vllm_importance_sampling_clip_max": _CAP,
+    "vllm_importance_sampling_clip_min": Ours("algorithm.correction.low"),
+    "off_policy_mask_threshold": Ours("algorithm.max_negative_divergence", "a setting of deepseek_v32"),
     "sync_ref_model": Nothing("The reference model stays the model that the run started from"),
     "disable_dropout": Nothing("The model runs without dropout; lora.dropout is the only one"),
     "mask_truncated_completions": Ours("train.mask_truncated"),
@@ -223,7 +250,7 @@ VERL: dict[str, Ours | Nothing] = {
     "actor.clip_ratio_high": Ours("algorithm.clip_high"),
     "actor.clip_ratio_c": Ours("algorithm.dual_clip"),
     "actor.loss_agg_mode": _BY_ALGORITHM,
-    "actor.policy_loss.loss_mode": _near("algorithm.name", _BY_NAME),
+    "actor.policy_loss.loss_mode": _near("algorithm.name", _LIKE_VERL),
     "actor.entropy_coeff": Ours("algorithm.entropy_coef"),
     "actor.use_kl_loss": _near("algorithm.kl_coef", _KL),
     "actor.kl_loss_coef": Ours("algorithm.kl_coef"),
@@ -252,7 +279,17 @@ VERL: dict[str, Ours | Nothing] = {
     "rollout.log_prob_micro_batch_size_per_gpu": _NO_DEVICE_BATCH,
     "val_kwargs.n": Ours("evaluation.samples"),
     "val_kwargs.temperature": Ours("evaluation.temperature"),
-    "algorithm.adv_estimator": _near("algorithm.name", _BY_NAME),
+    "algorithm.adv_estimator": _near("algorithm.name", _LIKE_VERL),
+    "rollout_correction.rollout_is": _CORRECTION,
+    "rollout_correction.rollout_is_threshold": _CAP,
+    "rollout_correction.rollout_rs": _near("algorithm.correction", "geo_rs, or {action: reject, level, low, high}"),
+    "rollout_correction.rollout_rs_threshold": _near("algorithm.correction.high", "beside action = mask or reject"),
+    "rollout_correction.rollout_rs_threshold_lower": Ours("algorithm.correction.low"),
+    "rollout_correction.rollout_is_batch_normalize": Ours("algorithm.correction.normalize"),
+    "rollout_correction.bypass_mode": _near("algorithm.correction", "bypass for true"),
+    "algorithm.rollout_is": _CORRECTION,
+    "algorithm.rollout_is_threshold": _CAP,
+    "actor.tis_imp_ratio_cap": _CAP,
     "algorithm.norm_adv_by_std_in_grpo": Nothing("algorithm.name = dr_grpo is the one that does not divide by the std"),
     "algorithm.use_kl_in_reward": Nothing("rloo and reinforce put the KL into the reward, grpo into the loss"),
     "algorithm.kl_penalty": _near("algorithm.kl_estimator", "k1, k2, k3 and their corrected forms"),
@@ -331,8 +368,8 @@ OPENRLHF: dict[str, Ours | Nothing] = {
     "l2": Ours("train.weight_decay"),
     "max_norm": Ours("train.max_grad_norm"),
     "adam_betas": _near("train.adam_beta1", "and train.adam_beta2"),
-    "advantage_estimator": _near("algorithm.name", _BY_NAME + "; group_norm is grpo"),
-    "policy_loss_type": _near("algorithm.name", _BY_NAME),
+    "advantage_estimator": _near("algorithm.name", _LIKE_OPENRLHF),
+    "policy_loss_type": _near("algorithm.name", _LIKE_OPENRLHF),
     "eps_clip": Ours("algorithm.clip_low", _BOTH_CLIPS),
     "eps_clip_low_high": _near("algorithm.clip_low", "and algorithm.clip_high"),
     "init_kl_coef": Ours("algorithm.kl_coef"),
@@ -342,8 +379,11 @@ OPENRLHF: dict[str, Ours | Nothing] = {
     "normalize_reward": _BY_ALGORITHM,
     "dynamic_filtering": _near("algorithm.dynamic_sampling", _REFILL),
     "dynamic_filtering_reward_range": _NO_RANGE,
-    "remote_rm_url": _NO_MODEL_REWARD,
-    "reward_pretrain": _NO_MODEL_REWARD,
+    "remote_rm_url": _near("rewards", _A_REWARD_MODEL),
+    "reward_pretrain": _near("rewards", _A_REWARD_MODEL),
+    "enable_vllm_is_correction": _CORRECTION,
+    "vllm_is_correction_type": _near("algorithm.correction", "tis, icepop or seq_mask_tis"),
+    "vllm_is_truncated_threshold": _near("algorithm.correction.high", "and algorithm.correction.low"),
     "eval_n_samples_per_prompt": Ours("evaluation.samples"),
     "eval_temperature": Ours("evaluation.temperature"),
     "save_path": Ours("output"),
@@ -355,8 +395,19 @@ OPENRLHF: dict[str, Ours | Nothing] = {
     "async_train": Nothing("Asynchronous training is not available in this version"),
 }  # fmt: skip
 
+AREAL: dict[str, Ours | Nothing] = {
+    "use_decoupled_loss": _DECOUPLED,
+    "behav_imp_weight_cap": _MASKED_ABOVE,
+    "behave_imp_weight_cap": _MASKED_ABOVE,
+    "behave_imp_weight_mode": _CORRECTED_BY,
+}  # fmt: skip
+
 COMMON: dict[str, Ours | Nothing] = {
     "lr": Ours("train.learning_rate"),
+    "critic.lr": Ours("critic.learning_rate"),
+    "critic_lr": Ours("critic.learning_rate"),
+    "reward_model_path": _near("rewards", _A_REWARD_MODEL),
+    "use_tis": _near("algorithm.correction", "tis for true"),
     "lora.r": Ours("lora.rank"),
     "batch_size": _near("train.prompts_per_step", "a whole optimizer step"),
     "epochs": _NO_EPOCHS,
@@ -369,6 +420,7 @@ FOREIGN: Mapping[str, Mapping[str, Ours | Nothing]] = {
     "TRL": TRL,
     "verl": VERL,
     "OpenRLHF": OPENRLHF,
+    "AReaL": AREAL,
     "": COMMON,
 }
 """Project -> its names. Names of nested settings carry as many of their sections as it takes to tell them apart."""
@@ -384,7 +436,7 @@ FAMILIES: dict[str, Nothing] = {
     "push_to_hub": Nothing("Nothing is sent anywhere; the folder checkpoints/<last>/model can be uploaded as it is"),
     "dataloader_": Nothing("Data is read once, at the start"),
     "wandb": _NO_TRACKER,
-    "reward_model": _NO_MODEL_REWARD,
+    "reward_model": _REWARD_MODELS,
     "ray_": _NO_SHARDING,
     "profiler": Nothing("The time of each phase is in metrics.jsonl (time/...)"),
 }

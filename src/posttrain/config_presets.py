@@ -5,7 +5,8 @@ that a model, a dataset and a reward fit together before a long run.
 
 The others are algorithms of other libraries, number for number where a loss decides: the epsilon of the standard
 deviation, what divides the loss, where the KL stands, what is clipped, what corrects for the sampler. Sizes and the
-learning rate are left to you. Each says everything it stands for, so that no default of ours can move it:
+learning rate are left to you, but for areal-decoupled, which sets train.minibatches = 4: on a single update its ratio
+would be 1. Each says everything it stands for, so that no default of ours can move it:
 
     trl-grpo             TRL's GRPO with loss_type = "grpo"; masked rows are counted, but per step, not per micro-batch
     trl-dapo             TRL's default, loss_type = "dapo": the mean over all tokens of the step
