@@ -144,7 +144,7 @@ RUN_OF: dict[str, dict[str, Any]] = {
 }
 """What a setting of the open composition needs in a run, to be seen."""
 OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
-    "k": ({"baseline": "pass_at_k", "normalisation": "none", "correct_at": 1.0}, 2),
+    "k": ({"baseline": "pass_at_k", "normalisation": "none", "k": 1}, 2),
     "correct_at": ({"baseline": "pass_at_k", "normalisation": "none", "k": 2}, 2.0),
     "correction": ({}, {"high": 1.0}),
 }
@@ -415,12 +415,17 @@ CASES = [
     Case("kimi_k2.budget_penalty", 0.25, "weights", given=UNEVEN | {"algorithm.token_budget": 2}),
     Case("kimi_k2.ptx_coef", 0.1, "weights", given=PTX),
     Case("kimi_k2.entropy_coef", 0.1, "weights"),
-    Case("pass_at_k.k", 2, "weights"),
-    Case("pass_at_k.k", 5, refused="ConfigError: sampling.group_size = 4, but pass_at_k .* needs at least 5"),
+    Case("pass_at_k.k", 2, "weights", given={"algorithm.k": 1}),
+    Case(
+        "pass_at_k.k",
+        4,
+        refused="ConfigError: sampling.group_size = 4, but pass_at_k .* needs at least 5",
+        given={"algorithm.k": 2},
+    ),
     Case("pass_at_k.correct_at", 2.0, "weights", given={"algorithm.k": 2}),
     Case("pass_at_k.clip_low", 0.1, "weights", given=CLIPPED | {"algorithm.k": 2}),
     Case("pass_at_k.clip_high", 0.1, "weights", given=CLIPPED | {"algorithm.k": 2}),
-    Case("pass_at_k.entropy_coef", 0.1, "weights"),
+    Case("pass_at_k.entropy_coef", 0.1, "weights", given={"algorithm.k": 2}),
     Case("deepseek_v32.clip_low", 0.1, "weights", given=CLIPPED),
     Case("deepseek_v32.clip_high", 0.1, "weights", given=CLIPPED),
     Case("deepseek_v32.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
