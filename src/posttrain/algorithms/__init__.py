@@ -6,6 +6,7 @@ from posttrain.algorithms.clip_cov import ClipCov
 from posttrain.algorithms.dapo import DAPO
 from posttrain.algorithms.deepseek_v32 import DeepSeekV32
 from posttrain.algorithms.distillation import Distillation
+from posttrain.algorithms.dpo import DPO
 from posttrain.algorithms.dppo import DPPO
 from posttrain.algorithms.dr_grpo import DrGRPO
 from posttrain.algorithms.gdpo import GDPO
@@ -70,6 +71,7 @@ __all__ = [
     "ALGORITHMS",
     "CISPO",
     "DAPO",
+    "DPO",
     "DPPO",
     "GDPO",
     "GMPO",
