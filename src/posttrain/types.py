@@ -75,6 +75,16 @@ class Pair:
     """By how much the chosen one is better, where the row says so."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelledExample:
+    """One row of answers that are judged one by one: an answer, and whether it is a desirable one."""
+
+    index: int
+    """Row of the dataset, counted from 0."""
+    example: Example
+    label: bool
+
+
 class Mean(NamedTuple):
     """A metric that is reduced as (sum of numerators) / (sum of denominators), whatever the split (RULE 52)."""
 
@@ -248,6 +258,25 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mismatched:
+    """Beside each labelled row its prompt with the answer of another row: what a reference point is estimated from.
+
+    T is that of these rows; a row without a partner has an empty mask.
+    """
+
+    tokens: Tokens
+    completion_mask_BT: Tensor
+    ref_logprobs_BT: Tensor
+
+    def rows(self, index: Tensor) -> Mismatched:
+        return Mismatched(
+            tokens=self.tokens.rows(index),
+            completion_mask_BT=self.completion_mask_BT[index],
+            ref_logprobs_BT=self.ref_logprobs_BT[index],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experience:
     """What was sampled and scored: everything an algorithm may need to compute advantages.
 
@@ -384,6 +413,8 @@ class Batch:
     """Of preference pairs whose data says by how much the chosen row is better: that number, on both rows."""
     labels_B: Tensor | None = None
     """Of answers that are judged one by one: True for a desirable one, False for an undesirable one."""
+    mismatched: Mismatched | None = None
+    """Of labelled answers: each prompt with the answer of another row, for an algorithm that needs those."""
     mismatched_log_ratios_B: Tensor | None = None
     """log(policy / reference) of another row's answer to this row's prompt, without gradient; NaN where there is
     none."""
@@ -491,8 +522,9 @@ class Batch:
         index = torch.as_tensor(index, dtype=torch.long)
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
         picked = {n: v[index] if isinstance(v, Tensor) else v for n, v in chosen.items()}
-        if self.tokens is not None:
-            picked["tokens"] = self.tokens.rows(index)
+        for name in ("tokens", "mismatched"):
+            if (record := getattr(self, name)) is not None:
+                picked[name] = record.rows(index)
         return replace(self, **picked)
 
 
