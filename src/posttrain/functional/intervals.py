@@ -10,6 +10,9 @@
 - **A mean of unbounded scores**: Student's t over problems, `mean_interval` without bounds.
 - **Before and after on the same problems**: `paired_interval`, on the differences. Much narrower than two separate
   intervals, because what makes a problem hard cancels.
+- **A mean over the tokens of all texts** (loss per token, perplexity): the text is the unit, because its tokens belong
+  together. `ratio_interval`, of the sum of sums over the sum of lengths.
+- **How well a score tells two classes apart** (AUC): `auc_interval`, and `auc_change` before and after.
 
 Nothing here is random: the same results give the same interval, always.
 """
@@ -17,6 +20,7 @@ Nothing here is random: the same results give the same interval, always.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
@@ -103,6 +107,49 @@ def paired_interval(
     return _with_pseudo_values(differences, corners, z, (-reach, reach))
 
 
+def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Interval of sum(numerators) / sum(denominators), one of each per problem: a mean over tokens, clustered by text.
+
+    Linearised (Cochran 1977, 6.4): Student's t of the residuals (x - R y) / mean(y), whose mean is 0. With equal
+    denominators this is `mean_interval` of the quotients.
+    """
+    if len(numerators) != len(denominators):
+        raise ValueError(f"{len(numerators)} numerators, {len(denominators)} denominators; there is one of each")
+    n, total = len(numerators), math.fsum(denominators)
+    if n == 0 or total <= 0:
+        return Interval(math.nan, -math.inf, math.inf, n)
+    ratio = math.fsum(numerators) / total
+    residuals = [(x - ratio * y) * n / total for x, y in zip(numerators, denominators, strict=True)]
+    around = _student(residuals, confidence)
+    half = (around.high - around.low) / 2
+    return Interval(ratio, ratio - half, ratio + half, n)
+
+
+def auc_interval(positives: Sequence[float], negatives: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Interval of the probability that a positive scores above a negative, ties 1/2 (Mann-Whitney).
+
+    Each positive has its share of negatives below it, and each negative its share of positives above it (the
+    components of DeLong, DeLong and Clarke-Pearson 1988). Both sides sample, so the distances of their two intervals
+    from the mean are squared and added, limit by limit (Zou and Donner 2008); like `mean_interval` with bounds, which
+    gives the two, it has a width where the classes are separated completely.
+
+    >>> auc_interval([2.0, 3.0], [1.0, 2.0]).mean
+    0.875
+    """
+    parts = _auc_components(positives, negatives)
+    return _both_sides([mean_interval(part, confidence, bounds=(0.0, 1.0)) for part in parts], (0.0, 1.0))
+
+
+def auc_change(
+    before: tuple[Sequence[float], Sequence[float]],
+    after: tuple[Sequence[float], Sequence[float]],
+    confidence: float = 0.95,
+) -> Interval:
+    """Interval of AUC after - AUC before for the same (positives, negatives), scored twice."""
+    parts = zip(_auc_components(*before), _auc_components(*after), strict=True)
+    return _both_sides([paired_interval(*part, confidence, bounds=(0.0, 1.0)) for part in parts], (-1.0, 1.0))
+
+
 def student_quantile(probability: float, freedom: int) -> float:
     """The t with P(T <= t) = probability, for an integer number of degrees of freedom, to about ten digits.
 
@@ -122,6 +169,28 @@ def student_quantile(probability: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if 0.5 + _student_half_mass(middle, freedom) < probability else (low, middle)
     return (low + high) / 2
+
+
+def _auc_components(positives: Sequence[float], negatives: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Of each positive the share of negatives below it, of each negative the share of positives above it; ties 1/2."""
+
+    def below(value: float, ordered: Sequence[float]) -> float:
+        return (bisect_left(ordered, value) + bisect_right(ordered, value)) / (2 * len(ordered))
+
+    if not positives or not negatives:
+        return [], []
+    low, high = sorted(negatives), sorted(positives)
+    return [below(value, low) for value in positives], [1 - below(value, high) for value in negatives]
+
+
+def _both_sides(parts: Sequence[Interval], bounds: tuple[float, float]) -> Interval:
+    """One estimate, and its interval from those of its two independent sources of chance."""
+    mean, n = parts[0].mean, sum(part.n for part in parts)
+    if math.isnan(mean):
+        return Interval(mean, *bounds, n)
+    low = mean - math.hypot(*(mean - part.low for part in parts))
+    high = mean + math.hypot(*(part.high - mean for part in parts))
+    return Interval(mean, max(bounds[0], low), min(bounds[1], high), n)
 
 
 def _student(values: Sequence[float], confidence: float) -> Interval:

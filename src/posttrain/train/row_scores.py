@@ -1,0 +1,65 @@
+"""What held-out rows get from the present weights: one sum of log-probabilities and one count of tokens per row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from posttrain.train.feed import examples_batch
+from posttrain.train.loop import microbatches
+from posttrain.types import Batch, Example, Outputs
+
+Row = TypeVar("Row")
+Score = Callable[[Batch], Outputs]
+
+
+class RowScores(NamedTuple):
+    """Of each row, over its trained tokens."""
+
+    logprobs: list[float]
+    """Sum of the log-probabilities."""
+    tokens: list[int]
+
+    @property
+    def per_token(self) -> list[float]:
+        return [total / max(1, tokens) for total, tokens in zip(self.logprobs, self.tokens, strict=True)]
+
+    def __sub__(self, before: RowScores) -> list[float]:
+        """Log-ratio of each row to other weights."""
+        return [b - a for a, b in zip(before.logprobs, self.logprobs, strict=True)]
+
+    def split(self, rows: int) -> tuple[RowScores, RowScores]:
+        """The first `rows` rows, and the others."""
+        return (
+            RowScores(self.logprobs[:rows], self.tokens[:rows]),
+            RowScores(self.logprobs[rows:], self.tokens[rows:]),
+        )
+
+    def write(self, folder: Path, name: str) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name.replace(' ', '-')}-scores.json").write_text(json.dumps(self._asdict()))
+
+    @staticmethod
+    def read(folder: Path, name: str = "baseline") -> RowScores:
+        return RowScores(**json.loads((folder / f"{name}-scores.json").read_text()))
+
+
+def first(rows: Sequence[Row], limit: int) -> list[Row]:
+    """The first rows of what has a length and can be indexed: a set in memory, or one that is read from a file."""
+    return [rows[number] for number in range(min(limit, len(rows)))]
+
+
+@torch.no_grad()
+def score_rows(forward: Score, examples: Sequence[Example], *, pad_id: int, tokens_per_microbatch: int) -> RowScores:
+    """Under the present weights; a row that trains nothing has a sum of 0."""
+    batch = examples_batch(examples, pad_id)
+    counts_B = batch.completion_mask_BT.sum(dim=-1)
+    sums_B = torch.zeros(batch.num_rows, dtype=torch.float64)
+    for rows, micro in microbatches(batch, tokens_per_microbatch):
+        logprobs_BT = forward(micro).logprobs_BT.double().cpu()
+        sums_B[rows] = logprobs_BT.where(micro.completion_mask_BT, logprobs_BT.new_zeros(())).sum(dim=-1)
+    return RowScores(sums_B.tolist(), counts_B.tolist())
