@@ -1,0 +1,259 @@
+"""Which columns are read as what: the one table of all layouts, how one is told, and how a row of it is read.
+
+`detect` picks the first form of the table whose columns the data has; `Form.read` then gives the same values for every
+layout of a kind:
+
+    prompts    prompt, and the other columns (answer among them where there is a gold answer)
+    examples   messages | prompt + completion | text
+    pairs      prompt, chosen, rejected, and margin where the row says by how much
+    labels     prompt, completion, label (True: desirable)
+    ratings    prompt, completion, score
+    steps      prompt, steps, labels
+
+with `tools` beside them where the row has some. Prompts and answers are text or chat messages (messages.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
+
+from posttrain.data import layouts as read
+from posttrain.data.dropped import Dropped, Unusable
+from posttrain.data.messages import is_dialogue
+from posttrain.data.read import Row
+from posttrain.errors import DataError
+
+Kind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
+Reader = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+SCORES = ("margin", "score_chosen", "score_rejected")
+ANSWER_COLUMNS = ("answer", "Answer", "solution", "ground_truth", "gold")
+LOOKED_AT = 100
+"""Rows whose content is looked at where columns alone do not tell a form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A layout of columns, and how its rows are read."""
+
+    kind: Kind
+    needs: tuple[str, ...]
+    """Columns that tell the form."""
+    may_have: tuple[str, ...] = ()
+    """Columns that are read where they are there."""
+    unless: tuple[str, ...] = ()
+    """Columns that tell another kind."""
+    family: str
+    """Whose layout it is."""
+    reader: Reader
+    chat_reader: Reader | None = None
+    """Reads texts that are conversations as messages, for a model with a chat template."""
+    looks_like: Callable[[Mapping[str, Any]], bool] = lambda values: True
+    """Whether a row's content agrees."""
+    answer: str | None = None
+    """Of prompts: the column of the gold answer, which rewards receive as `answer`."""
+
+    @property
+    def name(self) -> str:
+        """
+        >>> FORMS[0].name
+        'messages'
+        """
+        return " + ".join(self.needs)
+
+    def read(self, row: Row, *, chat: bool = False) -> dict[str, Any] | Dropped:
+        """The row's canonical values, or why it cannot be used; `chat`: for a model with a chat template."""
+        try:
+            found = (self.chat_reader or self.reader if chat else self.reader)(row.values)
+        except Unusable as reason:
+            return Dropped(row.origin, str(reason))
+        if self.kind != "prompts":
+            return found
+        others = {name: value for name, value in row.values.items() if name not in self.needs[:1]}
+        return others | ({"answer": row.values.get(self.answer)} if self.answer else {}) | found
+
+    def unused(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """Columns of the data that this form does not read; rewards of sampled answers receive them."""
+        read_here = {*self.needs, *self.may_have, self.answer}
+        return tuple(name for name in columns if name not in read_here)
+
+
+def _form(kind: Kind, needs: str, family: str, reader: Reader, may_have: str = "", **more: Any) -> Form:
+    return Form(
+        kind=kind, needs=tuple(needs.split()), may_have=tuple(may_have.split()), family=family, reader=reader, **more
+    )
+
+
+def _dialogues(values: Mapping[str, Any]) -> bool:
+    return is_dialogue(values.get("chosen")) and is_dialogue(values.get("rejected"))
+
+
+def _verl(values: Mapping[str, Any]) -> bool:
+    return isinstance(values.get("reward_model"), dict)
+
+
+_PAIR = f"tools {' '.join(SCORES)}"
+_ALPACA = "input system history tools"
+
+FORMS: tuple[Form, ...] = (
+    # kind, columns that tell it, whose it is, how it is read, columns that it may have
+    _form("examples", "messages", "TRL, OpenAI", read.read_messages, "tools"),
+    _form("examples", "prompt completion", "TRL", read.read_completion, "tools"),
+    _form(
+        "examples", "conversations", "ShareGPT", partial(read.read_messages, column="conversations"), "system tools",
+        unless=("chosen", "rejected"),
+    ),
+    _form("examples", "instruction output", "Alpaca", read.read_alpaca, _ALPACA),
+    _form("examples", "instruction instances", "Self-Instruct", read.read_instances),
+    _form("examples", "text", "plain text", read.read_text),
+    _form("pairs", "input preferred_output non_preferred_output", "OpenAI", read.read_openai_pair, " ".join(SCORES)),
+    _form("pairs", "conversations chosen rejected", "ShareGPT", read.read_conversation_pair, f"system {_PAIR}"),
+    _form("pairs", "prompt chosen rejected", "TRL, UltraFeedback", read.read_pair, _PAIR),
+    _form("pairs", "instruction chosen rejected", "Alpaca", read.read_asked_pair, f"input system history {_PAIR}"),
+    _form(
+        "pairs", "question chosen rejected", "Orca", partial(read.read_asked_pair, column="question"), f"system {_PAIR}"
+    ),
+    _form(
+        "pairs", "chosen rejected", "HH-RLHF", partial(read.read_dialogue_pair, chat=False), _PAIR,
+        chat_reader=partial(read.read_dialogue_pair, chat=True), looks_like=_dialogues,
+    ),
+    _form("pairs", "chosen rejected", "TRL", read.read_pair, _PAIR),
+    _form(
+        "pairs", "question answer_matching_behavior answer_not_matching_behavior", "model-written evaluations",
+        read.read_matching_pair,
+    ),
+    _form("labels", "prompt completion label", "TRL", read.read_label, "tools"),
+    *(
+        _form("labels", f"{column} {label}", family, partial(read.read_message_label, column=column, label=label), has)
+        for column, family, has in (("messages", "OpenAI", "tools"), ("conversations", "ShareGPT", "system tools"))
+        for label in ("label", "kto_tag")
+    ),
+    *(
+        _form("labels", f"instruction output {label}", "Alpaca", partial(read.read_alpaca_label, label=label), _ALPACA)
+        for label in ("label", "kto_tag")
+    ),
+    _form("ratings", "prompt completion score", "TRL's columns", read.read_rating, "tools"),
+    _form("ratings", "messages score", "OpenAI", read.read_message_rating, "tools"),
+    _form("steps", "prompt completions labels", "TRL", read.read_steps),
+    _form("prompts", "prompt reward_model", "verl", read.read_verl, "tools", looks_like=_verl),
+    _form("prompts", "prompt", "TRL", read.read_prompt, "tools"),
+    _form("prompts", "question", "GSM8K", partial(read.read_prompt, column="question")),
+    _form("prompts", "problem", "MATH", partial(read.read_prompt, column="problem")),
+    _form("prompts", "instruction", "Alpaca", read.read_instruction, _ALPACA),
+    _form("prompts", "messages", "OpenAI", partial(read.read_prompt, column="messages"), "tools"),
+    _form("prompts", "conversations", "ShareGPT", read.read_conversation, "system tools"),
+)  # fmt: skip
+
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("question", "problem", "instruction", "query", "input", "context"),
+    "completion": ("answer", "response", "solution", "output", "target", "reply"),
+    "completions": ("steps", "solution_steps"),
+    "chosen": ("accepted", "preferred", "better", "winner", "chosen_response", "response_chosen", "preferred_output"),
+    "rejected": ("dispreferred", "worse", "loser", "rejected_response", "response_rejected", "non_preferred_output"),
+    "messages": ("conversation", "dialogue", "dialog", "chat"),
+    "label": ("desirable", "is_correct", "thumbs_up", "kto_tag"),
+    "labels": ("step_labels", "ratings"),
+    "score": ("rating", "reward"),
+    "text": ("content", "document"),
+}
+"""What other data calls these columns: an error then says which to rename."""
+
+MEANT: Mapping[Kind, str] = {
+    "prompts": "training with rewards",
+    "examples": "supervised training",
+    "pairs": "preference pairs",
+    "labels": "judged answers",
+    "ratings": "rated answers",
+    "steps": "judged steps",
+}
+TAKEN_BY: Mapping[Kind, str] = {
+    "prompts": "grpo and the other algorithms that learn from rewards",
+    "examples": "sft",
+    "pairs": "dpo and the other algorithms that learn from pairs",
+    "labels": "kto and the other algorithms that learn from judged answers",
+    "ratings": "reward_regression",
+    "steps": "process_reward_model",
+}
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """All columns, in the order of their first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row.values))
+
+
+def forms_of(kind: Kind) -> tuple[Form, ...]:
+    return tuple(form for form in FORMS if form.kind == kind)
+
+
+def detect(rows: Sequence[Row], kind: Kind) -> Form:
+    """The first form of the kind whose columns the rows have. Raises `DataError` when there is none.
+
+    Some rows of a large source are enough, as long as they have its columns.
+    """
+    columns = columns_of(rows)
+    found = _fitting(kind, columns, rows)
+    if found is None:
+        raise _no_form(kind, columns, rows)
+    if kind != "prompts":
+        return found
+    return replace(found, answer=next((name for name in ANSWER_COLUMNS if name in columns), None))
+
+
+def _fitting(kind: Kind, columns: Sequence[str], rows: Sequence[Row]) -> Form | None:
+    for form in forms_of(kind):
+        if set(form.needs) <= set(columns) and not set(form.unless) & set(columns):
+            sample = [row.values for row in islice(rows, LOOKED_AT) if all(n in row.values for n in form.needs)]
+            if not sample or any(form.looks_like(values) for values in sample):
+                return form
+    return None
+
+
+def _no_form(kind: Kind, columns: Sequence[str], rows: Sequence[Row]) -> DataError:
+    what = {
+        "examples": "supervised training cannot use the columns",
+        "prompts": "the data has no column for the prompt; its columns are",
+    }.get(kind, f"{MEANT[kind]} cannot be made of the columns")
+    names = dict.fromkeys(form.needs[0] if kind == "prompts" else form.name for form in forms_of(kind))
+    return DataError(
+        given=f"{what} {', '.join(columns) or '(none)'}",
+        allowed=("; " if kind != "prompts" else ", ").join(names),
+        fix=_other_kinds(kind, columns, rows) or _renaming(kind, columns),
+    )
+
+
+def _renaming(kind: Kind, columns: Sequence[str]) -> str:
+    """Which columns to rename to what: for the form that lacks least, where other names for its columns are there."""
+    best: dict[str, str] = {}
+    for form in forms_of(kind):
+        missing = [name for name in form.needs if name not in columns]
+        known = {name: _under_another_name(name, columns) for name in missing}
+        if all(known.values()) and len(set(known.values())) == len(missing) and len(missing) < (len(best) or 9):
+            best = {old: new for new, old in known.items() if old}
+    if best:
+        return f"Rename {' and '.join(f'{old} to {new}' for old, new in best.items())}."
+    if kind == "prompts":
+        example = "{" + columns[0] + "}" if columns else "{column}"
+        return f'Set data.prompt to a column, or to a template such as "{example}".'
+    usual = {"examples": "prompt + completion", "pairs": "prompt + chosen + rejected"}.get(kind, forms_of(kind)[0].name)
+    return f"Rename the columns of the data to {usual.replace(' + ', ', ')}."
+
+
+def _under_another_name(name: str, columns: Sequence[str]) -> str | None:
+    """The column that is `name` misspelt or in other words."""
+    others = [column for column in columns if column.lower() in OTHER_NAMES.get(name, ())]
+    return next(iter(others), None) or next(iter(difflib.get_close_matches(name, columns, n=1, cutoff=0.8)), None)
+
+
+def _other_kinds(kind: Kind, columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """What the data could be used for instead."""
+    fitting = [
+        form
+        for other in MEANT
+        if other not in (kind, "prompts") and (form := _fitting(other, columns, rows)) is not None
+    ]
+    return " ".join(f"As it is, the data ({form.name}) suits {TAKEN_BY[form.kind]}." for form in fitting[:2])
