@@ -7,6 +7,7 @@ its log-probability is that of this token given the tokens before it. Rows are p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
@@ -83,6 +84,28 @@ class LabelledExample:
     """Row of the dataset, counted from 0."""
     example: Example
     label: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatedExample:
+    """One row of answers with a score each: the answer, and how good it was found to be."""
+
+    index: int
+    """Row of the dataset, counted from 0."""
+    example: Example
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepExample:
+    """One row of answers whose steps are judged: the answer, where its steps end, and what each is worth."""
+
+    index: int
+    """Row of the dataset, counted from 0."""
+    example: Example
+    """Its `completion_mask` is True at the last token of each labelled step and nowhere else."""
+    labels: tuple[float, ...]
+    """Of those steps, in their order: 1 for a right step, 0 for a wrong one, or the probability that it is right."""
 
 
 class Mean(NamedTuple):
@@ -207,7 +230,23 @@ class Difference(NamedTuple):
         return Difference(self.first.merge(other.first), self.second.merge(other.second))
 
 
-Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance | Difference
+class ExpOfMean(NamedTuple):
+    """exp of a mean over the whole step: a perplexity, from losses per token. Never a mean of perplexities."""
+
+    mean: Mean
+
+    def __float__(self) -> float:
+        value = float(self.mean)
+        return math.exp(value) if not value > 700 else math.inf
+
+    def item(self) -> float:
+        return float(self)
+
+    def merge(self, other: ExpOfMean) -> ExpOfMean:
+        return ExpOfMean(self.mean.merge(other.mean))
+
+
+Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance | Difference | ExpOfMean
 Metrics = dict[str, Metric]
 
 
@@ -239,6 +278,10 @@ class Outputs:
     entropy_BT: Tensor | None = None
     values_BT: Tensor | None = None
     scores_B: Tensor | None = None
+    scores_BT: Tensor | None = None
+    """A score of each trained token, where those are the ends of steps; 0 elsewhere."""
+    top1_BT: Tensor | None = None
+    """Is the token the most likely one at its place? Without gradient."""
 
     @staticmethod
     def of(outputs: Outputs | Tensor) -> Outputs:
@@ -413,6 +456,10 @@ class Batch:
     """Of preference pairs whose data says by how much the chosen row is better: that number, on both rows."""
     labels_B: Tensor | None = None
     """Of answers that are judged one by one: True for a desirable one, False for an undesirable one."""
+    targets_B: Tensor | None = None
+    """Of rated answers: what the score of each is to be."""
+    targets_BT: Tensor | None = None
+    """Of answers whose steps are judged: the label of each trained token, which is the last one of its step."""
     mismatched: Mismatched | None = None
     """Of labelled answers: each prompt with the answer of another row, for an algorithm that needs those."""
     mismatched_log_ratios_B: Tensor | None = None
@@ -476,6 +523,7 @@ class Batch:
         ref_logprobs_BT: Tensor | None = None,
         mismatched_log_ratios_B: Tensor | None = None,
         *,
+        mismatched: Mismatched | None = None,
         tokens: Tokens | None = None,
     ) -> Batch:
         """Answers that are judged one by one: label 1 (or True) is desirable, 0 undesirable."""
@@ -490,7 +538,37 @@ class Batch:
             ref_logprobs_BT=ref_logprobs_BT,
             groups_B=torch.arange(rows, device=device),
             labels_B=labels_B.bool(),
+            mismatched=mismatched,
             mismatched_log_ratios_B=mismatched_log_ratios_B,
+            row_ids_B=torch.arange(rows, device=device),
+            tokens=tokens,
+        )
+
+    @staticmethod
+    def from_ratings(completion_mask_BT: Tensor, targets_B: Tensor, *, tokens: Tokens | None = None) -> Batch:
+        """Answers with a number each, which their score is to be."""
+        rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
+        if targets_B.shape != (rows,):
+            raise ValueError(f"targets_B has shape {list(targets_B.shape)}, but completion_mask_BT has {rows} rows")
+        return Batch(
+            completion_mask_BT=completion_mask_BT.bool(),
+            groups_B=torch.arange(rows, device=device),
+            targets_B=targets_B,
+            row_ids_B=torch.arange(rows, device=device),
+            tokens=tokens,
+        )
+
+    @staticmethod
+    def from_steps(completion_mask_BT: Tensor, targets_BT: Tensor, *, tokens: Tokens | None = None) -> Batch:
+        """Answers whose steps are labelled: the mask is True at the last token of each labelled step, nowhere else."""
+        if targets_BT.shape != completion_mask_BT.shape:
+            given, needed = list(targets_BT.shape), list(completion_mask_BT.shape)
+            raise ValueError(f"targets_BT has shape {given}, but completion_mask_BT has {needed}")
+        rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
+        return Batch(
+            completion_mask_BT=completion_mask_BT.bool(),
+            groups_B=torch.arange(rows, device=device),
+            targets_BT=targets_BT,
             row_ids_B=torch.arange(rows, device=device),
             tokens=tokens,
         )

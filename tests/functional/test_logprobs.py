@@ -265,3 +265,33 @@ def test_a_temperature_that_cannot_divide_logits_is_refused(temperature):
 def test_an_empty_chunk_is_refused():
     with pytest.raises(ValueError, match="at least one position"):
         chunked_logprobs(*inputs(), chunk_tokens=0)
+
+
+@pytest.mark.parametrize("head", ["linear", "any"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_flag_says_whether_the_target_is_the_most_likely_token_and_changes_nothing_else(head, grad):
+    hidden_ND, weight_VD, bias_V, targets_N = inputs()
+    logits_NV = hidden_ND @ weight_VD.T + bias_V
+    targets_N = torch.where(torch.arange(len(targets_N)) % 2 == 0, logits_NV.argmax(dim=-1), targets_N)
+    hidden_ND.requires_grad_(grad)
+    top1_N = torch.empty(len(targets_N), dtype=torch.bool)
+
+    def score(**asked):
+        if head == "linear":
+            return chunked_logprobs(hidden_ND, weight_VD, bias_V, targets_N, chunk_tokens=3, **asked)[0]
+        return chunked_head_logprobs(lambda h: h @ weight_VD.T + bias_V, hidden_ND, targets_N, chunk_tokens=3, **asked)[
+            0
+        ]
+
+    logprobs_N = score(top1_N=top1_N)
+    assert torch.equal(top1_N, logits_NV.argmax(dim=-1) == targets_N)
+    assert torch.equal(logprobs_N, score())
+    if grad:
+        with_flag, without = (torch.autograd.grad(x_N.sum(), hidden_ND)[0] for x_N in (logprobs_N, score()))
+        assert torch.equal(with_flag, without)
+
+
+def test_one_of_several_most_likely_tokens_is_one_of_them():
+    top1_N = torch.empty(2, dtype=torch.bool)
+    chunked_logprobs(torch.ones(2, 1), torch.tensor([[1.0], [1.0], [0.0]]), None, torch.tensor([1, 2]), top1_N=top1_N)
+    assert top1_N.tolist() == [True, False]

@@ -1,8 +1,11 @@
 """SFT: supervised fine-tuning, maximum likelihood of given completions.
 
     L = -logprobs                                                 per trained token
+    L = -sg[exp(logprobs)] * logprobs                             with `dft`
 
-Mean over all trained tokens of the optimizer step: every token counts the same, however the step is split.
+Mean over all trained tokens of the optimizer step: every token counts the same, however the step is split. Seen as a
+policy gradient, the plain loss weighs each token by 1 / probability; `dft` takes that weight away (arXiv:2508.05629).
+sg: no gradient through it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from posttrain.algorithms.metrics import ENTROPY_METRICS, common_metrics, mean_o
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import on_trained_tokens
 from posttrain.functional.reductions import token_mean
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, ExpOfMean, Mean, Metrics, Outputs, Totals
 
 
 @settings
@@ -24,11 +27,24 @@ class SFT(Algorithm):
     key: ClassVar[str] = "sft"
     data_kind: ClassVar[DataKind] = "examples"
 
+    dft: bool = False
+    """Weigh the loss of each token by its probability, a constant for the gradient: tokens that the model finds hardly
+    possible then pull no harder than others."""
+
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = on_trained_tokens(outputs, batch)
-        loss = token_mean(-outputs.logprobs_BT, batch.completion_mask_BT, totals.tokens)
-        nll = mean_over(-outputs.logprobs_BT, batch.completion_mask_BT)
-        return loss, {"sft/nll": nll} | common_metrics(outputs, batch)
+        outputs, mask_BT = on_trained_tokens(outputs, batch), batch.completion_mask_BT
+        nll_BT = -outputs.logprobs_BT
+        loss_BT = nll_BT.detach().neg().exp() * nll_BT if self.dft else nll_BT
+        nll = mean_over(nll_BT, mask_BT)
+        metrics: Metrics = {
+            "sft/nll": nll,
+            "sft/perplexity": ExpOfMean(nll),
+        }
+        if batch.tokens is not None:
+            metrics["sft/trained_fraction"] = Mean(float(mask_BT.sum()), float(batch.tokens.lengths_B.sum()))
+        if outputs.top1_BT is not None:
+            metrics["sft/token_accuracy"] = mean_over(outputs.top1_BT.double(), mask_BT)
+        return token_mean(loss_BT, mask_BT, totals.tokens), metrics | common_metrics(outputs, batch)
 
     card: ClassVar[Card] = Card(
         title="SFT: supervised fine-tuning",
@@ -40,6 +56,12 @@ class SFT(Algorithm):
         differs=(
             "TRL and others that average micro-batch means weigh short batches more; here every token counts once.",
         ),
-        metrics={"sft/nll": "mean of -logprobs over the trained tokens, in nats; exp of it is the perplexity"}
+        sources={"dft": "false: TRL's loss_type nll; true is its dft"},
+        metrics={
+            "sft/nll": "mean of -logprobs over the trained tokens, in nats",
+            "sft/perplexity": "exp(sft/nll), of the mean over the whole step",
+            "sft/token_accuracy": "share of trained tokens that were the most likely ones at their places",
+            "sft/trained_fraction": "trained tokens / all tokens of the rows, prompts included",
+        }
         | ENTROPY_METRICS,
     )

@@ -11,6 +11,7 @@ inputs are, float64 when they are float64 (RULE 2).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,11 @@ def chunked_logprobs(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
+    top1_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each target under a linear head, and the entropy of each distribution when asked for.
+
+    A `top1_N` that is given is filled in place: is the target the most likely token (one of them, in a tie)?
 
     `chunk_tokens` positions are worked on together: memory is O(chunk_tokens * V), in the backward pass too.
 
@@ -56,7 +60,7 @@ def chunked_logprobs(
     matmul_dtype = _matmul_dtype(hidden_ND, weight_VD)
     with torch.autocast(hidden_ND.device.type, enabled=False):
         logprobs_N, entropy_N = _LinearLogprobs.apply(
-            hidden_ND, weight_VD, bias_V, targets_N, temperature, chunk_tokens, with_entropy, matmul_dtype
+            hidden_ND, weight_VD, bias_V, targets_N, temperature, chunk_tokens, with_entropy, top1_N, matmul_dtype
         )
     return logprobs_N, entropy_N
 
@@ -69,6 +73,7 @@ def chunked_head_logprobs(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
+    top1_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The same for any head: `head([n, D]) -> [n, V]` logits (soft-capped, scaled, with an adapter on it ...).
 
@@ -77,9 +82,10 @@ def chunked_head_logprobs(
     """
     _check(temperature, chunk_tokens)
 
-    def score(hidden_nD: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
+    def score(hidden_nD: Tensor, targets_n: Tensor, top1_n: Tensor | None) -> tuple[Tensor, Tensor]:
         logits_nV = _widen(head(hidden_nD)) / temperature
         log_p_nV = logits_nV.log_softmax(dim=-1)
+        _fill_top1(top1_n, logits_nV.detach(), targets_n)
         entropy_n = _entropy(log_p_nV) if with_entropy else log_p_nV.new_zeros(len(targets_n))
         return log_p_nV.gather(1, targets_n[:, None])[:, 0], entropy_n
 
@@ -88,9 +94,9 @@ def chunked_head_logprobs(
         return nothing_N, nothing_N if with_entropy else None
     recompute = torch.is_grad_enabled()
     parts = [
-        checkpoint(score, hidden_ND[part], targets_N[part], use_reentrant=False)
+        checkpoint(partial(score, top1_n=_part(top1_N, part)), hidden_ND[part], targets_N[part], use_reentrant=False)
         if recompute
-        else score(hidden_ND[part], targets_N[part])
+        else score(hidden_ND[part], targets_N[part], _part(top1_N, part))
         for part in _chunks(len(targets_N), chunk_tokens)
     ]
     logprobs, entropies = zip(*parts, strict=True)
@@ -110,6 +116,7 @@ class _LinearLogprobs(torch.autograd.Function):
         temperature: float,
         chunk_tokens: int,
         with_entropy: bool,
+        top1_N: Tensor | None,
         matmul_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:
         head = _LinearHead(weight_VD, bias_V, temperature, matmul_dtype)
@@ -117,6 +124,7 @@ class _LinearLogprobs(torch.autograd.Function):
         log_sum_N, entropy_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
         for part in _chunks(len(targets_N), chunk_tokens):
             logits_nV = head.logits(hidden_ND[part])
+            _fill_top1(_part(top1_N, part), logits_nV, targets_N[part])
             log_sum_N[part] = logits_nV.logsumexp(dim=-1)
             logprobs_N[part] = logits_nV.gather(1, targets_N[part, None])[:, 0] - log_sum_N[part]
             if with_entropy:
@@ -153,7 +161,7 @@ class _LinearLogprobs(torch.autograd.Function):
             grad_hidden_ND,
             None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
 
 
@@ -181,6 +189,15 @@ def _weigh_probabilities(
     p_nV = log_p_nV.exp()
     weight_nV = log_p_nV.clamp_(min=LOG_OF_ZERO).add_(entropy_N[part, None]).mul_(grad_entropy_N[part, None])
     return weight_nV.add_(grad_logprobs_N[part, None]).mul_(p_nV).neg_()
+
+
+def _part(x_N: Tensor | None, part: slice) -> Tensor | None:
+    return None if x_N is None else x_N[part]
+
+
+def _fill_top1(top1_n: Tensor | None, logits_nV: Tensor, targets_n: Tensor) -> None:
+    if top1_n is not None:
+        top1_n.copy_(logits_nV.gather(1, targets_n[:, None])[:, 0] >= logits_nV.amax(dim=-1))
 
 
 def _entropy(log_p_nV: Tensor) -> Tensor:

@@ -20,12 +20,14 @@ def token_logprobs(
     *,
     temperature: float,
     with_entropy: bool = False,
+    with_top1: bool = False,
     value_head: nn.Linear | None = None,
     chunk_tokens: int = 1024,
 ) -> Outputs:
     """Log-probability of every scored token given the tokens before it in its row, with gradient.
 
-    With a `value_head`, the values of `token_values` come from the same pass.
+    With a `value_head`, the values of `token_values` come from the same pass; `with_top1` also asks whether each token
+    is the most likely one.
 
     `mask_BT` says which tokens are scored; entry t of the result describes `input_ids_BT[:, t]` and is exactly 0 where
     the mask is False. Logits are divided by `temperature` (RULE 1); the log-softmax is float32, float64 for a float64
@@ -41,9 +43,15 @@ def token_logprobs(
     lm = causal_lm(model)
     if packed.num_tokens == 0:
         zeros_BT = _nothing_scored(lm.dtype, tokens)
-        return Outputs(zeros_BT, zeros_BT if with_entropy else None, None if value_head is None else zeros_BT)
+        return Outputs(
+            logprobs_BT=zeros_BT,
+            entropy_BT=zeros_BT if with_entropy else None,
+            values_BT=None if value_head is None else zeros_BT,
+            top1_BT=zeros_BT.detach().bool() if with_top1 else None,
+        )
     path = forward_path(lm)
     hidden_ND = _hidden_before_targets(path, tokens, packed, lm.device)
+    top1_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.bool) if with_top1 else None
     logprobs_N, entropy_N = path.score(
         lm,
         hidden_ND,
@@ -51,9 +59,11 @@ def token_logprobs(
         temperature=temperature,
         chunk_tokens=chunk_tokens,
         with_entropy=with_entropy,
+        top1_N=top1_N,
     )
     return Outputs(
         logprobs_BT=_unpack(logprobs_N, tokens, packed),
+        top1_BT=None if top1_N is None else _unpack(top1_N, tokens, packed),
         entropy_BT=None if entropy_N is None else _unpack(entropy_N, tokens, packed),
         values_BT=None if value_head is None else _unpack(_value(value_head, hidden_ND), tokens, packed),
     )

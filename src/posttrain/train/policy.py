@@ -22,7 +22,7 @@ class Forward:
     """Batch -> Outputs through one model: the trainer's one definition of a log-probability.
 
     `scope` is entered around every pass: for the reference it is what switches the adapters off. With a `critic` the
-    outputs have its values, too.
+    outputs have its values, too; with `top1`, whether each token is the most likely one.
     """
 
     def __init__(
@@ -35,9 +35,11 @@ class Forward:
         entropy: Literal["none", "value", "gradient"] = "none",
         scope: Callable[[], AbstractContextManager[object]] = nullcontext,
         critic: Critic | None = None,
+        top1: bool = False,
     ) -> None:
         self.model, self.temperature, self.chunk_tokens = model, temperature, chunk_tokens
         self.compute_dtype, self.entropy, self.scope, self.critic = compute_dtype, entropy, scope, critic
+        self.top1 = top1
 
     def __call__(self, batch: Batch) -> Outputs:
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
@@ -49,6 +51,7 @@ class Forward:
                 batch.completion_mask_BT,
                 temperature=self.temperature,
                 with_entropy=self.entropy != "none",
+                with_top1=self.top1,
                 value_head=critic.head if critic is not None and critic.in_policy_pass else None,
                 chunk_tokens=self.chunk_tokens,
             )
