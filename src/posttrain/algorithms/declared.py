@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-DataKind = Literal["prompts", "examples", "pairs", "labels"]
+DataKind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 Need = Literal[
     "old",
     "old_for_advantages",
@@ -20,6 +20,8 @@ Need = Literal[
     "auxiliary",
     "margins",
     "scores",
+    "standardized",
+    "unit_interval",
     "mismatched",
 ]
 """What an algorithm may ask the machinery for, beside the policy's own log-probabilities."""
@@ -39,7 +41,10 @@ NEEDS: dict[Need, str] = {
     "signal": "groups whose rewards differ: prompts without signal are replaced by others until the step is full",
     "auxiliary": "a next-token loss on other data, added to each update",
     "margins": "by how much the chosen answer of each pair is better, from the data",
-    "scores": "a score of each row: the model has a scalar head instead of its next-token head",
+    "scores": "a score of each row, or of each step: the model has a scalar head instead of its next-token head",
+    "standardized": "ratings as distances from the mean of the training data, in its standard deviations; the model's "
+    "folder keeps both, so that its scores come out in the units of the data",
+    "unit_interval": "ratings from 0 to 1: the score is a logit, and what comes out is its sigmoid",
     "mismatched": "log(policy / reference) of another row's answer to each prompt, without gradient, right before each "
     "update: for a reference point that does not depend on the labels",
 }

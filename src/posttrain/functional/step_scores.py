@@ -1,0 +1,40 @@
+"""Scores of single steps: the loss they are learned by, and the one number that stands for a solution.
+
+S steps of a solution; z are logits, p = sigmoid(z) the probability that a step is right.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+Aggregate = Literal["min", "prod", "last", "mean"]
+AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
+
+
+def binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """-y log sigmoid(z) - (1 - y) log sigmoid(-z), for labels y from 0 to 1, without overflow; its gradient is p - y.
+
+    >>> import torch
+    >>> binary_cross_entropy(torch.tensor([0.0, 1e4, 1e4]), torch.tensor([0.5, 1.0, 0.0])).tolist()
+    [0.6931471824645996, 0.0, 10000.0]
+    """
+    return softplus(z) - y * z
+
+
+def aggregate(probabilities_S: Tensor, how: Aggregate) -> Tensor:
+    """One number for the steps of a solution: the worst step, all of them right, the last one, or their mean.
+
+    None of them grows with steps that are added, as a sum would: `prod` and `min` can only fall.
+
+    >>> import torch
+    >>> [round(float(aggregate(torch.tensor([0.5, 0.8, 1.0]), how)), 4) for how in AGGREGATES]
+    [0.5, 0.4, 1.0, 0.7667]
+    """
+    if how == "min":
+        return probabilities_S.min()
+    if how == "prod":
+        return probabilities_S.prod()
+    return probabilities_S[-1] if how == "last" else probabilities_S.mean()
