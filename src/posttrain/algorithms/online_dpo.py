@@ -1,0 +1,149 @@
+"""Online DPO: DPO on pairs that the present policy writes and a reward orders (OAIF, arXiv:2402.04792).
+
+    y_1 .. y_G ~ policy,   s_i = reward(y_i) - missing_eos_penalty   if y_i was cut before its EOS, else reward(y_i)
+    chosen, rejected = best and worst of the group by s, or every two of it (pairs = all)
+    r(y) = sum_t (logprobs - ref_logprobs),   h = beta * (r(chosen) - r(rejected))
+    L    = -log sigmoid(h)                                        link = dpo
+           (r(chosen) - r(rejected) - 1 / (2 beta))^2             link = ipo: beta is the paper's tau
+           max(0, 1 - h)                                          link = hinge (SLiC)
+
+Mean over the pairs of the step. Equal scores or equal answers are a tie, which trains nothing (RULE 42). With
+label_smoothing e: (1 - e) L(h) + e L(-h). The gradient does not pass through the sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
+from posttrain.algorithms.metrics import mean_over
+from posttrain.algorithms.pairs import LOG_RATIO_METRICS, pairs_of
+from posttrain.algorithms.settings import BelowHalf, NonNegative, Positive, settings
+from posttrain.functional.kl import k1, k3
+from posttrain.functional.pairing import Compared, best_against_worst, compared, every_two, same_answers
+from posttrain.functional.preferences import hinge, logistic, smoothed, summed
+from posttrain.types import Batch, Experience, Mean, Metrics, Outputs, Totals
+
+
+@settings
+class OnlineDPO(Algorithm):
+    key: ClassVar[str] = "online_dpo"
+    data_kind: ClassVar[DataKind] = "prompts"
+    min_group_size: ClassVar[int] = 2
+    learns_off_policy: ClassVar[bool] = True
+
+    link: Literal["dpo", "ipo", "hinge"] = "dpo"
+    """The loss of a margin: of DPO, of IPO on summed log-ratios, or the hinge of SLiC."""
+    beta: Positive = 0.1
+    """How strongly the policy is held to the reference. For ipo it is tau: log-ratios are driven 1 / (2 beta) apart."""
+    ties: Literal["skip", "first"] = "skip"
+    """Answers with the same score: skip trains nothing on them, first takes the one sampled first as better."""
+    pairs: Literal["best_worst", "all"] = "best_worst"
+    """Of each group: its best answer against its worst, or every two answers, each of which then goes through the model
+    group_size - 1 times."""
+    missing_eos_penalty: NonNegative = 0.0
+    """Taken off the score of an answer that was cut before its EOS."""
+    label_smoothing: BelowHalf = 0.0
+    """Probability that the reward orders a pair the wrong way round."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"reference"})
+
+    def scores(self, experience: Experience) -> Tensor:
+        """`[P, G]` by what the answers of a prompt are ordered; NaN where there is no reward."""
+        return experience.rewards_PG - self.missing_eos_penalty * experience.truncated_PG
+
+    def compare(self, experience: Experience) -> Compared:
+        scores_PG, usable_PG = self.scores(experience), experience.scored_PG & (experience.lengths_PG > 0)
+        two = best_against_worst(scores_PG, usable_PG) if self.pairs == "best_worst" else every_two(scores_PG)
+        tokens, group_size = experience.tokens, experience.group_size
+        same_PGG = None if tokens is None else same_answers(tokens.input_ids_BT, tokens.lengths_B, group_size)
+        return compared(scores_PG, usable_PG, same_PGG, *two)
+
+    def to_batch(self, experience: Experience, state: Any = None) -> Batch:
+        """The rows of the pairs: chosen ones, then rejected ones. A completion is there once for each of its pairs."""
+        self.require_group(experience)
+        found = self.compare(experience)
+        used_PK = found.decided_PK | found.tied_PK if self.ties == "first" else found.decided_PK
+        first_row_P1 = experience.group_size * torch.arange(used_PK.shape[0], device=used_PK.device)[:, None]
+        rows_2N = torch.stack([(first_row_P1 + side_PK)[used_PK] for side_PK in found[:2]])
+        pair_2N = torch.arange(rows_2N.shape[1], device=rows_2N.device).expand(2, -1)
+        batch = Batch.from_experience(experience).rows(rows_2N.flatten())
+        is_chosen_2N = torch.tensor([[True], [False]], device=rows_2N.device).expand_as(rows_2N)
+        return replace(batch, groups_B=pair_2N.flatten(), chosen_B=is_chosen_2N.flatten())
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        pairs = pairs_of(outputs, batch)
+        chosen_N, rejected_N = reward_2N = self.beta * pairs.log_ratios()
+        loss_N = smoothed(self.margin_loss, chosen_N - rejected_N, self.label_smoothing)
+        return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
+
+    def margin_loss(self, h_N: Tensor) -> Tensor:
+        if self.link == "ipo":
+            return ((h_N - 0.5) / self.beta).square()
+        return logistic(h_N) if self.link == "dpo" else hinge(h_N)
+
+    def step_metrics(self, experience: Experience, batch: Batch) -> Metrics:
+        scores_PG, found = self.scores(experience), self.compare(experience)
+        margin_PK = scores_PG.gather(1, found.chosen_PK) - scores_PG.gather(1, found.rejected_PK)
+        ended_PG = ~experience.truncated_PG
+        metrics: Metrics = {
+            "ties": Mean(float(found.tied_PK.sum()), float((found.tied_PK | found.decided_PK).sum())),
+            "score/mean": mean_over(scores_PG, experience.scored_PG),
+            "score/margin": mean_over(margin_PK, found.decided_PK),
+            "eos_fraction": Mean(float(ended_PG.sum()), ended_PG.numel()),
+        }
+        sampled_BT, reference_BT = experience.sampling_logprobs_BT, experience.ref_logprobs_BT
+        if sampled_BT is not None and reference_BT is not None:
+            mask_BT = experience.scored_mask_BT
+            k1_B = summed(k1(sampled_BT, reference_BT), mask_BT)
+            metrics["kl"] = mean_over(k3(sampled_BT, reference_BT), mask_BT)
+            metrics["objective/kl"] = mean_over(k1_B, mask_BT.any(dim=-1))
+        return metrics
+
+    card: ClassVar[Card] = Card(
+        title="Online DPO",
+        paper="OAIF, arXiv:2402.04792",
+        summary="The policy writes two or more answers, a reward picks the better one, DPO learns from the pair.",
+        choices={
+            "score": "log-ratio, summed over the answer",
+            "reference": "yes",
+            "margin": "beta times the difference",
+            "link": "log sigmoid, square (ipo) or hinge",
+            "extra": "none",
+        },
+        use_when="Answers can be compared but not measured: a judge or a reward model whose scale means little.",
+        avoid_when="The reward is exact, as of a verifier: grpo learns from its size and from every answer of a group.",
+        differs=(
+            "Ties are skipped and counted; ties = first is TRL's rule, by which the first answer wins.",
+            "Labels drawn by Bradley-Terry from r: the optimum is reference * exp(r / beta), as offline. Labels that always "
+            "name the higher score: none for dpo, which goes on towards the best answer of each prompt; ipo settles at "
+            "reference * exp(p(y beats policy) / beta), up to a factor.",
+            "The pairs of publish_every > 1 or of several updates are those of an older policy; the loss is right for "
+            "pairs from anywhere, so that nothing has to be corrected.",
+            "objective/kl is a sum over the tokens of the answer; TRL's includes the padding behind it.",
+        ),
+        sources={
+            "link": "dpo: OAIF, TRL",
+            "beta": "0.1: TRL, OAIF",
+            "ties": "skip here; first: TRL",
+            "pairs": "best_worst here; the paper and TRL sample two",
+            "missing_eos_penalty": "0, off: TRL",
+            "label_smoothing": "0: OAIF, TRL",
+        },
+        metrics=LOG_RATIO_METRICS
+        | {
+            "ties": "share of the compared pairs with equal scores or equal answers",
+            "score/mean": "mean over the scored completions of s = reward - missing_eos_penalty if cut",
+            "score/margin": "mean over the pairs that are no ties of s(chosen) - s(rejected)",
+            "eos_fraction": "share of completions that ended with their EOS or a stop string",
+            "kl": "mean over the tokens of all scored completions of k3 = exp(-delta) - 1 + delta (at most 10), "
+            "delta = sampling_logprobs - ref_logprobs: of the policy that sampled",
+            "objective/kl": "mean over the scored completions of sum_t delta, in nats",
+        },
+    )

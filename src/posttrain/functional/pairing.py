@@ -1,0 +1,70 @@
+"""Pairs out of groups of scored completions. P prompts, G completions of each, K candidate pairs of each prompt."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Compared(NamedTuple):
+    """Two completions of each prompt, as places in the group, and whether their scores decide between them."""
+
+    chosen_PK: Tensor
+    rejected_PK: Tensor
+    tied_PK: Tensor
+    """Both have a score, and it is the same one, or they are the same answer."""
+    decided_PK: Tensor
+    """Both have a score, and the chosen one is better. Where neither is true, a score is missing."""
+
+
+def best_against_worst(scores_PG: Tensor, usable_PG: Tensor) -> tuple[Tensor, Tensor]:
+    """`[P, 1]` and `[P, 1]`: the first of the highest scores, the last of the lowest.
+
+    >>> best_against_worst(torch.tensor([[2.0, 5.0, 1.0, 5.0]]), torch.ones(1, 4, dtype=torch.bool))
+    (tensor([[1]]), tensor([[2]]))
+    """
+    best_P1 = scores_PG.masked_fill(~usable_PG, -math.inf).argmax(dim=-1, keepdim=True)
+    lowest_PG = scores_PG.masked_fill(~usable_PG, math.inf)
+    worst_P1 = scores_PG.shape[1] - 1 - lowest_PG.flip(-1).argmin(dim=-1, keepdim=True)
+    return best_P1, worst_P1
+
+
+def every_two(scores_PG: Tensor) -> tuple[Tensor, Tensor]:
+    """`[P, K]` and `[P, K]`, K = G (G - 1) / 2: every two places of the group, the earlier one first."""
+    num_prompts, group_size = scores_PG.shape
+    first_K, second_K = torch.triu_indices(group_size, group_size, offset=1, device=scores_PG.device)
+    return first_K.expand(num_prompts, -1), second_K.expand(num_prompts, -1)
+
+
+def same_answers(input_ids_BT: Tensor, lengths_B: Tensor, group_size: int) -> Tensor:
+    """`[P, G, G]`: which completions of a prompt have the same tokens; rows are padded on the right."""
+    ids_PGT = input_ids_BT.reshape(-1, group_size, input_ids_BT.shape[1])
+    lengths_PG = lengths_B.reshape(-1, group_size)
+    same_ids_PGG = (ids_PGT[:, :, None] == ids_PGT[:, None]).all(dim=-1)
+    return same_ids_PGG & (lengths_PG[:, :, None] == lengths_PG[:, None])
+
+
+def compared(
+    scores_PG: Tensor, usable_PG: Tensor, same_PGG: Tensor | None, first_PK: Tensor, second_PK: Tensor
+) -> Compared:
+    """The better of each two as the chosen one; at a tie the first of them.
+
+    `same_PGG` tells which answers of a group are the same, word for word, where that is known: no label can be right
+    for two of those.
+    """
+    ahead_PK = scores_PG.gather(1, first_PK) - scores_PG.gather(1, second_PK)
+    usable_PK = usable_PG.gather(1, first_PK) & usable_PG.gather(1, second_PK) & (first_PK != second_PK)
+    equal_PK = ahead_PK == 0
+    if same_PGG is not None:
+        prompts_P1 = torch.arange(scores_PG.shape[0], device=scores_PG.device)[:, None]
+        equal_PK = equal_PK | same_PGG[prompts_P1, first_PK, second_PK]
+    swapped_PK = (ahead_PK < 0) & ~equal_PK
+    return Compared(
+        chosen_PK=torch.where(swapped_PK, second_PK, first_PK),
+        rejected_PK=torch.where(swapped_PK, first_PK, second_PK),
+        tied_PK=usable_PK & equal_PK,
+        decided_PK=usable_PK & ~equal_PK,
+    )
