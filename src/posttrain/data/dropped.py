@@ -17,6 +17,10 @@ class Dropped(NamedTuple):
     """The kind, the same text for all rows with the same fault: "empty prompt"."""
 
 
+class Unusable(Exception):
+    """Raised while a row is read or rendered; its text is the reason for which the row is then dropped."""
+
+
 def summary(dropped: Sequence[Dropped], total: int) -> str:
     """For a warning: "dropped 3 of 100 rows: 2 empty prompt (a.jsonl:4, …), 1 …"; "" when nothing was dropped."""
     if not dropped:
