@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from posttrain.evaluate.evaluation import Evaluation, evaluation_json
 from posttrain.evaluate.heldout import evaluate_sampler
-from posttrain.functional.intervals import mean_interval
-from posttrain.train.feed import examples_batch
+from posttrain.functional.intervals import Interval, ratio_interval
+from posttrain.train.row_scores import RowScores, first, score_rows
 from posttrain.types import Batch, Example, Outputs, Prompt
 
 if TYPE_CHECKING:
@@ -79,24 +78,48 @@ class HeldOutAnswers:
 
 
 class HeldOutLoss:
-    """Mean negative log-probability per token of the held-out completions, for supervised training."""
+    """Negative log-likelihood of the held-out answers, for supervised training: the mean over the tokens of all rows.
+
+    Intervals are those of a ratio of sums, in which the row is the unit: the tokens of an answer belong together.
+    """
 
     def __init__(
         self, config: RunConfig, forward: Callable[[Batch], Outputs], examples: Sequence[Example], pad_id: int
     ) -> None:
-        self.config, self.forward, self.examples, self.pad_id = config, forward, examples, pad_id
+        self.config, self.forward, self.pad_id = config, forward, pad_id
+        self.examples = first(examples, config.evaluation.prompts)
 
-    @torch.no_grad()
     def __call__(self, folder: Path, name: str) -> dict[str, Any]:
         if not self.examples:
             return {}
-        losses = [self._loss(example) for example in self.examples[: self.config.evaluation.prompts]]
-        interval = mean_interval(losses, self.config.evaluation.confidence)
-        return {name: {"prompts": len(losses), "loss": interval._asdict()}}
+        budget, confidence = self.config.train.tokens_per_microbatch, self.config.evaluation.confidence
+        scores = score_rows(self.forward, self.examples, pad_id=self.pad_id, tokens_per_microbatch=budget)
+        scores.write(folder, name)
+        measured = {name: loss_measures(scores, confidence)}
+        if name != "trained":
+            return measured
+        change = ratio_interval([-moved for moved in scores - RowScores.read(folder)], scores.tokens, confidence)
+        return {**measured, "difference": {"loss": change._asdict()}}
 
-    def _loss(self, example: Example) -> float:
-        batch = examples_batch([example], self.pad_id)
-        return float(-self.forward(batch).logprobs_BT.sum() / batch.completion_mask_BT.sum())
+
+def loss_measures(scores: RowScores, confidence: float) -> dict[str, Any]:
+    """Loss and perplexity, its exp, per token; and how often the right token was the most likely one."""
+    loss = ratio_interval([-total for total in scores.logprobs], scores.tokens, confidence)
+    measured = {
+        "prompts": len(scores.tokens),
+        "tokens": sum(scores.tokens),
+        "confidence": confidence,
+        "loss": loss._asdict(),
+        "perplexity": Interval(exp(loss.mean), exp(loss.low), exp(loss.high), loss.n)._asdict(),
+    }
+    if scores.top1 is not None:
+        measured["token_accuracy"] = ratio_interval(scores.top1, scores.tokens, confidence)._asdict()
+    return measured
+
+
+def exp(value: float) -> float:
+    """Without an error for what is too large."""
+    return math.exp(value) if value < 700 else math.inf
 
 
 class WithForgetting:

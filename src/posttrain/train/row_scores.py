@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
+from posttrain.functional.masks import masked
 from posttrain.train.feed import examples_batch
 from posttrain.train.loop import microbatches
 from posttrain.types import Batch, Example, Outputs
@@ -23,6 +25,8 @@ class RowScores(NamedTuple):
     logprobs: list[float]
     """Sum of the log-probabilities."""
     tokens: list[int]
+    top1: list[int] | None = None
+    """How many of the tokens were the most likely ones at their places, where the forward pass says so."""
 
     @property
     def per_token(self) -> list[float]:
@@ -59,7 +63,11 @@ def score_rows(forward: Score, examples: Sequence[Example], *, pad_id: int, toke
     batch = examples_batch(examples, pad_id)
     counts_B = batch.completion_mask_BT.sum(dim=-1)
     sums_B = torch.zeros(batch.num_rows, dtype=torch.float64)
+    top1_B: Tensor | None = None
     for rows, micro in microbatches(batch, tokens_per_microbatch):
-        logprobs_BT = forward(micro).logprobs_BT.double().cpu()
-        sums_B[rows] = logprobs_BT.where(micro.completion_mask_BT, logprobs_BT.new_zeros(())).sum(dim=-1)
-    return RowScores(sums_B.tolist(), counts_B.tolist())
+        outputs, mask_BT = forward(micro), micro.completion_mask_BT
+        sums_B[rows] = masked(outputs.logprobs_BT.double().cpu(), mask_BT).sum(dim=-1)
+        if outputs.top1_BT is not None:
+            top1_B = torch.zeros_like(counts_B) if top1_B is None else top1_B
+            top1_B[rows] = (outputs.top1_BT.cpu() & mask_BT).sum(dim=-1)
+    return RowScores(sums_B.tolist(), counts_B.tolist(), None if top1_B is None else top1_B.tolist())
