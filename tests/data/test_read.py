@@ -10,7 +10,9 @@ import pyarrow.parquet as parquet
 import pytest
 from tests.data.samples import jsonl, shared_file
 
-from posttrain.data.read import read_rows
+from posttrain.data import json_array
+from posttrain.data.json_array import PIECE
+from posttrain.data.read import content_key, iter_rows, read_rows, size_of
 from posttrain.errors import DataError
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": 'say "hi",\nplease', "answer": "hi"}]
@@ -150,3 +152,63 @@ def test_a_dataset_name_without_a_network_says_what_to_do(monkeypatch):
 def test_an_unknown_task_gets_a_suggestion():
     with pytest.raises(DataError, match=r"there is no task 'sorting'; allowed: sort, .*\n  Did you mean 'sort'\?"):
         read_rows("task:sorting")
+
+
+# --- one row at a time ------------------------------------------------------------------------------------------------
+
+
+def test_rows_come_before_the_rest_of_the_file_is_read(write):
+    lines = iter_rows(str(write("half.jsonl", jsonl({"prompt": "a"}) + "{broken\n")))
+    assert next(lines).values == {"prompt": "a"}
+    with pytest.raises(DataError, match="line 2"):
+        next(lines)
+    array = iter_rows(str(write("half.json", '[{"prompt": "a"}, ' + " " * 2 * PIECE + "oops]")))
+    assert next(array).values == {"prompt": "a"}
+    with pytest.raises(DataError, match=r"half.json, line 1, column \d+: broken JSON"):
+        next(array)
+
+
+def test_a_source_without_rows_is_an_error_also_when_it_is_read_row_by_row(write):
+    with pytest.raises(DataError, match="holds no rows"):
+        next(iter_rows(str(write("empty.jsonl", ""))))
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 64])
+def test_a_json_array_is_the_same_whatever_the_pieces_in_which_it_is_read(write, monkeypatch, piece):
+    monkeypatch.setattr(json_array, "PIECE", piece)
+    rows = [{"a": 'x"\\é\u2028' * n, "b": [n, -1.5e-3, None, True], "c": {"d": []}} for n in range(12)]
+    for text in (json.dumps(rows), json.dumps(rows, indent=2, ensure_ascii=False), " \n" + json.dumps(rows) + "\n "):
+        assert [row.values for row in read_rows(str(write("rows.json", text)))] == rows
+
+
+@pytest.mark.parametrize("piece", [1, 5, 1 << 20])
+@pytest.mark.parametrize(
+    "text", ['[{"a": 1},\n {"a": 2}\n {"a": 3}]', '[{"a": 1},\n {"a": tru}]', '[{"a": 1}]\n[', '[{"a": "x', '[{"a": 1}']
+)
+def test_a_broken_array_is_named_where_the_whole_text_would_name_it(write, monkeypatch, piece, text):
+    monkeypatch.setattr(json_array, "PIECE", piece)
+    with pytest.raises(json.JSONDecodeError) as whole:
+        json.loads(text)
+    place = rf"broken.json, line {whole.value.lineno}, column {whole.value.colno}: broken JSON"
+    with pytest.raises(DataError, match=place):
+        read_rows(str(write("broken.json", text)))
+
+
+# --- what a source is, before it is read ------------------------------------------------------------------------------
+
+
+def test_the_key_of_a_source_changes_with_every_byte_and_with_what_is_read_of_it(write):
+    def key(content, **kwargs):
+        path = str(write("rows.jsonl", content))
+        return content_key(path, **{"split": "train", "max_rows": None, "seed": 0} | kwargs)
+
+    same = key(jsonl({"a": 1}))
+    assert key(jsonl({"a": 1})) == same
+    assert len({same, key(jsonl({"a": 2})), key(jsonl({"a": 1}), max_rows=1), key(jsonl({"a": 1}), split="eval")}) == 4
+
+
+def test_the_size_counts_compressed_files_as_what_they_unpack_to(write):
+    plain, packed = write("rows.jsonl", jsonl(*ROWS)), write("rows.jsonl.gz", jsonl(*ROWS))
+    assert size_of(str(plain)) == plain.stat().st_size
+    assert size_of([str(plain), str(packed)]) == plain.stat().st_size + 4 * packed.stat().st_size
+    assert size_of("task:sort") == 0

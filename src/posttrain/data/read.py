@@ -1,7 +1,8 @@
 """Rows of a dataset, each with the place it came from, whatever the form: JSONL, JSON, CSV, Parquet, gzip of these,
 globs and lists of them, Hugging Face dataset names, and the generated `task:NAME`.
 
-A row that cannot be read is an error that names the file and the line; nothing is skipped in silence.
+A row that cannot be read is an error that names the file and the line; nothing is skipped in silence. Rows are read one
+after the other: whoever does not keep them needs no memory for them.
 """
 
 from __future__ import annotations
@@ -9,21 +10,29 @@ from __future__ import annotations
 import csv
 import glob
 import gzip
+import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from posttrain.data.json_array import iter_array
 from posttrain.errors import DataError
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 TASK_ROWS = {"train": 4096, "eval": 512}
 """Rows that are generated for `task:NAME` when `max_rows` does not say how many."""
+
+COMPRESSION = 4
+"""By which a file is taken to grow when it is unpacked."""
+PARQUET_ROWS = 1024
+"""Rows of a Parquet file that are in memory at once, beside the pages that they lie in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,46 +51,96 @@ def read_rows(
 
     `split` is "train" or "eval" for generated tasks and the split's name for Hugging Face datasets. Raises `DataError`.
     """
-    sources = [source] if isinstance(source, str) else list(source)
-    rows = [row for one in sources for row in _limited(_read(one, split, max_rows, seed), max_rows)]
-    if not rows:
+    return list(iter_rows(source, split=split, max_rows=max_rows, seed=seed))
+
+
+def iter_rows(
+    source: str | Sequence[str], *, split: str = "train", max_rows: int | None = None, seed: int = 0
+) -> Iterator[Row]:
+    """What `read_rows` returns, one row at a time. Raises `DataError` when it comes to what is wrong."""
+    sources, found = _listed(source), False
+    for one in sources:
+        for row in islice(_read(one, split, max_rows, seed), max_rows):
+            found = True
+            yield row
+    if not found:
         raise DataError(
             given=f"{', '.join(sources)} holds no rows",
             allowed="at least one row",
             fix="Check that the path is right and that the file was written completely.",
         )
-    return rows
 
 
-def _limited(rows: Iterator[Row], max_rows: int | None) -> Iterator[Row]:
-    for number, row in enumerate(rows):
-        if max_rows is not None and number >= max_rows:
-            return
-        yield row
+def size_of(source: str | Sequence[str], *, split: str = "train") -> int:
+    """Bytes of text that the source holds, about: those of its files, fourfold where they are compressed."""
+    return sum(_size_of(one, split) for one in _listed(source))
+
+
+def content_key(source: str | Sequence[str], *, split: str, max_rows: int | None, seed: int) -> str:
+    """Changes with any byte of the files, with their names, and with what is read of them."""
+    digest = hashlib.sha256(json.dumps([split, max_rows, seed]).encode())
+    for one in _listed(source):
+        if one.startswith("task:"):
+            digest.update(one.encode())
+        elif (paths := _paths(one)) is None:
+            digest.update(f"{one} {_hub_dataset(one, split)._fingerprint}".encode())
+        else:
+            for path in paths:
+                with path.open("rb") as content:
+                    digest.update(path.name.encode() + hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """The names of all columns that any row has, in the order in which they appear."""
+    known: list[str] | None = getattr(rows, "columns", None)
+    return known if known is not None else list(dict.fromkeys(name for row in rows for name in row.values))
+
+
+def _listed(source: str | Sequence[str]) -> list[str]:
+    return [source] if isinstance(source, str) else list(source)
+
+
+def _size_of(source: str, split: str) -> int:
+    if source.startswith("task:"):
+        return 0
+    if (paths := _paths(source)) is None:
+        return _hub_dataset(source, split).data.nbytes
+    return sum(path.stat().st_size * (COMPRESSION if path.suffix in (".gz", ".parquet") else 1) for path in paths)
 
 
 def _read(source: str, split: str, max_rows: int | None, seed: int) -> Iterator[Row]:
     if source.startswith("task:"):
         yield from _task_rows(source.removeprefix("task:"), split, max_rows, seed)
-        return
-    paths = sorted(glob.glob(source)) if glob.has_magic(source) else [source]
-    if not paths:
-        raise DataError(
-            given=f"no file matches {source}", allowed="a pattern with at least one match", fix="Check the pattern."
-        )
-    for path in map(Path, paths):
-        if path.is_file():
+    elif (paths := _paths(source)) is None:
+        yield from _hub_rows(source, split)
+    else:
+        for path in paths:
             yield from _file_rows(path)
-        elif path.is_dir():
-            raise _is_folder(path)
-        elif _looks_like_file(path):
+
+
+def _paths(source: str) -> list[Path] | None:
+    """The files that the source names; None where it can only be a dataset of the Hub."""
+    if glob.has_magic(source):
+        paths = [Path(path) for path in sorted(glob.glob(source))]
+        if not paths:
             raise DataError(
-                given=f"{path} does not exist",
-                allowed="a file, a glob, a Hugging Face dataset name, or task:NAME",
-                fix=f"Paths are relative to {Path.cwd().name}/, where the command was started.",
+                given=f"no file matches {source}", allowed="a pattern with at least one match", fix="Check the pattern."
             )
-        else:
-            yield from _hub_rows(source, split)
+    else:
+        paths = [Path(source)]
+    for path in paths:
+        if path.is_dir():
+            raise _is_folder(path)
+    if paths[0].is_file():
+        return paths
+    if _looks_like_file(paths[0]):
+        raise DataError(
+            given=f"{source} does not exist",
+            allowed="a file, a glob, a Hugging Face dataset name, or task:NAME",
+            fix=f"Paths are relative to {Path.cwd().name}/, where the command was started.",
+        )
+    return None
 
 
 def _looks_like_file(path: Path) -> bool:
@@ -148,26 +207,8 @@ def _parse(line: str, path: Path, number: int) -> Any:
 
 def _json_rows(path: Path) -> Iterator[Row]:
     with _text(path) as file:
-        text = file.read()
-    if not text.strip():
-        return
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        hint = " It looks like JSONL: rename it to .jsonl." if error.msg == "Extra data" else ""
-        raise DataError(
-            given=f"{path.name}, line {error.lineno}, column {error.colno}: broken JSON ({error.msg})",
-            allowed="a JSON array of objects",
-            fix=f"Mend the file.{hint}",
-        ) from None
-    if not isinstance(found, list):
-        raise DataError(
-            given=f"{path.name} holds a JSON {type(found).__name__}",
-            allowed="an array of objects: [{...}, {...}]",
-            fix="Write one array, or one object per line in a .jsonl file.",
-        )
-    for number, values in enumerate(found):
-        yield _as_row(values, f"{path.name}[{number}]")
+        for number, values in enumerate(iter_array(file, path.name)):
+            yield _as_row(values, f"{path.name}[{number}]")
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
@@ -193,7 +234,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     number = 0
-    for batch in parquet.ParquetFile(path).iter_batches():
+    for batch in parquet.ParquetFile(path).iter_batches(PARQUET_ROWS):
         for values in batch.to_pylist():
             yield _as_row(values, f"{path.name}, row {number}")
             number += 1
@@ -219,11 +260,17 @@ def _task_rows(name: str, split: str, max_rows: int | None, seed: int) -> Iterat
 
 def _hub_rows(source: str, split: str) -> Iterator[Row]:
     """A dataset of the Hugging Face Hub, `name` or `name:config`; honours HF_HOME, HF_HUB_OFFLINE and HF_TOKEN."""
+    for number, values in enumerate(_hub_dataset(source, split)):
+        yield _as_row(dict(values), f"{source} [{split}], row {number}")
+
+
+def _hub_dataset(source: str, split: str) -> Any:
+    """The dataset, mapped from disk."""
     from datasets import load_dataset
 
     name, _, config = source.partition(":")
     try:
-        dataset = load_dataset(name, config or None, split=split)
+        return load_dataset(name, config or None, split=split)
     except Exception as error:  # the library raises many kinds, from the network up; all mean that there are no rows
         reason = str(error).strip().split("\n")[0]
         raise DataError(
@@ -231,5 +278,3 @@ def _hub_rows(source: str, split: str) -> Iterator[Row]:
             allowed="a file, a glob, a Hugging Face dataset name (name or name:config), or task:NAME",
             fix="Check the path or the name; without a network, download the dataset first and name its files.",
         ) from error
-    for number, values in enumerate(dataset):
-        yield _as_row(dict(values), f"{source} [{split}], row {number}")

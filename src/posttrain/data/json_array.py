@@ -1,0 +1,112 @@
+"""The elements of a JSON array, one at a time: the text is read in pieces, and never held as a whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from posttrain.errors import DataError
+
+PIECE = 1 << 20
+"""Characters that are read at once; an element that is longer makes the piece grow."""
+NEAR_THE_END = 12
+"""A fault so few characters before the end of what was read may be a word or an escape that was cut."""
+SPACE = re.compile(r"\s*")
+
+
+class Readable(Protocol):
+    """A text file."""
+
+    def read(self, size: int, /) -> str: ...
+
+
+def iter_array(file: Readable, name: str) -> Iterator[Any]:
+    """The elements of the array that the file holds; none for an empty file. `name` stands in errors.
+
+    Raises `DataError` with line and column when the text is broken, or no array.
+    """
+    text = _Text(file, name)
+    start = text.peek()
+    if not start:
+        return
+    if start != "[":
+        found = text.value()
+        raise text.broken("Extra data", text.at) if text.peek() else _no_array(found, name)
+    text.at += 1
+    if text.peek() != "]":
+        yield text.value()
+        while text.peek() == ",":
+            text.at += 1
+            text.peek()
+            yield text.value()
+    if text.peek() != "]":
+        raise text.broken("Expecting ',' delimiter", text.at)
+    text.at += 1
+    if text.peek():
+        raise text.broken("Extra data", text.at)
+
+
+class _Text:
+    """A window on the text of a file."""
+
+    def __init__(self, file: Readable, name: str) -> None:
+        self.file, self.name = file, name
+        self.window, self.at, self.ended = "", 0, False
+        self.lines, self.columns = 0, 0
+        """How many line ends lie before the window, and how many characters of its first line."""
+        self.decoder = json.JSONDecoder()
+
+    def peek(self) -> str:
+        """The next character that is no space; "" at the end of the file."""
+        while True:
+            self.at = SPACE.match(self.window, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.window) or self.ended:
+                return self.window[self.at : self.at + 1]
+            self.more()
+
+    def value(self) -> Any:
+        """The JSON value that begins here."""
+        while True:
+            try:
+                found, end = self.decoder.raw_decode(self.window, self.at)
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.window) - NEAR_THE_END
+                if self.ended or not cut:
+                    raise self.broken(error.msg, error.pos) from None
+            else:
+                if end < len(self.window) or self.ended:
+                    self.at = end
+                    return found
+            self.more()
+
+    def more(self) -> None:
+        """Forget what lies behind, and read on: as much again as there is, so that a long value costs no more."""
+        passed = self.window[: self.at]
+        self.lines += passed.count("\n")
+        self.columns = len(passed) - passed.rfind("\n") - 1 + (0 if "\n" in passed else self.columns)
+        self.window = self.window[self.at :]
+        self.at = 0
+        piece = self.file.read(max(PIECE, len(self.window)))
+        self.ended = not piece
+        self.window += piece
+
+    def broken(self, message: str, place: int) -> DataError:
+        before = self.window[:place]
+        line = self.lines + before.count("\n") + 1
+        column = place - before.rfind("\n") + (0 if "\n" in before else self.columns)
+        hint = " It looks like JSONL: rename it to .jsonl." if message == "Extra data" else ""
+        return DataError(
+            given=f"{self.name}, line {line}, column {column}: broken JSON ({message})",
+            allowed="a JSON array of objects",
+            fix=f"Mend the file.{hint}",
+        )
+
+
+def _no_array(found: Any, name: str) -> DataError:
+    return DataError(
+        given=f"{name} holds a JSON {type(found).__name__}",
+        allowed="an array of objects: [{...}, {...}]",
+        fix="Write one array, or one object per line in a .jsonl file.",
+    )
