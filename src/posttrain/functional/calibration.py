@@ -130,7 +130,8 @@ def by_chance(predicted: Sequence[float], edges: Sequence[float]) -> float:
 def root_mean_square_error(predicted: Sequence[float], found: Sequence[float], confidence: float = 0.95) -> Interval:
     """The root of the mean squared error, and of both ends of its interval (Student's t over the squares)."""
     squares = mean_interval([(p - y) ** 2 for p, y in zip(predicted, found, strict=True)], confidence)
-    return Interval(*(math.sqrt(max(0.0, edge)) for edge in squares[:3]), squares.n)
+    mean, low, high = (math.sqrt(max(0.0, edge)) for edge in squares[:3])
+    return Interval(mean, low, high, squares.n)
 
 
 def pearson(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Interval:

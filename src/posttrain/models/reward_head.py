@@ -2,6 +2,8 @@
 
 They are transformers' own sequence classifiers with one label, so that any library opens what is saved here, and any
 folder of that kind can be scored with. Beside it lies `reward_model.json`: how rows were rendered when it was trained.
+Models that score steps (step_head.py) are loaded and saved here too; they differ in the class that transformers has
+for them.
 
 B rows, L packed tokens, D width of the hidden state.
 """
@@ -9,10 +11,11 @@ B rows, L packed tokens, D width of the hidden state.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +29,10 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from posttrain.errors import ModelError
+from posttrain.functional.step_scores import Aggregate
 from posttrain.models.forward_path import body_path, without_adapters
 from posttrain.models.load import LoadedModel, choose_device, make_ready
-from posttrain.models.packing import pack_whole
+from posttrain.models.packing import Packed, pack_whole
 from posttrain.models.quiet import without_progress_bars, without_warnings
 from posttrain.models.reading import Source, attention_of, explained, find_source, refuse_quantised
 from posttrain.models.save import merged_weights, verify_weights
@@ -38,6 +42,28 @@ if TYPE_CHECKING:
     from posttrain.config import ModelConfig
 
 FACTS = "reward_model.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadForm:
+    """Models of transformers that have a body and a linear head with one output."""
+
+    suffix: str
+    """How their classes end."""
+    opened_by: Any
+    architectures: Mapping[str, str]
+    """Model types that have such a class."""
+    gives: str
+    trained_by: str
+
+
+ROW_SCORES = HeadForm(
+    suffix="ForSequenceClassification",
+    opened_by=AutoModelForSequenceClassification,
+    architectures=MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    gives="score",
+    trained_by="algorithm reward_model, or the section reward_model of the config",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +81,20 @@ class ScoringFacts:
     std: float | None = None
     answers: int = 0
     """How many answers mean and std are of."""
+    link: Literal["identity", "logistic"] = "identity"
+    """What a score is of the head's output z: link(z) * target_std + target_mean, in the units of the ratings that the
+    model was trained on."""
+    target_mean: float = 0.0
+    target_std: float = 1.0
+    separator: str | None = None
+    """Of a model that scores steps: the text that ends each of them."""
+    aggregate: Aggregate = "min"
+    """How the scores of steps become that of an answer."""
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """The scores that outputs of the head stand for."""
+        linked = outputs.sigmoid() if self.link == "logistic" else outputs
+        return linked * self.target_std + self.target_mean
 
     @staticmethod
     def read(folder: Path) -> ScoringFacts:
@@ -76,56 +116,69 @@ class ScoringFacts:
 
 
 def load_reward_model(
-    config: ModelConfig, *, seed: int = 0, trained: bool = False, device: str | torch.device | None = None
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    trained: bool = False,
+    device: str | torch.device | None = None,
+    form: HeadForm = ROW_SCORES,
 ) -> LoadedModel:
     """A scoring model: a saved one as it is, or a causal language model whose head is replaced by a new one.
 
-    A new head is drawn from N(0, 1 / (D + 1)^2) by `seed` alone. With `trained` a model without a trained head is
-    refused. Raises as `load_model` does.
+    The weight of a new head is drawn from N(0, 1 / (D + 1)^2) by `seed` alone, its bias, where there is one, is 0. With
+    `trained` a model without a trained head is refused. Raises as `load_model` does.
     """
     place = choose_device(str(device) if device is not None else config.device)
     source = find_source(config)
-    hf_config = _read_config(config, source, trained=trained)
-    model, missing = _read_weights(config, source, hf_config)
+    hf_config = _read_config(config, source, form, trained=trained)
+    model, missing = _read_weights(config, source, hf_config, form)
     head = score_head(model)
-    unread = sorted({*missing} - {name for name, module in model.named_parameters() if module is head.weight})
+    own = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter is head.weight or parameter is head.bias
+    }
+    unread = sorted({*missing} - own.keys())
     if unread or (missing and trained):
         raise ModelError(
             given=f"model.path = {config.path!r}: weights are missing ({len(missing)}): {', '.join(missing[:3])}",
             allowed=f"weights for every parameter of {type(model).__name__}",
             fix="Give the complete model; config.json and the weights must belong together.",
         )
-    if missing:
-        generator = torch.Generator().manual_seed(seed)
-        nn.init.normal_(head.weight, std=1 / (head.in_features + 1), generator=generator)
+    for name in missing:
+        if own[name] is head.bias:
+            nn.init.zeros_(own[name])
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            nn.init.normal_(own[name], std=1 / (head.in_features + 1), generator=generator)
     generation_config = None
     with suppress(OSError):  # a classifier has none; a language model's knows ids that the tokenizer does not
         generation_config = GenerationConfig.from_pretrained(source.path)
     return make_ready(config, source, model, generation_config, place)
 
 
-def _read_config(config: ModelConfig, source: Source, *, trained: bool) -> PreTrainedConfig:
+def _read_config(config: ModelConfig, source: Source, form: HeadForm, *, trained: bool) -> PreTrainedConfig:
     with explained(config, source, "config.json"):
         hf_config = AutoConfig.from_pretrained(source.path, **source.arguments)
     refuse_quantised(config, hf_config)
     declared = getattr(hf_config, "architectures", None) or [f"model type {hf_config.model_type}"]
-    scores = any(name.endswith("ForSequenceClassification") for name in declared)
+    scores = any(name.endswith(form.suffix) for name in declared)
     if scores and hf_config.num_labels != 1:
         raise ModelError(
             given=f"model.path = {config.path!r} holds {declared[0]} with {hf_config.num_labels} labels",
-            allowed="one label: the score",
+            allowed=f"one label: the {form.gives}",
             fix="Give a reward model; a classifier has a probability per label.",
         )
     if trained and not scores:
         raise ModelError(
-            given=f"model.path = {config.path!r} holds {declared[0]}, which gives no score",
-            allowed="a sequence classifier with one label (…ForSequenceClassification)",
-            fix="Train a reward model first: algorithm reward_model, or the section reward_model of the config.",
+            given=f"model.path = {config.path!r} holds {declared[0]}, which gives no {form.gives}",
+            allowed=f"a classifier with one label (…{form.suffix})",
+            fix=f"Train a reward model first: {form.trained_by}.",
         )
-    if hf_config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+    if hf_config.model_type not in form.architectures:
         raise ModelError(
-            given=f"model.path = {config.path!r} holds {declared[0]}, for which transformers has no classifier",
-            allowed="an architecture with a …ForSequenceClassification class",
+            given=f"model.path = {config.path!r} holds {declared[0]}, for which transformers has no …{form.suffix}",
+            allowed=f"an architecture with a …{form.suffix} class",
             fix="Use another model, such as one of the Llama, Qwen, Gemma or Mistral families.",
         )
     hf_config.num_labels = 1
@@ -133,11 +186,11 @@ def _read_config(config: ModelConfig, source: Source, *, trained: bool) -> PreTr
 
 
 def _read_weights(
-    config: ModelConfig, source: Source, hf_config: PreTrainedConfig
+    config: ModelConfig, source: Source, hf_config: PreTrainedConfig, form: HeadForm
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model, and the names of the weights that were not there."""
     with explained(config, source, "the weights"), without_progress_bars(), without_warnings():
-        model, report = AutoModelForSequenceClassification.from_pretrained(
+        model, report = form.opened_by.from_pretrained(
             source.path,
             config=hf_config,
             dtype=torch.float32,
@@ -172,21 +225,30 @@ def row_scores(model: nn.Module, tokens: Tokens) -> Tensor:
     """`[B]` scores with gradient: the head on the hidden state of the last token of each row.
 
     That token is found from the length of the row, never from a pad id, and an answer that was cut has its last token
-    like any other (RULE 43). Every real token goes through the body once, padding never. The head computes in the
-    precision of its weights, whatever the enclosing autocast says.
+    like any other (RULE 43).
+    """
+    packed = pack_whole(tokens)
+    return scores_at(model, tokens, packed, packed.source_N)
+
+
+def scores_at(model: nn.Module, tokens: Tokens, packed: Packed, places_N: Tensor) -> Tensor:
+    """`[N]` scores with gradient: the head on the hidden states of these packed tokens.
+
+    Every real token goes through the body once, padding never. The head computes in the precision of its weights,
+    whatever the enclosing autocast says.
     """
     plain, head = without_adapters(model), score_head(model)
     assert isinstance(plain, PreTrainedModel)
-    path, packed = body_path(plain, body_of(plain)), pack_whole(tokens)
+    path = body_path(plain, body_of(plain))
     ids_L = tokens.input_ids_BT.flatten().index_select(0, packed.token_index_L.to(tokens.input_ids_BT.device))
     hidden_LD = path.hidden(ids_L.to(plain.device), packed)
-    hidden_BD = hidden_LD.index_select(0, packed.source_N.to(hidden_LD.device))
-    with torch.autocast(hidden_BD.device.type, enabled=False):
-        return head(hidden_BD.to(head.weight.dtype))[:, 0]
+    hidden_ND = hidden_LD.index_select(0, places_N.to(hidden_LD.device))
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        return head(hidden_ND.to(head.weight.dtype))[:, 0]
 
 
 def save_reward_model(loaded: LoadedModel, folder: Path, facts: ScoringFacts) -> Path:
-    """Write `folder` so that `AutoModelForSequenceClassification` and `AutoTokenizer` open it; adapters are merged.
+    """Write `folder` so that transformers opens it as the class that it is, and its tokenizer; adapters are merged.
 
     Raises CheckpointError when what can be read back is not what was to be written.
     """
