@@ -73,6 +73,10 @@ class PublishError(GuardStop):
     """The sampler does not run the weights that were trained."""
 
 
+class HandOverError(GuardStop):
+    """A stage of a pipeline does not get the model that an earlier stage has trained."""
+
+
 class CheckpointError(PosttrainError):
     """No checkpoint can be read or written; names the damaged file."""
 
