@@ -18,14 +18,16 @@ from posttrain.rewards.threads import ThreadRunner
 from posttrain.rewards.verifiers import BUILTINS, Builtin
 
 if TYPE_CHECKING:  # the records import torch, which a reward worker does not need
+    from posttrain.config import JudgeConfig
+    from posttrain.rewards.judge import Judge
     from posttrain.rewards.model import ModelReward
     from posttrain.types import Completion, Prompt
 
 GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
 """Parameters that are filled from the rollout; a column of such a name is not passed on."""
 
-MODEL_LABEL = "reward_model"
-"""What a reward model is called in metrics and messages, without a label of its own."""
+MODEL_LABEL, JUDGE_LABEL = "reward_model", "judge"
+"""What a reward model and a judge are called in metrics and messages, without a label of their own."""
 
 
 class RewardLike(Protocol):
@@ -38,6 +40,8 @@ class RewardLike(Protocol):
     @property
     def model(self) -> str | None: ...
     @property
+    def judge(self) -> JudgeConfig | Mapping[str, Any] | None: ...
+    @property
     def weight(self) -> float: ...
     @property
     def timeout(self) -> float: ...
@@ -49,7 +53,7 @@ class RewardLike(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """A reward as Python code writes it. Give exactly one of `name`, `function` and `model`."""
+    """A reward as Python code writes it. Give exactly one of `name`, `function`, `model` and `judge`."""
 
     name: str | None = None
     """A built-in verifier, or an entry point of group `posttrain.rewards`."""
@@ -57,6 +61,8 @@ class Reward:
     """`path/to/file.py:name`, `package.module.name`, or any callable."""
     model: str | None = None
     """A reward model: a folder, that of the run which trained it, or a name on the Hub."""
+    judge: JudgeConfig | Mapping[str, Any] | None = None
+    """A language model that judges: a `JudgeConfig`, or its settings."""
     weight: float = 1.0
     """Factor in the sum; a component of weight 0 is computed and logged only."""
     timeout: float = 10.0
@@ -81,7 +87,7 @@ class Row(NamedTuple):
 class Component:
     """A reward that was found and understood.
 
-    It runs in a worker process (`target`), in a thread (`thread`), or here (`model`).
+    It runs in a worker process (`target`), in a thread (`thread`), or here (`model`, `judge`).
     """
 
     label: str
@@ -92,6 +98,7 @@ class Component:
     target: Target | None = None
     thread: ThreadRunner | None = None
     model: ModelReward | None = None
+    judge: Judge | None = None
     builtin: Builtin | None = None
 
     def columns(self, available: Collection[str]) -> list[str]:
@@ -119,6 +126,8 @@ class Component:
         """The keyword arguments of each call: one call for all rows, or one per row."""
         if self.model is not None:
             return [{"prompt": row.prompt, "completion": row.completion} for row in rows]
+        if self.judge is not None:
+            return [{"prompt": row.prompt, "completion": row.completion, "number": row.number} for row in rows]
         if self.signature.batch:
             given = self._given(rows, "prompts", "completions")
             return [given | {name: list(columns[name]) for name in self.columns(columns)}]
@@ -166,14 +175,18 @@ def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None, de
 
     `device` is where a reward model computes.
     """
-    if [reward.name, reward.function, reward.model].count(None) != 2:
+    given = {name: getattr(reward, name) for name in ("name", "function", "model", "judge")}
+    if list(given.values()).count(None) != 3:
         raise ConfigError(
-            given=f"a reward with name = {reward.name!r}, function = {reward.function!r} and model = {reward.model!r}",
-            allowed="exactly one of the three",
-            fix="Write `name: math` for a built-in, `function: path/to/file.py:name` for your own, or `model: FOLDER`.",
+            given="a reward with " + ", ".join(f"{name} = {value!r}" for name, value in given.items()),
+            allowed="exactly one of the four",
+            fix="Write `name: math` for a built-in, `function: path/to/file.py:name` for your own, `model: FOLDER`, or "
+            "`judge: {...}`.",
         )
     if not reward.timeout > 0:
         raise ConfigError(given=f"a reward with timeout = {reward.timeout}", allowed="seconds, more than 0")
+    if reward.judge is not None:
+        return _make_judge(reward, folder, device)
     component = _find(reward, pool, folder) if reward.model is None else _load_model(reward, folder, device)
     _check_settings(component)
     if component.builtin is not None and component.settings:
@@ -212,6 +225,23 @@ def _load_model(reward: RewardLike, folder: Path | None, device: str) -> Compone
     component = Component(label=reward.label or MODEL_LABEL, signature=FORM, **common)
     _check_settings(component)
     return replace(component, model=ModelReward.load(reward.model, reward.settings, folder=folder, device=device))
+
+
+def _make_judge(reward: RewardLike, folder: Path | None, device: str) -> Component:
+    from posttrain.config import JudgeConfig
+    from posttrain.rewards.judge import Judge
+    from posttrain.rewards.judge.judge import FORM
+
+    settings = reward.judge if isinstance(reward.judge, JudgeConfig) else JudgeConfig(**dict(reward.judge or {}))
+    label = reward.label or JUDGE_LABEL
+    return Component(
+        label=label,
+        weight=float(reward.weight),
+        timeout=settings.deadline,
+        settings={},
+        signature=FORM,
+        judge=Judge(settings, label=label, folder=folder, device=device),
+    )
 
 
 def _importable(function: Callable[..., Any]) -> Target | None:

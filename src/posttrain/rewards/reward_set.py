@@ -16,6 +16,8 @@ from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.scores import Failure, Scores, weighted_sum
 
 if TYPE_CHECKING:
+    from posttrain.rewards.judge import Judgement
+    from posttrain.rollout.local import LocalSampler
     from posttrain.types import Completion, Prompt
 
 
@@ -85,9 +87,18 @@ class RewardSet:
         available = {name for prompt in prompts for name in prompt.columns}
         for component in self.components:
             component.columns(available)
-            if component.model is not None:
-                component.model.check(prompts)
+            if (judge := component.model or component.judge) is not None:
+                judge.check(prompts)
         self.check_answers(((prompt.index, prompt.columns.get("answer")) for prompt in prompts), what)
+
+    def bind(self, policy: LocalSampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
+        """What judges need to know of a run: who samples with the policy's present weights, and in which file it is
+        counted what they have cost."""
+        for component in self.components:
+            if component.judge is not None:
+                component.judge.bind_policy(policy, template_kwargs)
+                if ledger is not None:
+                    component.judge.keep_ledger(ledger.with_name(f"{ledger.name}-{component.label}.jsonl"))
 
     def check_answers(self, answers: Iterable[tuple[int, Any]], what: str = "") -> None:
         """Score a trivial completion against each gold answer: what the verifier then raises is wrong with the gold.
@@ -152,11 +163,14 @@ class RewardSet:
             parts={label: _grouped(parts.get(label, ()), sizes) for label in self.labels},
             failures=tuple(failure for _, failure in sorted(failures, key=lambda found: found[0])),
             seconds={sheet.component.label: sum(outcome.seconds for outcome in sheet.outcomes) for sheet in sheets},
+            judgements=tuple(judgement for sheet in sheets for judgement in sheet.judgements),
         )
 
     def _fill(self, sheets: Sequence[_Sheet]) -> None:
-        """Get the missing outcomes of all components, at the same time: processes beside threads; then models, here."""
+        """Get the missing outcomes of all components, at the same time: processes beside threads; then models
+        and judges, here."""
         by_model = [sheet for sheet in sheets if sheet.open and sheet.component.model is not None]
+        by_judge = [sheet for sheet in sheets if sheet.open and sheet.component.judge is not None]
         in_pool = [sheet for sheet in sheets if sheet.open and sheet.component.target is not None]
         in_threads = [sheet for sheet in sheets if sheet.open and sheet.component.thread is not None]
         with ThreadPoolExecutor(max_workers=len(in_threads) or 1) as threads:
@@ -168,6 +182,8 @@ class RewardSet:
                 thread.result()
         for sheet in by_model:
             sheet.run_by_model()
+        for sheet in by_judge:
+            sheet.run_by_judge()
 
 
 class _Sheet:
@@ -177,6 +193,7 @@ class _Sheet:
         self.component = component
         self._calls = calls
         self._outcomes = [component.decide(call) for call in calls]
+        self.judgements: tuple[Judgement, ...] = ()
 
     @property
     def open(self) -> list[int]:
@@ -202,6 +219,11 @@ class _Sheet:
     def run_by_model(self) -> None:
         assert self.component.model is not None
         self.settle(self.component.model(self.open_calls))
+
+    def run_by_judge(self) -> None:
+        assert self.component.judge is not None
+        outcomes, self.judgements = self.component.judge(self.open_calls)
+        self.settle(outcomes)
 
     def values(self, rows: Sequence[Row]) -> list[float | None]:
         """One value per row, None where not applicable or failed; RewardError for a value that no reward may have."""

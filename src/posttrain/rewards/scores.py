@@ -9,9 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.errors import RewardError
+
+if TYPE_CHECKING:
+    from posttrain.rewards.judge import Judgement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class Scores:
     failures: tuple[Failure, ...]
     seconds: dict[str, float]
     """Seconds spent in each component, summed over workers."""
+    judgements: tuple[Judgement, ...] = ()
+    """What judges were asked and said."""
 
     @property
     def unscored_fraction(self) -> float:
@@ -53,7 +58,7 @@ class Scores:
         return scored.count(False) / len(scored) if scored else 0.0
 
     def at(self, places: Sequence[int]) -> Scores:
-        """The rewards of the prompts at these places; failures and seconds stay those of the whole call."""
+        """The rewards of the prompts at these places; failures, judgements and seconds stay those of the whole call."""
 
         def picked(rows: Sequence[Any]) -> list[Any]:
             return [rows[place] for place in places]
@@ -69,6 +74,7 @@ class Scores:
             parts={label: [*part, *later.parts[label]] for label, part in self.parts.items()},
             failures=(*self.failures, *later.failures),
             seconds={label: seconds + later.seconds[label] for label, seconds in self.seconds.items()},
+            judgements=(*self.judgements, *later.judgements),
         )
 
 

@@ -1,0 +1,259 @@
+"""A judge behind an OpenAI-compatible endpoint: POST {url}/chat/completions, side by side, with retries and a budget.
+
+The standard library sends the requests. Redirects are refused: they would carry the key to another host.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import http.client
+import json
+import os
+import queue
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.judge.budget import Budget
+from posttrain.rewards.judge.records import Conversation, Reply
+
+if TYPE_CHECKING:
+    from posttrain.config import JudgeConfig
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds before the first repetition; each further pause is twice as long, up to the second number."""
+LONGEST_REPLY = 4_000_000
+"""Bytes."""
+_PASSING = {408, 409, 425, 429}
+_REFUSED = {401, 403, 404}
+"""Statuses that another try may change, beside 5xx; and those that every other request will get, too."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Failure(Exception):
+    """An attempt without a reply."""
+
+    message: str
+    passing: bool = True
+    for_all: bool = False
+    wait: float | None = None
+    """Seconds that the server asks for."""
+
+
+class Endpoint:
+    """Implements `Backend`."""
+
+    def __init__(self, settings: JudgeConfig) -> None:
+        """Raises ConfigError where the key is not in the environment."""
+        assert settings.url is not None
+        self.settings = settings
+        self.budget = Budget(settings.max_calls, settings.max_total_tokens)
+        self._url = settings.url.rstrip("/") + "/chat/completions"
+        self._key = _key(settings.api_key_env)
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def identity(self) -> str:
+        return f"{self._url} {self.settings.model}"
+
+    def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
+        """One reply per conversation, in order; those that are open when `judge.deadline` has passed are failures.
+
+        Threads that are still waiting then are abandoned: they end with their request, or with the process.
+        """
+        shift = _Shift(self, conversations)
+        try:
+            found = shift.work(keep)
+        finally:
+            shift.over.set()
+            self.budget.write()
+        late = Reply(error=f"no reply within judge.deadline = {self.settings.deadline:g} s")
+        return [found.get(place, late) for place in range(len(conversations))]
+
+    def ask(self, conversation: Conversation, over: threading.Event, refused: list[str]) -> Reply:
+        """Try until there is a reply, the retries are used up, or it is of no use to go on."""
+        started, calls, error = time.perf_counter(), 0, ""
+        for attempt in range(self.settings.retries + 1):
+            if stop := (refused[0] if refused else self.budget.allow()):
+                error = f"{stop}; before that: {error}" if error else stop
+                break
+            calls += 1
+            try:
+                reply = self._send(conversation)
+                return replace(reply, calls=calls, seconds=time.perf_counter() - started)
+            except _Failure as failure:
+                error = failure.message
+                if failure.for_all:
+                    refused.append(error)
+                if not failure.passing or attempt == self.settings.retries:
+                    break
+                if over.wait(_pause(attempt) if failure.wait is None else min(failure.wait, self.settings.deadline)):
+                    break
+        tries = f" ({calls} tries)" if calls > 1 else ""
+        return Reply(error=error + tries, calls=calls, seconds=time.perf_counter() - started)
+
+    def body(self, conversation: Conversation) -> dict[str, Any]:
+        """What is sent; `judge.request` adds to it, and null in there takes away."""
+        settings = self.settings
+        fields: dict[str, Any] = {
+            "model": settings.model,
+            "messages": list(conversation.messages),
+            "max_tokens": settings.max_tokens,
+            "temperature": settings.temperature,
+        }
+        if settings.temperature > 0:
+            fields |= {"top_p": settings.top_p, "seed": seed_of(conversation)}
+        return {name: value for name, value in {**fields, **settings.request}.items() if value is not None}
+
+    def _send(self, conversation: Conversation) -> Reply:
+        headers = {"Content-Type": "application/json", "User-Agent": "posttrain"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        data = json.dumps(self.body(conversation)).encode()
+        request = urllib.request.Request(self._url, data=data, headers=headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=self.settings.timeout) as response:
+                content = self._read(response)
+        except urllib.error.HTTPError as error:
+            raise self._refusal(error) from None
+        except TimeoutError:
+            raise _Failure(message=f"no reply within judge.timeout = {self.settings.timeout:g} s") from None
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(getattr(error, "reason", None), TimeoutError):
+                raise _Failure(message=f"no connection within judge.timeout = {self.settings.timeout:g} s") from None
+            raise _Failure(message=f"{self._url}: {getattr(error, 'reason', None) or error!r}") from None
+        return self._understood(content, len(data))
+
+    def _read(self, response: Any) -> bytes:
+        """The whole reply, within the time-out as a whole: a server that drips is late, too."""
+        end, parts = time.monotonic() + self.settings.timeout, [b""]
+        while part := response.read1(65536):
+            parts.append(part)
+            if time.monotonic() > end:
+                raise TimeoutError
+            if sum(map(len, parts)) > LONGEST_REPLY:
+                raise _Failure(message=f"a reply of more than {LONGEST_REPLY} bytes", passing=False)
+        return b"".join(parts)
+
+    def _understood(self, content: bytes, sent: int) -> Reply:
+        """The reply in the body; tokens that the endpoint does not count are taken to be four bytes each."""
+        try:
+            reply = json.loads(content)
+            text = reply["choices"][0]["message"].get("content") or ""
+            usage = reply.get("usage") or {}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            shown = content[:80].decode(errors="replace")
+            raise _Failure(message=f"{self._url} returned no chat completion but {shown!r}") from None
+        tokens = usage.get("total_tokens")
+        tokens = tokens if isinstance(tokens, int) else (sent + len(text.encode())) // 4
+        self.budget.add_tokens(tokens)
+        return Reply(text=str(text), tokens=tokens)
+
+    def _refusal(self, error: urllib.error.HTTPError) -> _Failure:
+        status = error.code
+        said = " ".join(error.read(2000).decode(errors="replace").split())
+        if self._key:
+            said = said.replace(self._key, "***")
+        message = f"{self._url} returned {status}" + (f": {said[:200]}" if said else "")
+        if status in (401, 403):
+            name = self.settings.api_key_env
+            message += (
+                f"; the key is that of {name} (judge.api_key_env)" if name else "; judge.api_key_env names no key"
+            )
+        return _Failure(
+            message=message,
+            passing=status in _PASSING or status >= 500,
+            for_all=status in _REFUSED,
+            wait=_retry_after(error.headers.get("Retry-After")),
+        )
+
+
+class _Shift:
+    """The threads that work through one call's conversations."""
+
+    def __init__(self, endpoint: Endpoint, conversations: Sequence[Conversation]) -> None:
+        self.endpoint, self.conversations = endpoint, conversations
+        self.over, self.refused = threading.Event(), list[str]()
+        self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[tuple[int, Reply]] = queue.SimpleQueue()
+        for place in range(len(conversations)):
+            self.waiting.put(place)
+
+    def work(self, keep: Callable[[int, Reply], None]) -> dict[int, Reply]:
+        """What arrives before the deadline, by place."""
+        settings, found = self.endpoint.settings, dict[int, Reply]()
+        for _ in range(min(settings.concurrency, len(self.conversations))):
+            threading.Thread(target=self._serve, name="judge", daemon=True).start()
+        end = time.monotonic() + settings.deadline
+        while len(found) < len(self.conversations):
+            try:
+                place, reply = self.done.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
+            found[place] = reply
+            keep(place, reply)
+        return found
+
+    def _serve(self) -> None:
+        while not self.over.is_set():
+            try:
+                place = self.waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                reply = self.endpoint.ask(self.conversations[place], self.over, self.refused)
+            except Exception as error:  # a thread that dies must not leave its question open until the deadline
+                reply = Reply(error=f"{type(error).__name__}: {error}")
+            self.done.put((place, reply))
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def seed_of(conversation: Conversation) -> int:
+    """A pure function of what is asked and of which judgement it is."""
+    text = json.dumps([conversation.messages, conversation.sample])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def _key(name: str | None) -> str:
+    if name is None:
+        return ""
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(
+            given=f"judge.api_key_env = {name}, and the environment has no such variable",
+            allowed="the name of an environment variable that holds the key",
+            fix=f"Set it before the run: export {name}=...",
+        )
+    return key
+
+
+def _pause(attempt: int) -> float:
+    """Exponential, and between half and all of it, so that the waiting ones do not come back together."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * random.uniform(0.5, 1.0)
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Seconds, from the header's number or date.
+
+    >>> _retry_after("2"), _retry_after(None), _retry_after("soon")
+    (2.0, None, None)
+    """
+    if not text:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        try:
+            return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+        except ValueError:
+            return None

@@ -1,0 +1,196 @@
+"""The judge as a component of a reward set: groups of answers in, one outcome per answer and every judgement out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from posttrain.cache import cache_folder
+from posttrain.errors import ConfigError
+from posttrain.rewards.calls import Outcome, Signature
+from posttrain.rewards.judge.cache import Cached
+from posttrain.rewards.judge.endpoint import Endpoint
+from posttrain.rewards.judge.modes import Mode, Task
+from posttrain.rewards.judge.records import Conversation, Judgement, Reply
+from posttrain.rewards.judge.templates import ASK_AGAIN, Template
+from posttrain.rewards.load import suggestion
+
+if TYPE_CHECKING:
+    from posttrain.config import JudgeConfig
+    from posttrain.rewards.judge.local import LocalJudge
+    from posttrain.rollout.local import LocalSampler
+    from posttrain.types import Prompt
+
+FORM = Signature(batch=False, is_async=False, required=("prompt", "completion"), optional=(), takes_any=False)
+"""A judge takes what a reward function for one sample does; its settings are those of the section."""
+
+
+class Graded(NamedTuple):
+    """What came of the answers of one step."""
+
+    outcomes: list[Outcome]
+    judgements: tuple[Judgement, ...]
+
+
+class Judge:
+    """Judges the answers of a step: what can be decided without a judge is; the rest is asked at once."""
+
+    def __init__(self, settings: JudgeConfig, *, label: str, folder: Path | None = None, device: str = "auto") -> None:
+        """`folder` is where the config lies. A model folder is loaded when it is needed first."""
+        self.settings, self.label = settings, label
+        template = Template.of(settings.mode, path=settings.template, rubric=settings.rubric, folder=folder)
+        self.mode = Mode(name=settings.mode, template=template, settings=settings)
+        self.backend = _backend(settings, folder, device)
+        sampling = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens", "request")}
+        self.asks = Cached(self.backend, _cache(settings.cache), sampling)
+
+    def bind_policy(self, sampler: LocalSampler, template_kwargs: Mapping[str, Any]) -> None:
+        """For `model: policy`: the sampler whose present weights judge. Others are not concerned."""
+        if not isinstance(self.backend, Endpoint) and self.backend.is_policy:
+            self.backend.bind(sampler, template_kwargs)
+
+    def keep_ledger(self, ledger: Path) -> None:
+        """Where a run keeps what its judges have cost, so that a budget holds for the run and not for the process."""
+        if isinstance(self.backend, Endpoint):
+            self.backend.budget.keep_in(ledger)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Before training: the column that answers are compared with is there, and the model can be loaded."""
+        column = self.settings.column
+        available = sorted({name for prompt in prompts for name in prompt.columns})
+        if column is not None and prompts and column not in available:
+            raise ConfigError(
+                given=f'judge "{self.label}" compares with the column {column!r}, which the data does not have'
+                + suggestion(column, available),
+                allowed=f"the columns {', '.join(available)}" if available else "none: the rows hold only prompts",
+                fix="Set judge.against to the column with the reference, or data.answer for the column answer.",
+            )
+        self._control()
+
+    def __call__(self, calls: Sequence[Mapping[str, Any]]) -> Graded:
+        """One outcome per `{"prompt": Prompt, "completion": Completion, "number": int}`; a group begins at number 0.
+
+        Its value is None where the mode does not apply: no other answer, or no text in the column.
+        """
+        groups = _groups(calls)
+        control = self._control()
+        tasks = [
+            task
+            for place, group in enumerate(groups)
+            for task in self.mode.plan(place, group[0]["prompt"], [call["completion"].text for call in group], control)
+        ]
+        judgements = self._judge(tasks, [group[0]["prompt"].index for group in groups])
+        shares = _by_completion(tasks, judgements)
+        outcomes = [
+            _outcome(shares.get((place, number), []))
+            for place, group in enumerate(groups)
+            for number in range(len(group))
+        ]
+        return Graded(outcomes, tuple(judgements))
+
+    def _judge(self, tasks: Sequence[Task], prompts: Sequence[int]) -> list[Judgement]:
+        replies = iter(self._ask([question for task in tasks for question in task.questions]))
+        judgements = []
+        for task in tasks:
+            own = tuple(next(replies) for _ in task.questions)
+            score = self.mode.combine([reply.verdict for reply in own]) if own else task.score
+            judgements.append(
+                Judgement(
+                    label=self.label,
+                    prompt=prompts[task.place],
+                    completion=task.completion,
+                    opponent=task.opponent,
+                    score=score,
+                    note=task.note,
+                    replies=own,
+                )
+            )
+        return judgements
+
+    def _ask(self, questions: Sequence[Conversation]) -> list[Reply]:
+        """Replies with their verdicts; who gave none is asked once more, for the last line only."""
+        replies = [self._read(reply) for reply in self.asks.answer(questions)]
+        silent = [place for place, reply in enumerate(replies) if reply.verdict is None and not reply.error]
+        once_more = [_once_more(questions[place], replies[place].text, ASK_AGAIN[self.mode.name]) for place in silent]
+        for place, second in zip(silent, map(self._read, self.asks.answer(once_more)), strict=True):
+            replies[place] = _together(replies[place], second)
+        return replies
+
+    def _read(self, reply: Reply) -> Reply:
+        return reply if reply.error else replace(reply, verdict=self.mode.parse(reply.text))
+
+    def _control(self) -> Collection[str]:
+        return () if isinstance(self.backend, Endpoint) else self.backend.control
+
+
+def _backend(settings: JudgeConfig, folder: Path | None, device: str) -> Endpoint | LocalJudge:
+    if settings.url is not None:
+        return Endpoint(settings)
+    from posttrain.rewards.judge.local import LocalJudge  # imports transformers
+
+    return LocalJudge(settings, folder=folder, device=device)
+
+
+def _cache(setting: bool | str) -> Path | None:
+    if setting is False:
+        return None
+    return cache_folder("judgements") if setting is True else Path(setting).expanduser()
+
+
+def _groups(calls: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    groups: list[list[Mapping[str, Any]]] = []
+    for call in calls:
+        if call["number"] == 0:
+            groups.append([])
+        groups[-1].append(call)
+    return groups
+
+
+def _once_more(question: Conversation, text: str, request: str) -> Conversation:
+    spoken = ({"role": "assistant", "content": text}, {"role": "user", "content": request})
+    return replace(question, messages=(*question.messages, *spoken))
+
+
+def _together(first: Reply, second: Reply) -> Reply:
+    """Both texts, with what they cost and the verdict of the second."""
+    return Reply(
+        text=f"{first.text}\n\n{second.text}" if second.text else first.text,
+        verdict=second.verdict,
+        seconds=first.seconds + second.seconds,
+        calls=first.calls + second.calls,
+        tokens=first.tokens + second.tokens,
+        cached=first.cached and second.cached,
+    )
+
+
+Share = tuple[Judgement, bool]
+"""A judgement that a completion takes part in, and whether it is the one that the score is about."""
+
+
+def _by_completion(tasks: Sequence[Task], judgements: Sequence[Judgement]) -> dict[tuple[int, int], list[Share]]:
+    """(place of the group, number of the completion) -> what was judged about it."""
+    found: dict[tuple[int, int], list[Share]] = {}
+    for task, judgement in zip(tasks, judgements, strict=True):
+        found.setdefault((task.place, task.completion), []).append((judgement, True))
+        if task.opponent is not None:
+            found.setdefault((task.place, task.opponent), []).append((judgement, False))
+    return found
+
+
+def _outcome(own: Sequence[Share]) -> Outcome:
+    """The mean over the judgements of one completion; a failure where none of them has a verdict."""
+    if not own:
+        return Outcome(kind="value", value=None)
+    seconds = sum(reply.seconds for judgement, _ in own for reply in judgement.replies)
+    scores = [j.score if is_first else 1.0 - j.score for j, is_first in own if j.score is not None]
+    if scores:
+        return Outcome(kind="value", value=sum(scores) / len(scores), seconds=seconds)
+    errors = [reply.error for judgement, _ in own for reply in judgement.replies if reply.error]
+    return Outcome(kind="exception", message=errors[0] if errors else _without_verdict(own[0][0]), seconds=seconds)
+
+
+def _without_verdict(judgement: Judgement) -> str:
+    last = next((reply.text for reply in judgement.replies if reply.verdict is None), "")
+    return f"the judge gave no verdict, asked twice; its reply ends with {' '.join(last.split())[-80:]!r}"

@@ -1,0 +1,133 @@
+"""A judge in this process: a model from a folder, or the policy that is trained, as it is at that moment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from posttrain.config import ModelConfig, SamplingConfig
+from posttrain.data.prompts import Renderer
+from posttrain.errors import ConfigError, ModelError
+from posttrain.models.load import load_model
+from posttrain.rewards.judge.records import Conversation, Reply
+from posttrain.rewards.model import find_model
+from posttrain.rollout.decoding import base_model
+from posttrain.rollout.local import LocalSampler
+from posttrain.tasks.tiny import resolve_model_path
+from posttrain.types import Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import JudgeConfig
+
+POLICY = "policy"
+
+
+class LocalJudge:
+    """Implements `Backend` with a `LocalSampler` and the chat template of its tokenizer."""
+
+    def __init__(self, settings: JudgeConfig, *, folder: Path | None = None, device: str = "auto") -> None:
+        self.settings, self._folder, self._device = settings, folder, device
+        self._bound: LocalSampler | None = None
+        self._template_kwargs: Mapping[str, Any] = {}
+
+    @property
+    def is_policy(self) -> bool:
+        return self.settings.model == POLICY
+
+    def bind(self, sampler: LocalSampler, template_kwargs: Mapping[str, Any]) -> None:
+        """Judge with this sampler's present weights, whenever that is."""
+        self._bound, self._template_kwargs = sampler, template_kwargs
+
+    @cached_property
+    def _own(self) -> LocalSampler:
+        place = find_model(self.settings.model, self._folder)
+        try:
+            loaded = load_model(resolve_model_path(ModelConfig(path=place, device=self._device), 0))  # type: ignore[arg-type]
+        except ModelError as error:
+            given = error.given.replace("model.path", "judge.model")
+            raise ModelError(given=given, allowed=error.allowed, fix=error.fix) from error
+        loaded.model.requires_grad_(False)
+        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+        return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+
+    @property
+    def sampler(self) -> LocalSampler:
+        if not self.is_policy:
+            return self._own
+        if self._bound is None:
+            raise ConfigError(
+                given="judge.model = policy, but nothing is being trained or evaluated that could judge",
+                allowed="policy in a run or in an evaluation, or a model folder",
+                fix="Name the model: judge: {model: FOLDER}. A folder of that name is ./policy.",
+            )
+        return self._bound
+
+    def identity(self) -> str | None:
+        """By the weights; the policy's change at each step, so its answers are computed anew, and are the same."""
+        return None if self.is_policy else self._identity
+
+    @cached_property
+    def _identity(self) -> str:
+        digest = hashlib.sha256(f"{torch.__version__} {self._own._autocast_dtype}".encode())
+        digest.update(str(self._own.tokenizer.chat_template).encode())
+        for name, tensor in sorted(self._own.model.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    @property
+    def control(self) -> Collection[str]:
+        """The texts that the tokenizer would read as special tokens."""
+        return self.sampler.tokenizer.all_special_tokens
+
+    def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
+        """One reply per conversation; one that does not fit the context is a failure."""
+        started, sampler = time.perf_counter(), self.sampler
+        rows = [self._ids(conversation) for conversation in conversations]
+        fits = [place for place, row in enumerate(rows) if not isinstance(row, Reply)]
+        prompts = [Prompt(index=_stream(conversations[p]), ids=rows[p], text="") for p in fits]  # type: ignore[arg-type]
+        settings = self.settings
+        sampling = SamplingConfig(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_completion_length=settings.max_tokens,
+            max_batch_rows=settings.concurrency,
+        )
+        groups = sampler.generate(prompts, sampling, group_size=1, seed=0) if prompts else []
+        seconds = (time.perf_counter() - started) / max(1, len(prompts))
+        for place, prompt, (completion,) in zip(fits, prompts, groups, strict=True):
+            tokens = len(prompt.ids) + len(completion.ids)
+            rows[place] = Reply(text=completion.text, tokens=tokens, calls=1, seconds=seconds)
+            keep(place, rows[place])  # type: ignore[arg-type]
+        return rows  # type: ignore[return-value]
+
+    def _ids(self, conversation: Conversation) -> tuple[int, ...] | Reply:
+        """What the model reads; a failure where it does not fit."""
+        sampler = self.sampler
+        chat = bool(sampler.tokenizer.chat_template)
+        renderer = Renderer(tokenizer=sampler.tokenizer, chat=chat, template_kwargs=self._template_kwargs)
+        if chat:
+            text = renderer.text(conversation.messages)
+        else:
+            text = "\n\n".join(message["content"] for message in conversation.messages) + "\n"
+        ids = renderer.ids(text, is_chat=chat)
+        window = getattr(base_model(sampler.model).config.get_text_config(), "max_position_embeddings", None)
+        if window is not None and len(ids) + self.settings.max_tokens > window:
+            return Reply(
+                error=f"the question has {len(ids)} tokens and the reply may have {self.settings.max_tokens} "
+                f"(judge.max_tokens), in the judge's context of {window}"
+            )
+        return ids
+
+
+def _stream(conversation: Conversation) -> int:
+    """The random stream of a question: a pure function of what is asked and of which judgement it is."""
+    text = json.dumps([conversation.messages, conversation.sample])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -1,0 +1,172 @@
+"""From a group of answers to the questions about it, and from verdicts to scores.
+
+pairwise    each answer against the others of its group, or against a column of the row: 1, 1/2 (tie) or 0.
+            Both orders are asked; a verdict counts when they agree, else the comparison is a tie.
+score       points from 0 to 5, over 5; the mean of `samples` judgements
+reference   1 when the answer means the same as a column of the row, else 0
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from posttrain.rewards.judge.records import Conversation, Verdict
+from posttrain.rewards.judge.templates import Template
+from posttrain.rewards.judge.verdicts import POINTS, Parse, comparison, correctness, final_text, points
+
+if TYPE_CHECKING:
+    from posttrain.config import JudgeConfig
+    from posttrain.types import Prompt
+
+KEYS = frozenset(
+    {"thought process", "let's solve this problem step by step", "solution", "解", "かいせつ", "respuesta"}
+)
+"""Openers that judges are known to reward although nothing follows (arXiv:2507.08794), without case and punctuation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One thing to find out: what `completion` is worth, by itself or against `opponent`."""
+
+    place: int
+    """Of the group among those that are judged."""
+    completion: int
+    opponent: int | None = None
+    questions: tuple[Conversation, ...] = ()
+    score: float | None = None
+    """Where it is known without asking."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """What is asked, and what the answers to it mean."""
+
+    name: str
+    template: Template
+    settings: JudgeConfig
+
+    @property
+    def parse(self) -> Parse:
+        return {"pairwise": comparison, "score": points, "reference": correctness}[self.name]
+
+    def combine(self, verdicts: Sequence[Verdict | None]) -> float | None:
+        """The score of a task; None where too little was said. Orders need both verdicts, samples need one."""
+        if self.name == "pairwise":
+            first, second = verdicts
+            if first is None or second is None:
+                return None
+            return {("A", "B"): 1.0, ("B", "A"): 0.0}.get((str(first), str(second)), 0.5)
+        found = [float(verdict) for verdict in verdicts if verdict is not None]
+        return math.fsum(found) / len(found) / POINTS if found else None
+
+    def plan(self, place: int, prompt: Prompt, answers: Sequence[str], control: Collection[str]) -> list[Task]:
+        """The tasks of one group. No task: the mode does not apply to this row."""
+        asked, texts = request(prompt), [self._judged(answer) for answer in answers]
+        fill = Filling(self.template, asked, control)
+        if self.name == "pairwise" and self.settings.against is None:
+            pairs = even_pairs(len(texts), self.settings.max_comparisons)
+            return [self._compare(fill, place, texts[i], texts[j], i, j) for i, j in pairs]
+        known = prompt.columns.get(self.settings.against or "answer")
+        if self.name == "pairwise":
+            if known is None:
+                return []
+            return [self._compare(fill, place, text, str(known), i, None) for i, text in enumerate(texts)]
+        if self.name == "reference" and known is None:
+            return []
+        column = {"reference": str(known)} if self.name == "reference" else {}
+        return [self._grade(fill, place, text, i, column) for i, text in enumerate(texts)]
+
+    def _compare(self, fill: Filling, place: int, one: str, other: str, i: int, j: int | None) -> Task:
+        score, note = decided(one, other)
+        orders = () if note else (fill(first=one, second=other), fill(first=other, second=one))
+        return Task(place=place, completion=i, opponent=j, questions=orders, score=score, note=note)
+
+    def _grade(self, fill: Filling, place: int, text: str, i: int, column: dict[str, str]) -> Task:
+        if note := says_nothing(text):
+            return Task(place=place, completion=i, score=0.0, note=note)
+        samples = tuple(fill(sample=n, completion=text, **column) for n in range(self.settings.samples))
+        return Task(place=place, completion=i, questions=samples)
+
+    def _judged(self, answer: str) -> str:
+        return final_text(answer) if self.settings.strip_reasoning else answer
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A template for one request."""
+
+    template: Template
+    request: str
+    control: Collection[str]
+
+    def __call__(self, sample: int = 0, **texts: str) -> Conversation:
+        question = self.template.fill(self.control, prompt=self.request, **texts)
+        return Conversation(messages=({"role": "user", "content": question},), sample=sample)
+
+
+def decided(one: str, other: str) -> tuple[float | None, str]:
+    """The score of a comparison that needs no judge, and why; (None, "") for one that does."""
+    nothing = says_nothing(one), says_nothing(other)
+    if all(nothing):
+        return 0.5, "both answers say nothing"
+    if any(nothing):
+        return (0.0 if nothing[0] else 1.0), f"the {'first' if nothing[0] else 'second'} answer: {''.join(nothing)}"
+    return (0.5, "the answers are the same") if one.strip() == other.strip() else (None, "")
+
+
+def says_nothing(text: str) -> str:
+    """Why an answer cannot be a good one, whatever a judge would say; "" for all others.
+
+    >>> says_nothing(" \\n"), says_nothing(":"), says_nothing("Thought process:"), says_nothing("7")
+    ('empty', 'no letter and no digit', 'an opener without an answer', '')
+    """
+    text = unicodedata.normalize("NFKC", text).strip()
+    if not text:
+        return "empty"
+    if not any(map(str.isalnum, text)):
+        return "no letter and no digit"
+    bare = text.replace("’", "'").casefold().strip(":.,;!?*_#'\"-() \n\t")
+    return "an opener without an answer" if bare in KEYS else ""
+
+
+def request(prompt: Prompt) -> str:
+    """What was asked, as text: that of the row, or its conversation turn by turn."""
+    if prompt.plain is not None:
+        return prompt.plain
+    if prompt.messages is None:
+        return prompt.text
+    return "\n\n".join(f"{message['role']}: {_spoken(message.get('content'))}" for message in prompt.messages)
+
+
+def _spoken(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    return "" if content is None else str(content)
+
+
+def even_pairs(size: int, most: int | None) -> list[tuple[int, int]]:
+    """All pairs of a group, or `most` of them with every member in about equally many, and in one at least.
+
+    >>> even_pairs(3, None), even_pairs(4, 2), even_pairs(3, 1)
+    ([(0, 1), (0, 2), (1, 2)], [(0, 1), (2, 3)], [(0, 1), (0, 2)])
+    """
+    pairs = list(combinations(range(size), 2))
+    if most is None or most >= len(pairs):
+        return pairs
+    counts, chosen = [0] * size, []
+    least: Callable[[tuple[int, int]], tuple[int, int]] = lambda pair: (  # noqa: E731
+        counts[pair[0]] + counts[pair[1]],
+        max(counts[pair[0]], counts[pair[1]]),
+    )
+    for _ in range(max(most, -(-size // 2))):
+        pair = min((pair for pair in pairs if pair not in chosen), key=least)
+        chosen.append(pair)
+        for member in pair:
+            counts[member] += 1
+    return chosen

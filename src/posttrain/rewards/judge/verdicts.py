@@ -1,0 +1,77 @@
+"""What a judge's reply means: its last line, or a reply that is one JSON object. Anything else is no verdict."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from posttrain.rewards.judge.records import Verdict
+
+POINTS = 5
+"""Most points of a graded answer."""
+
+_CHOICES = {"a": "A", "b": "B", "tie": "tie"}
+_CORRECT = {"correct": float(POINTS), "incorrect": 0.0}
+
+Parse = Callable[[str], Verdict | None]
+
+
+def comparison(text: str) -> Verdict | None:
+    """
+    >>> comparison("The first is shorter.\\nVerdict: A"), comparison('{"verdict": "tie"}'), comparison("A is better.")
+    ('A', 'tie', None)
+    """
+    return _CHOICES.get(_last_word(text, "verdict").lower())
+
+
+def correctness(text: str) -> Verdict | None:
+    """
+    >>> correctness("Both say 4.\\n**Verdict: correct**"), correctness("Verdict: correct, mostly")
+    (5.0, None)
+    """
+    return _CORRECT.get(_last_word(text, "verdict").lower())
+
+
+def points(text: str) -> Verdict | None:
+    """
+    >>> points("One more for clarity.\\nScore: 4"), points("Score: 4.5/5"), points("Score: 9")
+    (4.0, 4.5, None)
+    """
+    number = re.fullmatch(rf"(\d+(?:\.\d+)?)(?: ?/ ?{POINTS})?", _last_word(text, "score"))
+    return float(number[1]) if number and 0 <= float(number[1]) <= POINTS else None
+
+
+def final_text(text: str) -> str:
+    """What stands behind a model's reasoning; empty where the reasoning never ends.
+
+    >>> final_text("<think>2 + 2</think>4"), final_text("<think>2 + 2"), final_text("4")
+    ('4', '', '4')
+    """
+    _, closed, rest = text.rpartition("</think>")
+    if closed:
+        return rest.strip()
+    return "" if text.lstrip().startswith("<think>") else text.strip()
+
+
+def _last_word(text: str, name: str) -> str:
+    """The value of `name` in a reply that is a JSON object, else in its last line `name: value`; empty without."""
+    text = final_text(text)
+    fence = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for candidate in ((fence[1] if fence else text), *lines[-1:]):
+        if (value := _in_json(candidate, name)) is not None:
+            return value
+    line = re.sub(r"[*_`]", "", lines[-1]) if lines else ""
+    found = re.fullmatch(rf"{name}\s*:\s*(.+?)\.?", line.strip(), re.IGNORECASE)
+    return found[1] if found else ""
+
+
+def _in_json(text: str, name: str) -> str | None:
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    value = found.get(name) if isinstance(found, dict) else None
+    return str(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None

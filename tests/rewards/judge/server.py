@@ -1,0 +1,125 @@
+"""A judge on a real local HTTP server, whose verdicts follow a rule and whose manners can be bad."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Rule = Callable[[Mapping[str, str]], str]
+"""From the texts between the tags of a question to the text of a reply."""
+
+
+def texts_of(question: str) -> dict[str, str]:
+    """What stands between the tags of a question: request, answer_a, answer_b, answer, reference."""
+    return dict(re.findall(r"<(\w+)>\n(.*?)\n</\1>", question, re.DOTALL))
+
+
+def longer_wins(texts: Mapping[str, str]) -> str:
+    a, b = len(texts["answer_a"]), len(texts["answer_b"])
+    return f"One is longer.\nVerdict: {'tie' if a == b else 'A' if a > b else 'B'}"
+
+
+def one_point_per_letter(texts: Mapping[str, str]) -> str:
+    return f"I count.\nScore: {min(5, len(texts['answer']))}"
+
+
+def same_text(texts: Mapping[str, str]) -> str:
+    return f"Verdict: {'correct' if texts['answer'] == texts['reference'] else 'incorrect'}"
+
+
+@dataclass
+class Server:
+    """What it does, and what it was asked."""
+
+    rule: Rule = longer_wins
+    faults: dict[int, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    """Number of the request, counted from 0 -> status and headers that it gets instead of a verdict."""
+    always: tuple[int, dict[str, str]] | None = None
+    """The same for every request."""
+    seconds: float = 0.0
+    drip: bool = False
+    """Sends a byte at a time, and never the end."""
+    raw: bytes | None = None
+    """A body instead of a completion."""
+    without_usage: bool = False
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    busy: int = 0
+    most_busy: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, body: dict[str, Any], key: str | None) -> tuple[int, dict[str, str]] | None:
+        with self.lock:
+            number = len(self.requests)
+            self.requests.append(body)
+            self.keys.append(key)
+            self.times.append(time.monotonic())
+            self.busy += 1
+            self.most_busy = max(self.most_busy, self.busy)
+        return self.always or self.faults.get(number)
+
+    def reply(self, body: dict[str, Any]) -> bytes:
+        if self.raw is not None:
+            return self.raw
+        texts = texts_of(body["messages"][0]["content"]) | {"turns": str(len(body["messages"]))}
+        message = {"role": "assistant", "content": self.rule(texts)}
+        usage = {} if self.without_usage else {"usage": {"total_tokens": 100}}
+        return json.dumps({"choices": [{"message": message}], **usage}).encode()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Any
+
+    def do_POST(self) -> None:
+        judge: Server = self.server.judge
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fault = judge.begin(body, self.headers.get("Authorization"))
+        time.sleep(judge.seconds)
+        with judge.lock:
+            judge.busy -= 1
+        status, headers = fault or (200, {})
+        content = b'{"error": "not now"}' if fault else judge.reply(body)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(10**6 if judge.drip else len(content)))
+        self.end_headers()
+        self._write(content, drip=judge.drip)
+
+    def _write(self, content: bytes, *, drip: bool) -> None:
+        try:
+            while drip:
+                self.wfile.write(b" ")
+                self.wfile.flush()
+                time.sleep(0.05)
+            self.wfile.write(content)
+        except OSError:  # who asked has gone away
+            pass
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(**behaviour: Any) -> Iterator[Server]:
+    judge = Server(**behaviour)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.judge = judge  # type: ignore[attr-defined]
+    http.daemon_threads = True
+    judge.url = f"http://127.0.0.1:{http.server_port}/v1"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield judge
+    finally:
+        http.shutdown()
+        http.server_close()
