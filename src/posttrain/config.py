@@ -74,6 +74,7 @@ __all__ = [
     "JudgeConfig",
     "LoRAConfig",
     "ModelConfig",
+    "ReferenceConfig",
     "Resolved",
     "RewardConfig",
     "RunConfig",
@@ -84,8 +85,8 @@ __all__ = [
     "describe_fields",
     "json_schema",
     "load_config",
-    "setting_names",
     "saved_tree",
+    "setting_names",
     "to_yaml",
 ]
 
@@ -189,6 +190,25 @@ class TeacherConfig(Part):
         return _expand("teacher", given)
 
 
+class ReferenceConfig(Part):
+    """A frozen model that the policy is held to. A bare string stands for `{path: string}`.
+
+    Everything else about it is as in `model`: attention, precision and device.
+    """
+
+    path: PathText = Field(examples=["runs/sft-1/checkpoints/step-000100/model"])
+    """A Hugging Face folder or name, or `tiny:TASK`; its tokenizer must be that of `model`."""
+    revision: Text | None = None
+    """Branch, tag or commit of a reference on the Hub. null is its main branch."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the reference. Only for authors whom you trust."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return _expand("reference", given)
+
+
 class LoRAConfig(Part):
     """Low-rank adapters on a frozen base model; the base model itself is the reference, so there is no second copy."""
 
@@ -279,40 +299,20 @@ class DataConfig(Part):
     """A system message before each prompt."""
     chat: Literal["auto"] | bool = "auto"
     """Wrap plain prompts as a user turn: auto does so when the tokenizer has a chat template."""
+    train_on: Literal["all", "last"] = "all"
+    """Of examples that are conversations: every answer is trained, or the last one."""
     answer: Text | None = None
     """Column of the gold answer, given to rewards as `answer`. null: answer, Answer, solution, ground_truth or gold."""
     max_prompt_length: Count | None = None
     """Tokens. Longer prompts are dropped and counted, never cut. null: no limit of its own."""
     max_rows: Count | None = None
     """Use only so many rows."""
-    max_dropped: Share = 0.5
-    """Share of rows that may be dropped before it is an error."""
-
-
-class _Scorer(Part):
-    """What rewards and checks have in common: exactly one of name, function, model and judge."""
-
-    name: Text | None = None
-    """exact_match, numeric, regex, math, or a name that a package published as entry point (posttrain.rewards)."""
-    function: Text | None = None
-    """Your own: `path/to/file.py:function` or `package.module.function`."""
-    model: PathText | None = None
-    """A reward model: its folder, that of the run which trained it, or a name on the Hub; `reward_model` is the one of
-    the section reward_model. It scores here, in batches."""
-    timeout: Positive = 10.0
-    """Seconds for one call with a whole batch; then it is killed and its completions are unscored, never 0. A model has
-    no limit, and a judge has its own."""
-    settings: dict[str, JsonValue] = {}
-    """Keyword arguments for the reward; of a model `normalize: true`, to have scores of mean 0 and standard deviation 1
-    on its own held-out answers. Secrets do not belong here: read them from the environment."""
-    label: Text | None = None
-    """Name in metrics and tables. null: the name, the function's name, reward_model, or judge."""
     part: Text | None = None
     """Train on one of several equal parts of the training rows, in their order: 2/3 is the second third (sDPO,
     arXiv:2403.19270, takes one after the other). The held-out rows stay the same."""
+    max_dropped: Share = 0.5
+    """Share of rows that may be dropped before it is an error."""
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
     @model_validator(mode="after")
     def _part_is_one_of_several(self) -> Self:
         numbers = self.part_numbers
@@ -451,6 +451,30 @@ class JudgeConfig(Part):
 
 _ENDPOINT_SETTINGS = ("api_key_env", "timeout", "deadline", "retries", "max_calls", "max_total_tokens", "request")
 
+
+class _Scorer(Part):
+    """What rewards and checks have in common: exactly one of name, function, model and judge."""
+
+    name: Text | None = None
+    """exact_match, numeric, regex, math, or a name that a package published as entry point (posttrain.rewards)."""
+    function: Text | None = None
+    """Your own: `path/to/file.py:function` or `package.module.function`."""
+    model: PathText | None = None
+    """A reward model: its folder, that of the run which trained it, or a name on the Hub; `reward_model` is the one of
+    the section reward_model. It scores here, in batches."""
+    judge: JudgeConfig | None = None
+    """A language model that compares or grades answers."""
+    timeout: Positive = 10.0
+    """Seconds for one call with a whole batch; then it is killed and its completions are unscored, never 0. A model has
+    no limit, and a judge has its own."""
+    settings: dict[str, JsonValue] = {}
+    """Keyword arguments for the reward; of a model `normalize: true`, to have scores of mean 0 and standard deviation 1
+    on its own held-out answers. Secrets do not belong here: read them from the environment."""
+    label: Text | None = None
+    """Name in metrics and tables. null: the name, the function's name, reward_model, or judge."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
         given = [name for name in ("name", "function", "model", "judge") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigError(
@@ -464,19 +488,30 @@ _ENDPOINT_SETTINGS = ("api_key_env", "timeout", "deadline", "retries", "max_call
         if self.model is not None and self.timeout != type(self).model_fields["timeout"].default:
             raise ConfigError(
                 given=f"timeout = {self.timeout:g} for the reward model {self.model!r}, which has no time limit",
-    judge: JudgeConfig | None = None
-    """A language model that compares or grades answers."""
                 allowed="a timeout for functions",
                 fix="Remove timeout.",
+            )
+        strange = [name for name in ("settings", "timeout") if getattr(self, name) != _default(self, name)]
+        if self.judge is not None and strange:
+            raise ConfigError(
+                given=f"{strange[0]} = {getattr(self, strange[0])} beside a judge, which has settings of its own",
+                allowed="weight and label",
+                fix="Set judge.timeout." if strange[0] == "timeout" else f"Remove {strange[0]}.",
             )
         return self
 
     @property
     def metric_name(self) -> str:
         """The label, or what stands for it: the reward is logged as rewards/<metric_name>/mean."""
+        if self.judge is not None:
+            return self.label or "judge"
         if self.model is not None:
             return self.label or "reward_model"
         return self.label or self.name or str(self.function).replace(":", ".").rpartition(".")[2]
+
+
+def _default(part: Part, name: str) -> Any:
+    return type(part).model_fields[name].default
 
 
 class RewardConfig(_Scorer):
@@ -491,29 +526,16 @@ class CheckConfig(_Scorer):
 
     @property
     def weight(self) -> float:
-        strange = [name for name in ("settings", "timeout") if getattr(self, name) != _default(self, name)]
-        if self.judge is not None and strange:
-            raise ConfigError(
-                given=f"{strange[0]} = {getattr(self, strange[0])} beside a judge, which has settings of its own",
-                allowed="weight and label",
-                fix="Set judge.timeout." if strange[0] == "timeout" else f"Remove {strange[0]}.",
-            )
         """For whoever builds it like a reward."""
         return 1.0
 
 
 class SamplingConfig(Part):
-        if self.judge is not None:
-            return self.label or "judge"
     """How completions are drawn in training."""
 
     group_size: Count = 8
     """Completions per prompt (G)."""
     max_completion_length: Count = 256
-def _default(part: Part, name: str) -> Any:
-    return type(part).model_fields[name].default
-
-
     """Tokens, EOS included; what is longer is cut and counted as truncated."""
     temperature: NonNegative = 1.0
     """Logits are divided by it, in sampling and in training alike. 0 is greedy, for evaluation only."""
@@ -626,6 +648,9 @@ class RunConfig(Part):
     """The model that is trained."""
     lora: LoRAConfig | None = None
     """Train low-rank adapters; null trains all weights."""
+    reference: ReferenceConfig | None = None
+    """The model that the policy is held to, for an algorithm that has one; null is the model that the run starts with,
+    of which there is no second copy with lora or on given answers."""
     teacher: TeacherConfig | None = None
     """The teacher, for an algorithm that learns from one (distillation)."""
     critic: CriticConfig | None = None
@@ -662,7 +687,7 @@ class RunConfig(Part):
 
 # --- the algorithm, validated by its own class ----------------------------------------------------------------------
 
-_BARE = {"model": "path", "teacher": "path", "algorithm": "name"}
+_BARE = {"model": "path", "reference": "path", "teacher": "path", "algorithm": "name"}
 """Sections that a bare string may stand for, and the key that it gives."""
 
 
@@ -768,21 +793,29 @@ class Resolved:
 
 
 def load_config(
-    source: str | PathLike[str] | Mapping[str, Any] | RunConfig, overrides: Sequence[str] | Mapping[str, Any] = ()
+    source: str | PathLike[str] | Mapping[str, Any] | RunConfig,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    shared: Mapping[str, Any] | None = None,
+    origin: str = "",
 ) -> Resolved:
     """The configuration of a run, from a YAML or TOML file (or a mapping, or a RunConfig) and overrides.
 
     Overrides are `a.b=value` with the value read as YAML, or a mapping with nested or dotted keys. Mappings are merged
-    key by key, lists are replaced as a whole or changed by position (`rewards.0.weight=0.5`).
+    key by key, lists are replaced as a whole or changed by position (`rewards.0.weight=0.5`). `shared` are settings below
+    those of the source, as the stages of a pipeline have them; `origin` says where a mapping was read.
     Raises ConfigError with everything that is wrong at once. Rules that span parts are `check`.
     """
-    given, origin = _read(source)
+    given, found_in = _read(source)
+    origin, below = origin or found_in, _plain(shared or {})
     changes = _read_overrides(overrides)
     layers = Layers(expand=_expand, written_out=_written_out)
-    in_file, asked_for = given.pop("preset", None), _take_presets(changes)
+    shared_preset = below.pop("preset", None)
+    in_file, asked_for = given.pop("preset", shared_preset), _take_presets(changes)
     preset = _known_preset(asked_for[-1] if asked_for else in_file)
     if preset:
         layers.put((), PRESETS[preset], f"preset:{preset}")
+    layers.put((), below, origin)
     layers.put((), given, origin)
     if preset and asked_for:
         _refuse_another_algorithm(preset, layers)
@@ -943,7 +976,7 @@ def json_schema() -> dict[str, Any]:
         settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}
         choices.append(settings | {"required": ["name", *settings.get("required", [])]})
     definitions["AlgorithmConfig"] = {"anyOf": choices}
-    for shorthand in ("ModelConfig", "TeacherConfig"):
+    for shorthand in ("ModelConfig", "ReferenceConfig", "TeacherConfig"):
         definitions[shorthand] = {"anyOf": [{"type": "string"}, definitions[shorthand]]}
     schema["properties"] = {"preset": {"enum": list(PRESETS)}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -963,7 +996,7 @@ def saved_tree(config: RunConfig) -> dict[str, Any]:
     tree = config.model_dump(mode="json")
     for reward in [*tree["rewards"], *tree["check"]]:
         reward["settings"] = redact(reward["settings"])
-    tree["model"]["chat_template_kwargs"] = redact(tree["model"]["chat_template_kwargs"])
-    return tree
         if reward["judge"] is not None:
             reward["judge"]["request"] = redact(reward["judge"]["request"])
+    tree["model"]["chat_template_kwargs"] = redact(tree["model"]["chat_template_kwargs"])
+    return tree
