@@ -81,3 +81,9 @@ class CheckpointError(PosttrainError):
     """No checkpoint can be read or written; names the damaged file."""
 
     exit_code = 1
+
+
+class ExportError(PosttrainError):
+    """What was exported is not what was trained, or cannot be written; nothing that looks finished is left."""
+
+    exit_code = 1
