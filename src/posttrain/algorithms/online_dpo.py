@@ -121,9 +121,9 @@ class OnlineDPO(Algorithm):
         avoid_when="The reward is exact, as of a verifier: grpo learns from its size and from every answer of a group.",
         differs=(
             "Ties are skipped and counted; ties = first is TRL's rule, by which the first answer wins.",
-            "Labels drawn by Bradley-Terry from r: the optimum is reference * exp(r / beta), as offline. Labels that always "
-            "name the higher score: none for dpo, which goes on towards the best answer of each prompt; ipo settles at "
-            "reference * exp(p(y beats policy) / beta), up to a factor.",
+            "Labels drawn by Bradley-Terry from r: the optimum is reference * exp(r / beta), as offline. Labels that "
+            "always name the higher score: none for dpo, which goes on to the best answer of each prompt; ipo settles "
+            "at reference * exp(p(y beats policy) / beta), up to a factor.",
             "The pairs of publish_every > 1 or of several updates are those of an older policy; the loss is right for "
             "pairs from anywhere, so that nothing has to be corrected.",
             "objective/kl is a sum over the tokens of the answer; TRL's includes the padding behind it.",

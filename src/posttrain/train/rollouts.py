@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from posttrain.rewards import Scores
-from posttrain.types import Completion, Prompt
+from posttrain.rewards.judge import Judgement
+from posttrain.types import Batch, Completion, Prompt, whole_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +124,29 @@ class Rollout:
     @property
     def failures(self) -> list[str]:
         return [failure for part in self.parts for failure in part.failures]
+
+    @property
+    def judgements(self) -> tuple[Judgement, ...]:
+        """What judges said about all that was drawn."""
+        return tuple(judgement for part in self.parts if part.scores for judgement in part.scores.judgements)
+
+
+def pair_roles(batch: Batch, trained: Judged) -> list[str]:
+    """What each completion is in the pairs that were made of its group, for a batch that holds pairs of them.
+
+    chosen, rejected, or both of it; tie where the whole group gave no pair; unscored; unused for all others.
+    """
+    assert batch.row_ids_B is not None, "the rows of a pair know which completion they are"
+    rows_2N = batch.row_ids_B[torch.stack(batch.pairs)]
+    chosen, rejected = (set(side_N[whole_pairs(batch)].tolist()) for side_N in rows_2N)
+    size = len(trained.completions) // max(1, len(trained))
+    paired = {row // size for row in rows_2N.flatten().tolist()}
+
+    def role(row: int, scored: bool) -> str:
+        sides = [name for name, rows in (("chosen", chosen), ("rejected", rejected)) if row in rows]
+        if sides or not scored:
+            return " and ".join(sides) or "unscored"
+        return "unused" if row // size in paired else "tie"
+
+    scored_B = [True] * len(trained.completions) if trained.scores is None else trained.scored_PG.flatten().tolist()
+    return [role(row, scored) for row, scored in enumerate(scored_B)]

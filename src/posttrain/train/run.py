@@ -18,6 +18,7 @@ from posttrain.models.adapters import trainable_parameters
 from posttrain.models.save import save_model
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
+from posttrain.train.rollouts import pair_roles
 from posttrain.train.store import rollout_table
 
 if TYPE_CHECKING:
@@ -175,15 +176,16 @@ class Run:
         self.store.metrics(self.step, values)
         if fed.rollout is not None:
             rollout = fed.rollout
-            assert batch.advantages_BT is not None
             table = rollout_table(
                 self.step,
                 rollout.trained,
                 batch.advantages_BT,
+                roles=None if batch.chosen_B is None else pair_roles(batch, rollout.trained),
                 discarded=rollout.discarded,
                 greedy=rollout.greedy,
             )
             self.store.rollouts(self.step, table)
+            self.store.judgements(self.step, rollout.judgements)
             if self.view.show_samples and (self.step == 1 or self.step % 10 == 0):
                 self.view.samples(self.step, table.slice(0, 2 * self.config.sampling.group_size).to_pylist())
         self.view.step({"step": self.step, **values}, self.config.train.steps)

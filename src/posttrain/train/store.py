@@ -3,6 +3,7 @@
     config.yaml                   as resolved
     metrics.jsonl, events.jsonl   one line per step or event, each written by one call; only the last can be cut
     rollouts/step-000010.parquet  every completion of the step, see `rollout_table`
+    judgements/step-000010.jsonl  what judges were asked about it and said, where there is a judge
     checkpoints/                  see checkpoint.py
     evaluation.json, error.json   replaced as a whole
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
@@ -37,6 +38,7 @@ from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.train.checkpoint import write_durably
 
 if TYPE_CHECKING:
+    from posttrain.rewards.judge import Judgement
     from posttrain.train.rollouts import Judged
 
 EventKind = Literal["start", "checkpoint", "warning", "guard", "resume", "evaluation", "publish", "end", "error"]
@@ -135,6 +137,15 @@ class RunStore:
         parquet.write_table(table, buffer, compression="zstd")
         return self._replace(f"rollouts/step-{step:06d}.parquet", buffer.getvalue())
 
+    def judgements(self, step: int, judgements: Sequence[Judgement]) -> None:
+        """`judgements/step-NNNNNN.jsonl`, one line per judgement; no file without any."""
+        if not judgements:
+            return
+        with _explained(self.folder):
+            (self.folder / "judgements").mkdir(exist_ok=True)
+        lines = b"".join(_dump(judgement.to_json()) + b"\n" for judgement in judgements)
+        self._replace(f"judgements/step-{step:06d}.jsonl", lines)
+
     def evaluation(self, content: Mapping[str, Any]) -> Path:
         """evaluation.json."""
         return self._replace("evaluation.json", _dump(content, indent=1))
@@ -172,7 +183,7 @@ class RunStore:
     def truncate_after(self, step: int) -> None:
         """Make the folder that of a run which has just finished `step`, and record what went.
 
-        Later metrics, events, rollouts and evidence are removed, and error.json with them, because the resumed run
+        Later metrics, events, rollouts, judgements and evidence are removed, and error.json with them, because the resumed run
         writes them again. So is a line that was cut by a kill. Errors, guards and resumes stay on record.
         """
         with _explained(self.folder):
@@ -189,7 +200,7 @@ class RunStore:
         self.event("resume", message, step=step, dropped=dropped)
 
     def _step_files(self) -> Iterator[Path]:
-        for name, suffix in (("rollouts", "parquet"), ("evidence", "json")):
+        for name, suffix in (("rollouts", "parquet"), ("judgements", "jsonl"), ("evidence", "json")):
             for path in sorted((self.folder / name).glob(f"step-*.{suffix}")):
                 if re.fullmatch(r"step-\d+", path.stem):
                     yield path
@@ -259,27 +270,35 @@ class RunLock:
 def rollout_table(
     step: int,
     trained: Judged,
-    advantages_BT: Tensor,
+    advantages_BT: Tensor | None,
     *,
+    roles: Sequence[str] | None = None,
     discarded: Judged | None = None,
     greedy: Judged | None = None,
 ) -> pa.Table:
     """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
 
     `advantages` and `logprobs` have one entry per completion token; `advantage` is their mean. `reward` and
-    `reward/<label>` are null where there is none. `version` is the policy version that produced the last token. Groups
-    that were sampled and not trained follow with `discarded` true and no advantages. `greedy`, one completion per
-    trained prompt, stands beside each completion of the group.
+    `reward/<label>` are null where there is none. `version` is the policy version that produced the last token. Where
+    completions are compared in pairs there is a `role` instead of advantages (`pair_roles`). Groups that were sampled
+    and not trained follow with `discarded` true and no advantages. `greedy`, one completion per trained prompt, stands
+    beside each completion of the group.
     """
     rows = list(_rows(step, trained, advantages_BT))
+    for row, role in zip(rows, roles or (), strict=roles is not None):
+        row["role"] = role
     if greedy is not None:
         for row in rows:
             place = row["group"]
             row |= {"greedy_completion": greedy.groups[place][0].text, "greedy_reward": _reward(greedy, place, 0)}
     if discarded is not None:
-        rows += _rows(step, discarded, None, first_group=len(trained.prompts), first_row=len(rows))
+        first = {"first_group": len(trained.prompts), "first_row": len(rows)}
+        rows += [row | {"discarded": True} for row in _rows(step, discarded, None, **first)]
     labels = [] if trained.scores is None else trained.scores.parts
-    return pa.Table.from_pylist(rows, schema=_rollout_schema(labels, with_greedy=greedy is not None))
+    more = {"role": pa.string()} if roles is not None else {}
+    if greedy is not None:
+        more |= {"greedy_completion": pa.string(), "greedy_reward": pa.float64()}
+    return pa.Table.from_pylist(rows, schema=_rollout_schema(labels, more))
 
 
 def _rows(
@@ -304,7 +323,7 @@ def _rows(
                 "completion_ids": completion.ids,
                 "reward": _reward(judged, p, g),
                 "scored": None if scores is None else bool(scores.scored_PG[p][g]),
-                "discarded": advantages_BT is None,
+                "discarded": False,
                 "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
                 "advantages": advantages,
                 "logprobs": completion.logprobs,
@@ -322,7 +341,7 @@ def _reward(judged: Judged, p: int, g: int) -> float | None:
     return float(judged.scores.rewards_PG[p][g])
 
 
-def _rollout_schema(labels: Iterable[str], *, with_greedy: bool) -> pa.Schema:
+def _rollout_schema(labels: Iterable[str], more: dict[str, pa.DataType]) -> pa.Schema:
     whole, text, ids, numbers = pa.int64(), pa.string(), pa.list_(pa.int32()), pa.list_(pa.float32())
     types = {
         "step": whole,
@@ -342,8 +361,7 @@ def _rollout_schema(labels: Iterable[str], *, with_greedy: bool) -> pa.Schema:
         "finish_reason": text,
         "version": whole,
     }
-    greedy = {"greedy_completion": text, "greedy_reward": pa.float64()} if with_greedy else {}
-    return pa.schema(types | greedy | {f"reward/{label}": pa.float64() for label in labels})
+    return pa.schema(types | more | {f"reward/{label}": pa.float64() for label in labels})
 
 
 @contextmanager
