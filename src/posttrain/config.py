@@ -307,6 +307,9 @@ class DataConfig(Part):
     """Tokens. Longer prompts are dropped and counted, never cut. null: no limit of its own."""
     max_rows: Count | None = None
     """Use only so many rows."""
+    streaming: Literal["auto"] | bool = "auto"
+    """Read rows one at a time and keep what they are tokenised to on disk instead of in memory: auto does so from
+    200 MB of text on. The run is the same, bit for bit. Prompts of sampled answers stay in memory."""
     part: Text | None = None
     """Train on one of several equal parts of the training rows, in their order: 2/3 is the second third (sDPO,
     arXiv:2403.19270, takes one after the other). The held-out rows stay the same."""

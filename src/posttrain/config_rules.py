@@ -227,6 +227,17 @@ def _teacher_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
     )
 
 
+def _reference_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """The section reference is for algorithms that hold the policy to one."""
+    if config.reference is None or "reference" in algorithm.needs:
+        return None
+    return ConfigError(
+        given=f"reference = {config.reference.path}, but {config.algorithm.name} as configured never asks it",
+        allowed="an algorithm that holds the policy to a reference",
+        fix="Leave reference out; grpo, for example, has one with algorithm.kl_coef above 0, and dpo always.",
+    )
+
+
 def _auxiliary_data_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An algorithm that adds a next-token loss on other data has such data, and no other algorithm has."""
     data, name = config.data, config.algorithm.name
@@ -335,6 +346,31 @@ def _forgetting_needs_language(config: RunConfig, algorithm: Algorithm) -> Confi
     )
 
 
+def _judges_have_something_to_compare(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """A judge that compares the answers of a group needs groups: in training and in evaluations, never in check."""
+    in_rewards = [n for n, entry in enumerate(config.rewards) if entry.judge and entry.judge.compares_groups]
+    in_check = [n for n, entry in enumerate(config.check) if entry.judge and entry.judge.compares_groups]
+    remedy = "judge.mode = score, or judge.against = COLUMN"
+    if in_check:
+        return ConfigError(
+            given=f"check.{in_check[0]}.judge compares the answers of a group, and a check sees one answer per prompt",
+            allowed="mode score or reference, or pairwise against a column of the rows",
+            fix=f"Set {remedy} there.",
+        )
+    alone = {
+        "sampling.group_size = 1": config.sampling.group_size == 1,
+        "evaluation.samples = 0": config.evaluation.samples == 0,
+    }
+    if not in_rewards or not any(alone.values()):
+        return None
+    return ConfigError(
+        given=f"{next(name for name, is_so in alone.items() if is_so)}, but rewards.{in_rewards[0]}.judge compares the "
+        "answers of a group",
+        allowed="sampling.group_size of at least 2 and evaluation.samples of at least 1",
+        fix=f"Raise it, or set {remedy}.",
+    )
+
+
 RULES: tuple[Rule, ...] = (
     _group_is_large_enough,
     _there_is_a_reward,
@@ -349,6 +385,7 @@ RULES: tuple[Rule, ...] = (
     _labels_differ,
     _stale_data_is_sampled,
     _rounds_are_used,
+    _reference_is_used,
     _teacher_is_there,
     _critic_is_used,
     _critic_has_its_settings,
@@ -356,5 +393,6 @@ RULES: tuple[Rule, ...] = (
     _auxiliary_data_is_there,
     _reward_model_is_used,
     _reward_model_can_be_trained,
+    _judges_have_something_to_compare,
     _forgetting_needs_language,
 )

@@ -16,10 +16,13 @@ from tests.algorithms.preference_data import NAN, Evaluated, evaluate, random_st
 from tests.algorithms.test_invariances import merge
 from torch import Tensor
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm
-from posttrain.algorithms.preference import PREFERENCE_ALGORITHMS
+from posttrain.algorithms.labels import LabelLoss
+from posttrain.algorithms.pairs import PairLoss
 from posttrain.types import Batch, Outputs, Totals, count_totals
 
+PREFERENCE_ALGORITHMS = {key: cls for key, cls in ALGORITHMS.items() if issubclass(cls, PairLoss | LabelLoss)}
 BETA = {"nca": 0.1, "robust_dpo": 0.1, "sppo": 0.1, "bco": 0.1, "discopop": 0.1}
 OTHER_SETTINGS: dict[str, list[dict]] = {
     "dpo": [{"label_smoothing": 0.1, "tail_weight": 0.3}, {"divergence": "forward_kl"}, {"divergence": "alpha"}],

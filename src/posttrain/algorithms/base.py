@@ -37,6 +37,8 @@ class Algorithm:
     min_group_size: ClassVar[int] = 1
     learns_from_rewards: ClassVar[bool] = True
     """Of algorithms that sample: False where another teacher than a reward says what is good."""
+    learns_off_policy: ClassVar[bool] = False
+    """Of algorithms that sample: is the loss right for what another policy wrote, without a ratio?"""
     open_composition: ClassVar[bool] = False
     """Do settings decide which values of others are allowed? Explanations then list all values."""
     shared_sources: ClassVar[dict[str, str]] = {}
@@ -53,13 +55,36 @@ class Algorithm:
         """The fewest completions per prompt that these settings can work with."""
         return self.min_group_size
 
+    def require_group(self, experience: Experience, needed: int | None = None) -> None:
+        """A single completion has nothing to be compared with: nothing would be learnt (RULE 12)."""
+        needed = needed or self.group_size_needed
+        if experience.group_size < needed:
+            raise ConfigError(
+                given=f"group_size = {experience.group_size}, but {self.key} compares completions of the same prompt",
+                allowed=f"an integer of at least {needed}",
+                fix=f"Set sampling.group_size = {max(8, needed)}, or use algorithm reinforce, which needs no group.",
+            )
+
+    @property
+    def anchors_at_trainer(self) -> bool:
+        """Of algorithms that sample: are there ratios centred at old_logprobs? Else no pass is made for those."""
+        return False
+
     def initial_state(self) -> Any:
         """What changes during a run: a small frozen dataclass of plain numbers, checkpointed; None for most."""
         return None
 
-    def next_state(self, state: Any, experience: Experience) -> Any:
-        """The state after this experience was used."""
+    def next_state(self, state: Any, experience: Any) -> Any:
+        """The state after this experience was used, or after the rows of an update were looked at."""
         return state
+
+    def to_batch(self, experience: Any, state: Any = None) -> Batch:
+        """What the loss reads."""
+        return experience
+
+    def step_metrics(self, experience: Experience, batch: Batch) -> Metrics:
+        """Of algorithms that sample: what there is to say of a whole step beside what the loss says of its rows."""
+        return {}
 
     def prepare(self, batch: Batch) -> Batch:
         """Compute, before the first backward and without gradient, whatever couples the rows of an optimizer step."""
@@ -134,15 +159,4 @@ class PolicyGradient(Algorithm):
 
     @property
     def anchors_at_trainer(self) -> bool:
-        """False where ratios are centred elsewhere than at old_logprobs: no pass is made for those."""
         return self.off_policy is None or self.off_policy.anchor == "trainer"
-
-    def require_group(self, experience: Experience, needed: int | None = None) -> None:
-        """The group-relative advantage of a single completion is always 0: nothing would be learnt (RULE 12)."""
-        needed = needed or self.group_size_needed
-        if experience.group_size < needed:
-            raise ConfigError(
-                given=f"group_size = {experience.group_size}, but {self.key} compares completions of the same prompt",
-                allowed=f"an integer of at least {needed}",
-                fix=f"Set sampling.group_size = {max(8, needed)}, or use algorithm reinforce, which needs no group.",
-            )

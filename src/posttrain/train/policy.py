@@ -135,6 +135,11 @@ class Publisher:
         return self.proof.check(self.trainer_scores, self.model, self.sampler, step)
 
 
+def nobody_samples(step: int) -> Metrics:
+    """There is no sampler that new weights would have to reach."""
+    return {}
+
+
 class HeldWeights:
     """The weights that a sampler with a model of its own decodes with: part of a checkpoint while they are older."""
 

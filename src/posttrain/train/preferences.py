@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,8 @@ from posttrain.functional.intervals import mean_interval, paired_interval, wilso
 from posttrain.train.feed import Fed
 from posttrain.train.guards import Guards, name_pairs
 from posttrain.train.loop import microbatches
-from posttrain.types import Batch, Pair
+from posttrain.train.references import References
+from posttrain.types import Batch, Example, Pair
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -32,14 +34,21 @@ class PairFeed:
 
     samples = False
 
-    def __init__(self, config: RunConfig, pairs: Sequence[Pair], *, pad_id: int) -> None:
-        self.config, self.pairs, self.pad_id = config, pairs, pad_id
+    def __init__(
+        self, config: RunConfig, pairs: Sequence[Pair], *, pad_id: int, references: References | None = None
+    ) -> None:
+        """`references` are of the answers in the order of `Sides`."""
+        self.config, self.pairs, self.pad_id, self.references = config, pairs, pad_id, references
 
     def take(self, step: int, version: int) -> Fed:
         rows = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, len(self.pairs))
         pairs = [self.pairs[row] for row in rows]
         examples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-        return Fed(experience=pairs_batch(pairs, self.pad_id), version=version, examples=examples)
+        batch = pairs_batch(pairs, self.pad_id)
+        if self.references is not None:
+            sides = [*rows, *(len(self.pairs) + row for row in rows)]
+            batch = replace(batch, ref_logprobs_BT=self.references.beside(sides, batch.completion_mask_BT))
+        return Fed(experience=batch, version=version, examples=examples)
 
     def inspect(self, fed: Fed, step: int, guards: Guards) -> list[str]:
         guards.non_finite.watch(name_pairs(fed.examples))
@@ -50,6 +59,21 @@ class PairFeed:
 
     def describe(self) -> str:
         return f"{len(self.pairs)} pairs"
+
+
+class Sides(Sequence[Example]):
+    """The answers of pairs, one by one: all chosen ones, then all rejected ones."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return 2 * len(self.pairs)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
+        place = range(len(self))[place]  # IndexError past the end, where iteration stops
+        pair = self.pairs[place % len(self.pairs)]
+        return pair.chosen if place < len(self.pairs) else pair.rejected
 
 
 def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:

@@ -22,10 +22,11 @@ from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.guards import Guards
 from posttrain.train.optimizer import Updater
+from posttrain.train.policy import nobody_samples
 from posttrain.train.preferences import HeldOutPairs, PairFeed
 from posttrain.train.run import Run
-from posttrain.train.weigh import AsBatch, as_weighed
-from posttrain.types import Batch, Metrics, Outputs, Pair
+from posttrain.train.weigh import Given, in_turn
+from posttrain.types import Batch, Outputs, Pair
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
@@ -70,8 +71,8 @@ def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algo
         loaded=loaded,
         algorithm=algorithm,
         forward=forward,
-        weigh=AsBatch(),
-        refresh=as_weighed,
+        weigh=Given(algorithm),
+        refresh=in_turn([]),
         optimizer=Updater(loaded.model.parameters(), config.train),
         guards=Guards.of(config, store.evidence),
         feed=PairFeed(config, sets[0].pairs, pad_id=loaded.pad_id),
@@ -134,8 +135,3 @@ class WithScale:
             mean, std = self.heldout.scores().spread
             facts = replace(facts, mean=mean, std=std, answers=2 * len(self.heldout.pairs))
         save_reward_model(loaded, folder, facts)
-
-
-def nobody_samples(version: int) -> Metrics:
-    """There is no sampler that new weights would have to reach."""
-    return {}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from posttrain.algorithms import Algorithm, PolicyGradient
+from posttrain.algorithms.base import Need
 from posttrain.config_stages import in_folder
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
@@ -20,7 +20,7 @@ from posttrain.data.read import Row
 from posttrain.data.split import Split, read_auxiliary, read_split
 from posttrain.errors import ConfigError
 from posttrain.evaluate.forgetting import read_texts, reference_loss
-from posttrain.models.adapters import apply_lora, frozen_copy, reference_scope
+from posttrain.models.adapters import apply_lora
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import RewardSet, build_rewards
@@ -30,30 +30,35 @@ from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.critic import build_critic, critic_updates
-from posttrain.train.feed import DatasetFeed, Feed, SampledFeed
+from posttrain.train.feed import SampledFeed
+from posttrain.train.frozen import load_frozen
 from posttrain.train.guards import Guards
 from posttrain.train.loop import microbatches
-from posttrain.train.measure import HeldOutAnswers, HeldOutLoss, Measure, WithForgetting
+from posttrain.train.measure import HeldOutAnswers, WithForgetting
+from posttrain.train.offline import labelled, preferences, supervised
 from posttrain.train.optimizer import Updater
-from posttrain.train.policy import Forward, HeldWeights, Publisher, TrainerScores
+from posttrain.train.policy import Forward, HeldWeights, Publisher, TrainerScores, nobody_samples
+from posttrain.train.references import reference_forward
 from posttrain.train.run import Refresh, Run, Weigh
 from posttrain.train.scoring import set_up_scoring
-from posttrain.train.teacher import teacher_forward
+from posttrain.train.source import Source, context_length
 from posttrain.train.weigh import (
-    AsBatch,
     Fill,
+    Given,
     Weighing,
-    as_weighed,
     fill_logprobs,
     fill_old_logprobs_and_values,
     fill_values,
+    in_turn,
     with_current_logprobs,
+    with_mismatched_log_ratios,
 )
 
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, Resolved, RewardConfig, RunConfig
     from posttrain.report.terminal import TerminalView
     from posttrain.train.store import RunStore
+    from posttrain.types import Metrics
 
 
 def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack) -> Run:
@@ -75,19 +80,17 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     critic = build_critic(config, algorithm, loaded, store.folder)
     forward = policy_forward(config, loaded, algorithm, critic)
     samplers = Samplers.of(config, loaded)
+    judges.bind(samplers.evaluation, config, store.folder)
     guards = Guards.of(config, store.evidence, within_groups=algorithm.min_group_size > 1)
-    feed, measure, probe, notes = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, samplers, judges)
+    source = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, samplers, judges)
+    measure = source.measure
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
-    for note in (*loaded.notes, *notes, *more_notes):
+    for note in (*loaded.notes, *source.notes, *more_notes):
         store.event("warning", note)
         view.event("warning", note)
-    proof = DeliveryProof.from_prompts(
-        probe,
-        tolerance=config.guards.publish_tolerance or tolerance_for(loaded.compute_dtype),
-        temperature=forward.temperature,
-    )
+    weigh, refresh = learning(config, algorithm, loaded, forward)
     return Run(
         resolved=resolved,
         store=store,
@@ -96,19 +99,13 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         algorithm=algorithm,
         forward=forward,
         critic=critic,
-        weigh=weighing(config, algorithm, loaded, forward),
-        refresh=refreshing(config, algorithm, loaded, forward),
+        weigh=weigh,
+        refresh=refresh,
         add_gradient=add_gradient,
         optimizer=Updater(loaded.model.parameters(), config.train, critic_updates(config, critic)),
         guards=guards,
-        feed=feed,
-        publish=Publisher(
-            loaded.model,
-            samplers.training,
-            proof,
-            TrainerScores(forward.under(loaded.model), loaded.pad_id),
-            every=config.train.publish_every,
-        ),
+        feed=source.feed,
+        publish=publishing(config, loaded, forward, samplers, source.probe),
         held=None if samplers.training.shared else HeldWeights(samplers.training),
         measure=measure,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
@@ -149,6 +146,7 @@ def policy_forward(
         compute_dtype=loaded.compute_dtype,
         entropy="gradient" if "entropy" in algorithm.needs else "value",
         critic=critic,
+        top1=algorithm.data_kind == "examples",
     )
 
 
@@ -164,10 +162,8 @@ def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel
 # --- what the algorithm asks for -------------------------------------------------------------------------------------
 
 
-def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Weigh:
+def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Weighing:
     """The way from experience to a batch, with one collaborator per need."""
-    if not isinstance(algorithm, PolicyGradient):
-        return AsBatch()
     split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
     old, critic = needs_old_pass(config, algorithm), forward.critic
@@ -179,16 +175,30 @@ def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     if "reference" in algorithm.needs:
         fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), split))
     if "teacher" in algorithm.needs:
-        fills.append(fill_logprobs("teacher_logprobs_BT", teacher_forward(config, loaded, forward), split))
+        assert config.teacher is not None, "config_rules: an algorithm that needs a teacher has one"
+        teacher = load_frozen("teacher", config.teacher, config, loaded, forward)
+        fills.append(fill_logprobs("teacher_logprobs_BT", teacher, split))
     return Weighing(algorithm, fills, mask_truncated=config.train.mask_truncated)
 
 
 def refreshing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Refresh:
-    """What is computed anew before each update of a batch."""
-    if "current" not in algorithm.needs:
-        return as_weighed
+    """What is computed anew before each update of a batch, with one collaborator per need."""
     split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
-    return with_current_logprobs(forward.under(loaded.model), split)
+    makers: dict[Need, Callable[..., Refresh]] = {
+        "current": with_current_logprobs,
+        "mismatched": with_mismatched_log_ratios,
+    }
+    asked = [make for need, make in makers.items() if need in algorithm.needs]
+    return in_turn([make(forward.under(loaded.model), split) for make in asked])
+
+
+def learning(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> tuple[Weigh, Refresh]:
+    """What happens to experience before the loss sees it: once per step, and before each update."""
+    refresh = refreshing(config, algorithm, loaded, forward)
+    if algorithm.data_kind == "prompts":
+        return weighing(config, algorithm, loaded, forward), refresh
+    given = Given(algorithm)
+    return given, given.remembering(refresh)
 
 
 def auxiliary(
@@ -225,19 +235,12 @@ def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:
     elsewhere needs no pass.
     """
     dropout = config.lora is not None and config.lora.dropout > 0
-    at_trainer = not isinstance(algorithm, PolicyGradient) or algorithm.anchors_at_trainer
-    return "old_for_advantages" in algorithm.needs or ((updates_per_batch(config) > 1 or dropout) and at_trainer)
+    differs = updates_per_batch(config) > 1 or dropout
+    return "old_for_advantages" in algorithm.needs or (differs and algorithm.anchors_at_trainer)
 
 
 def updates_per_batch(config: RunConfig) -> int:
     return config.train.epochs * config.train.minibatches
-
-
-def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
-    """With LoRA the base model is the reference, so there is no second copy; otherwise a frozen copy of the start."""
-    if config.lora is not None:
-        return forward.under(loaded.model, lambda: reference_scope(loaded.model))
-    return forward.under(frozen_copy(loaded.model))
 
 
 def _decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
@@ -281,6 +284,27 @@ class Judges(NamedTuple):
 
         return Judges(rewards=build(config.rewards), check=build(config.check))
 
+    def bind(self, policy: LocalSampler, config: RunConfig, folder: Path) -> None:
+        """Let language models among them know the policy, and what the run has spent on them before."""
+        for name, judges in self._asdict().items():
+            if judges is not None:
+                judges.bind(policy, config.model.chat_template_kwargs, ledger=folder / "judgements" / f"spent-{name}")
+
+
+def publishing(
+    config: RunConfig, loaded: LoadedModel, forward: Forward, samplers: Samplers, probe: Sequence[Sequence[int]]
+) -> Callable[[int], Metrics]:
+    """How new weights reach whoever samples, with the proof that they arrived; nobody does without a probe."""
+    if not probe:
+        return nobody_samples
+    proof = DeliveryProof.from_prompts(
+        probe,
+        tolerance=config.guards.publish_tolerance or tolerance_for(loaded.compute_dtype),
+        temperature=forward.temperature,
+    )
+    scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
+    return Publisher(loaded.model, samplers.training, proof, scores, every=config.train.publish_every)
+
 
 # --- where the data comes from ---------------------------------------------------------------------------------------
 
@@ -292,7 +316,7 @@ def online(
     forward: Forward,
     samplers: Samplers,
     judges: Judges,
-) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
+) -> Source:
     """Prompts are answered and the answers are scored."""
     train, heldout = prompt_sets(config, rows, loaded)
     rewards, check = judges
@@ -312,17 +336,12 @@ def online(
         learns_from_rewards=algorithm.learns_from_rewards,
     )
     measure = HeldOutAnswers(config, samplers.evaluation, heldout.prompts, rewards, check)
-    return (
-        feed,
-        measure,
-        [prompt.ids for prompt in train.prompts[:4]],
-        [*prompt_notes(train, heldout), *update_notes(config), *mark_notes(config)],
+    return Source(
+        feed=feed,
+        measure=measure,
+        probe=[prompt.ids for prompt in train.prompts[:4]],
+        notes=[*prompt_notes(train, heldout), *update_notes(config), *mark_notes(config)],
     )
-
-
-def context_length(loaded: LoadedModel) -> int:
-    """Most tokens of prompt and completion together; some architectures set no limit."""
-    return loaded.context_length if loaded.context_length is not None else sys.maxsize
 
 
 def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[PromptSet, PromptSet]:
@@ -360,7 +379,7 @@ def mark_notes(config: RunConfig) -> list[str]:
 def update_notes(config: RunConfig) -> list[str]:
     """Updates of a batch after the first are off-policy: an algorithm without a ratio does not correct that."""
     algorithm, updates = config.algorithm.build(), updates_per_batch(config)
-    if updates == 1 or "old" in algorithm.needs:
+    if updates == 1 or "old" in algorithm.needs or algorithm.learns_off_policy:
         return []
     clip = "algorithm.clip_low and algorithm.clip_high, or " if hasattr(algorithm, "clip_low") else ""
     return [
@@ -385,33 +404,4 @@ def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:
     return notes
 
 
-def supervised(
-    config: RunConfig,
-    rows: Split,
-    loaded: LoadedModel,
-    forward: Forward,
-    samplers: Samplers,
-    judges: Judges,
-) -> tuple[Feed, Measure, Sequence[Sequence[int]], list[str]]:
-    """Given answers are imitated."""
-    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    sets = [
-        render_examples(
-            part,
-            renderer,
-            eos_ids=loaded.eos_ids,
-            max_length=context_length(loaded),
-            max_dropped=config.data.max_dropped,
-            what=what,
-        )
-        for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data"))
-        if part
-    ]
-    heldout = sets[1].examples if len(sets) > 1 else ()
-    notes = [s.dropped_summary for s in sets if s.dropped]
-    feed = DatasetFeed(config, sets[0].examples, pad_id=loaded.pad_id)
-    measure = HeldOutLoss(config, forward, heldout, loaded.pad_id)
-    return feed, measure, [example.input_ids for example in sets[0].examples[:4]], notes
-
-
-BUILDERS = {"prompts": online, "examples": supervised}
+BUILDERS = {"prompts": online, "examples": supervised, "pairs": preferences, "labels": labelled}

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.algorithms import PolicyGradient
+from posttrain.algorithms import Algorithm
+from posttrain.functional.preferences import summed
 from posttrain.train.run import Refresh
 from posttrain.types import Batch, Experience, Mean, Metrics, Outputs
 
@@ -25,21 +26,27 @@ Split = Callable[[Batch], Iterator[tuple[list[int], Batch]]]
 class Weighing:
     """`weigh(experience) -> Batch` for online algorithms; holds the algorithm's state between the steps."""
 
-    def __init__(self, algorithm: PolicyGradient, fills: Sequence[Fill], *, mask_truncated: bool) -> None:
+    def __init__(self, algorithm: Algorithm, fills: Sequence[Fill], *, mask_truncated: bool) -> None:
         self.algorithm, self.fills, self.mask_truncated = algorithm, fills, mask_truncated
         self.state = algorithm.initial_state()
+        self.seen: Metrics = {}
 
     def __call__(self, experience: Experience) -> Batch:
         for fill in self.fills:
             experience = fill(experience)
         batch = self.algorithm.to_batch(experience, self.state)
+        self.seen = self._remembered() | self.algorithm.step_metrics(experience, batch)
         if "current" in self.algorithm.needs:  # the policy has not moved yet: the old pass, where there was one, tells
             batch = replace(batch, current_logprobs_BT=experience.old_logprobs_BT)
         self.state = self.algorithm.next_state(self.state, experience)
         return without_truncated(batch, experience) if self.mask_truncated else batch
 
     def metrics(self) -> Metrics:
-        """What the algorithm remembers of the steps so far, as `algorithm/<name>`."""
+        """What the algorithm says of the step that was weighed last, as a whole."""
+        return self.seen
+
+    def _remembered(self) -> Metrics:
+        """The state with which the step is weighed, as `algorithm/<name>`."""
         return {f"algorithm/{name}": Mean(float(value), 1.0) for name, value in self.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,31 +57,41 @@ class Weighing:
             self.state = replace(self.state, **saved)
 
 
-class AsBatch:
-    """`weigh` for offline algorithms: their data is a batch already."""
+class Given:
+    """`weigh` for data that is given: a batch already. Holds the algorithm's state, which each update moves on."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self.state = algorithm.initial_state()
 
     def __call__(self, experience: Batch) -> Batch:
         return experience
+
+    def remembering(self, refresh: Refresh) -> Refresh:
+        """`refresh`, and then the state takes in what it found, before the rows are learned from."""
+
+        def refresh_and_remember(minibatch: Batch, *, moved: bool) -> Batch:
+            minibatch = refresh(minibatch, moved=moved)
+            self.state = self.algorithm.next_state(self.state, minibatch)
+            return self.algorithm.to_batch(minibatch, self.state)
+
+        return refresh_and_remember
 
     def metrics(self) -> Metrics:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {} if self.state is None else asdict(self.state)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        pass
+        if self.state is not None:
+            self.state = replace(self.state, **saved)
 
 
 def without_truncated(batch: Batch, experience: Experience) -> Batch:
     """Truncated completions leave the loss; their rewards have already taken part in the group statistics."""
-    keep_B1 = ~experience.truncated_PG.reshape(-1, 1)
+    keep_B1 = ~experience.truncated_PG.reshape(-1, 1)[batch.row_ids_B]
     return replace(batch, completion_mask_BT=batch.completion_mask_BT & keep_B1)
-
-
-def as_weighed(minibatch: Batch, *, moved: bool) -> Batch:
-    """`refresh` for algorithms that do not look at the policy between the updates of a batch."""
-    return minibatch
 
 
 def with_current_logprobs(forward: Forward, split: Split) -> Refresh:
@@ -84,6 +101,31 @@ def with_current_logprobs(forward: Forward, split: Split) -> Refresh:
         if not moved and minibatch.current_logprobs_BT is not None:
             return minibatch
         return replace(minibatch, current_logprobs_BT=scored(minibatch, forward, split))
+
+    return refresh
+
+
+def with_mismatched_log_ratios(forward: Forward, split: Split) -> Refresh:
+    """`refresh` that fills `mismatched_log_ratios_B`: of each prompt with another row's answer; NaN without one."""
+
+    def refresh(minibatch: Batch, *, moved: bool) -> Batch:
+        other = minibatch.mismatched
+        assert other is not None, "the feed pairs each prompt with another row's answer"
+        mask_BT = other.completion_mask_BT
+        rows = Batch(completion_mask_BT=mask_BT, groups_B=minibatch.groups_B, tokens=other.tokens)
+        ratios_B = summed(scored(rows, forward, split) - other.ref_logprobs_BT, mask_BT)
+        return replace(minibatch, mismatched_log_ratios_B=ratios_B.where(mask_BT.any(dim=-1), torch.nan))
+
+    return refresh
+
+
+def in_turn(refreshes: Sequence[Refresh]) -> Refresh:
+    """One after the other; none leaves the rows as they were weighed."""
+
+    def refresh(minibatch: Batch, *, moved: bool) -> Batch:
+        for one in refreshes:
+            minibatch = one(minibatch, moved=moved)
+        return minibatch
 
     return refresh
 

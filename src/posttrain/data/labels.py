@@ -1,0 +1,70 @@
+"""Rows into labelled answers: an answer, and whether it is a desirable one. How columns are read: forms.py."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.forms import Form, detect
+from posttrain.data.pairs import render_answer
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import Row
+from posttrain.types import LabelledExample
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledSet:
+    """The usable answers, and what was left out of them."""
+
+    rows: tuple[LabelledExample, ...]
+    form: str = ""
+    dropped: tuple[Dropped, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def dropped_summary(self) -> str:
+        """What was left out and why, in a sentence; "" for nothing."""
+        return summary(self.dropped, len(self.rows) + len(self.dropped))
+
+
+def render_labels(
+    rows: Sequence[Row],
+    renderer: Renderer,
+    *,
+    eos_ids: Collection[int],
+    max_length: int,
+    max_dropped: float,
+    what: str,
+) -> LabelledSet:
+    """Every row as a `LabelledExample`, or counted as dropped with the reason. Raises as `render_pairs` does."""
+    form = detect(rows, "labels")
+    usable, dropped = [], []
+    for index, row in enumerate(rows):
+        found = render_label(row, index, form, renderer, eos_ids=eos_ids, max_length=max_length)
+        (usable if isinstance(found, LabelledExample) else dropped).append(found)
+    refuse_too_many(dropped, len(rows), max_dropped, what)
+    return LabelledSet(rows=tuple(usable), form=form.name, dropped=tuple(dropped))
+
+
+def render_label(
+    row: Row, index: int, form: Form, renderer: Renderer, *, eos_ids: Collection[int], max_length: int
+) -> LabelledExample | Dropped:
+    """One row of the form; `index` is its number in the data."""
+    values = form.read(row, chat=renderer.chat)
+    if isinstance(values, Dropped):
+        return values
+    answer, tools = values["completion"], values.get("tools")
+    try:
+        example = render_answer(
+            values["prompt"], answer, renderer, eos_ids, index=index, origin=row.origin, tools=tools
+        )
+    except Unusable as reason:
+        return Dropped(row.origin, str(reason))
+    if len(example.input_ids) > max_length:
+        return Dropped(row.origin, f"longer than {max_length} tokens")
+    if not any(example.completion_mask):
+        return Dropped(row.origin, "nothing to train on")
+    return LabelledExample(index=index, example=example, label=values["label"])

@@ -1,0 +1,122 @@
+"""Training on answers that were judged one by one: where those of a step come from, and what each is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from posttrain.data.collate import collate_examples
+from posttrain.data.order import rows_for_step
+from posttrain.train.feed import Fed
+from posttrain.train.guards import Guards, name_examples
+from posttrain.train.references import References
+from posttrain.types import Batch, Example, LabelledExample, Mismatched
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+MOST_TRIES = 16
+"""How many other rows are tried before a prompt goes without a partner."""
+
+
+class Answers(Sequence[Example]):
+    """The examples of labelled rows, one by one."""
+
+    def __init__(self, rows: Sequence[LabelledExample]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
+        return self.rows[place].example
+
+
+class MismatchedAnswers(Sequence[Example]):
+    """Each prompt with the answer of another row, the same one throughout the run.
+
+    The partner is the next row, in an order that is shuffled by the seed, which has another prompt and whose answer
+    fits into the context; a row without one has nothing that is trained.
+    """
+
+    def __init__(self, rows: Sequence[LabelledExample], *, seed: int, max_length: int) -> None:
+        self.rows, self.max_length = rows, max_length
+        self.order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
+        self.place_in_order = {row: place for place, row in enumerate(self.order)}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
+        place = range(len(self))[place]  # IndexError past the end, where iteration stops
+        own = self.rows[place].example
+        prompt = own.input_ids[: own.completion_mask.index(True)]
+        for step in range(1, min(len(self.rows), MOST_TRIES + 1)):
+            other = self.rows[self.order[(self.place_in_order[place] + step) % len(self.rows)]].example
+            begin = other.completion_mask.index(True)
+            fits = len(prompt) + len(other.input_ids) - begin <= self.max_length
+            if fits and other.input_ids[:begin] != prompt:
+                return Example(
+                    index=own.index,
+                    input_ids=(*prompt, *other.input_ids[begin:]),
+                    completion_mask=(False,) * len(prompt) + other.completion_mask[begin:],
+                )
+        return Example(index=own.index, input_ids=prompt, completion_mask=(False,) * len(prompt))
+
+
+class Beside(NamedTuple):
+    """Examples, and what the reference says about them."""
+
+    examples: Sequence[Example]
+    references: References
+
+
+class LabelFeed:
+    """Labelled answers of a dataset, `prompts_per_step` of them at a time."""
+
+    samples = False
+
+    def __init__(
+        self,
+        config: RunConfig,
+        rows: Sequence[LabelledExample],
+        *,
+        pad_id: int,
+        references: References | None = None,
+        mismatched: Beside | None = None,
+    ) -> None:
+        self.config, self.rows, self.pad_id = config, rows, pad_id
+        self.references, self.mismatched = references, mismatched
+
+    def take(self, step: int, version: int) -> Fed:
+        places = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, len(self.rows))
+        rows = [self.rows[place] for place in places]
+        examples = [row.example for row in rows]
+        tokens, mask_BT = collate_examples(examples, self.pad_id)
+        batch = Batch.from_labels(
+            mask_BT,
+            torch.tensor([row.label for row in rows]),
+            None if self.references is None else self.references.beside(places, mask_BT),
+            mismatched=None if self.mismatched is None else self._mismatched(self.mismatched, places),
+            tokens=tokens,
+        )
+        return Fed(experience=batch, version=version, examples=examples)
+
+    def _mismatched(self, beside: Beside, places: Sequence[int]) -> Mismatched:
+        tokens, mask_BT = collate_examples([beside.examples[place] for place in places], self.pad_id)
+        return Mismatched(
+            tokens=tokens, completion_mask_BT=mask_BT, ref_logprobs_BT=beside.references.beside(places, mask_BT)
+        )
+
+    def inspect(self, fed: Fed, step: int, guards: Guards) -> list[str]:
+        guards.non_finite.watch(name_examples(fed.examples))
+        return []
+
+    def metrics(self, fed: Fed) -> dict[str, float]:
+        return {}
+
+    def describe(self) -> str:
+        desirable = sum(self.rows[place].label for place in range(len(self.rows)))
+        return f"{len(self.rows)} labelled answers, {desirable} of them desirable"

@@ -1,0 +1,106 @@
+"""Where the data of a run comes from whose answers are given: imitated, compared in pairs, or labelled one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from posttrain.data.examples import ExampleSet, render_examples
+from posttrain.data.labels import LabelledSet, render_labels
+from posttrain.data.pairs import PairSet, render_pairs
+from posttrain.data.prompts import Renderer
+from posttrain.data.split import Split
+from posttrain.models.load import LoadedModel
+from posttrain.train.feed import DatasetFeed
+from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
+from posttrain.train.labels import Answers, Beside, LabelFeed, MismatchedAnswers
+from posttrain.train.measure import HeldOutLoss
+from posttrain.train.policy import Forward
+from posttrain.train.preferences import PairFeed, Sides
+from posttrain.train.references import References, reference_logprobs, start_forward
+from posttrain.train.source import Source, context_length
+from posttrain.types import Example
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.train.setup import Judges, Samplers
+
+Rendered = ExampleSet | PairSet | LabelledSet
+
+
+def supervised(
+    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, samplers: Samplers, judges: Judges
+) -> Source:
+    """Given answers are imitated."""
+    train, heldout = rendered(render_examples, config, rows, loaded)
+    feed = DatasetFeed(config, train.examples, pad_id=loaded.pad_id)
+    measure = HeldOutLoss(config, forward, heldout.examples if heldout else (), loaded.pad_id)
+    return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout))
+
+
+def preferences(
+    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, samplers: Samplers, judges: Judges
+) -> Source:
+    """The better one of two answers is told from the other."""
+    train, heldout = rendered(render_pairs, config, rows, loaded)
+    sides = Sides(train.pairs)
+    references, notes = beside(config, sides, loaded, forward)
+    feed = PairFeed(config, train.pairs, pad_id=loaded.pad_id, references=references)
+    measure = HeldOutPolicyPairs(config, forward, heldout.pairs if heldout else (), loaded.pad_id)
+    return Source(feed=feed, measure=measure, notes=[*drop_notes(train, heldout), *notes])
+
+
+def labelled(
+    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, samplers: Samplers, judges: Judges
+) -> Source:
+    """Desirable answers are told from undesirable ones."""
+    train, heldout = rendered(render_labels, config, rows, loaded)
+    answers = Answers(train.rows)
+    references, notes = beside(config, answers, loaded, forward)
+    mismatched = None
+    if "mismatched" in config.algorithm.build().needs:
+        others = MismatchedAnswers(train.rows, seed=config.seed, max_length=context_length(loaded))
+        found, more = beside(config, others, loaded, forward, what="mismatched answers")
+        assert found is not None, "what compares with mismatched answers has a reference"
+        mismatched, notes = Beside(others, found), [*notes, *more]
+    feed = LabelFeed(config, train.rows, pad_id=loaded.pad_id, references=references, mismatched=mismatched)
+    measure = HeldOutLabels(config, forward, heldout.rows if heldout else (), loaded.pad_id)
+    return Source(feed=feed, measure=measure, notes=[*drop_notes(train, heldout), *notes])
+
+
+def rendered(render: Any, config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Any, Any]:
+    """The training rows and the held-out ones, or None where there are none of those."""
+    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
+    sets = [
+        render(
+            part,
+            renderer,
+            eos_ids=loaded.eos_ids,
+            max_length=context_length(loaded),
+            max_dropped=config.data.max_dropped,
+            what=what,
+        )
+        for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data"))
+        if part
+    ]
+    return sets[0], sets[1] if len(sets) > 1 else None
+
+
+def beside(
+    config: RunConfig, examples: Sequence[Example], loaded: LoadedModel, forward: Forward, what: str = "answers"
+) -> tuple[References | None, list[str]]:
+    """What the reference says about the examples, where the algorithm asks for it, and a line about it."""
+    if "reference" not in config.algorithm.build().needs:
+        return None, []
+    started = time.perf_counter()
+    found, known = reference_logprobs(config, examples, start_forward(config, loaded, forward), pad_id=loaded.pad_id)
+    seconds = time.perf_counter() - started
+    how = "read from disk" if known else f"computed in {seconds:.1f} s, and kept on disk"
+    return found, [f"reference log-probabilities of {len(examples)} {what}: {how}"]
+
+
+def drop_notes(train: Rendered, heldout: Rendered | None) -> list[str]:
+    """What the user should know about rows that were left out."""
+    parts = (("training data", train), ("held-out data", heldout))
+    return [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]

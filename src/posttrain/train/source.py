@@ -1,0 +1,30 @@
+"""What a run learns from and is measured by: the part of its set-up that depends on the kind of its data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from posttrain.models.load import LoadedModel
+    from posttrain.train.feed import Feed
+    from posttrain.train.measure import Measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Made by the builder of a kind of data."""
+
+    feed: Feed
+    measure: Measure
+    notes: Sequence[str] = ()
+    """What the user should know about the data, in sentences."""
+    probe: Sequence[Sequence[int]] = ()
+    """Prompts on which the delivery of weights is proved; none where the run samples nothing."""
+
+
+def context_length(loaded: LoadedModel) -> int:
+    """Most tokens of prompt and completion together; some architectures set no limit."""
+    return loaded.context_length if loaded.context_length is not None else sys.maxsize
