@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,10 @@ def evaluate(
         str, typer.Argument(metavar="MODEL|RUN", help="Model folder or name, or a run folder (its last checkpoint).")
     ],
     data: Annotated[str | None, typer.Option(help="Held-out data: file, glob, dataset name or task:NAME.")] = None,
-    reward: Annotated[list[str] | None, typer.Option(help="Built-in reward or path.py:function; repeatable.")] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(help="Built-in reward, path.py:function, or an entry of rewards in YAML ({...}); repeatable."),
+    ] = None,
     check: Annotated[list[str] | None, typer.Option(help="Independent check, named like a reward; repeatable.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
@@ -32,7 +35,9 @@ def evaluate(
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Use at most this many prompts.")] = None,
     max_completion_length: Annotated[int | None, typer.Option(min=1, help="Tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampled answers.")] = None,
-    answers: Annotated[Path | None, typer.Option(help="Write every answer to this JSONL file.")] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="Write every answer to this JSONL file; beside it what judges said.")
+    ] = None,
     json: AsJson = False,
 ) -> int:
     """Score a model on held-out prompts: greedy, pass@k and majority vote, each with an interval.
@@ -44,15 +49,16 @@ def evaluate(
       posttrain eval runs/tiny-sort-grpo-1
       posttrain eval runs/tiny-sort-grpo-1 -k 16 --answers answers.jsonl
       posttrain eval Qwen/Qwen3-0.6B --data gsm8k_test.jsonl --reward math -k 8
+      posttrain eval my_model --data chat.jsonl --reward '{judge: {model: my_judge, mode: score}}'
     """
     from posttrain.evaluate.api import evaluate as evaluate_model
 
     evaluation = evaluate_model(
         model,
         data,
-        reward,
+        _entries(reward),
         k=samples,
-        check=check,
+        check=_entries(check),
         temperature=temperature,
         max_prompts=max_prompts,
         max_completion_length=max_completion_length,
@@ -62,5 +68,13 @@ def evaluate(
     )
     if answers is not None:
         evaluation.write_answers(answers)
+        evaluation.write_judgements(answers.with_suffix(".judgements.jsonl"))
     answer(evaluation.to_json(), evaluation.render(), as_json=json)
     return 0
+
+
+def _entries(given: list[str] | None) -> list[Any] | None:
+    """Rewards as they stand in a config, for those that are more than a name."""
+    from posttrain.config_text import read_value
+
+    return None if given is None else [read_value(text, text) if text.startswith("{") else text for text in given]

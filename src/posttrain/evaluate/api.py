@@ -117,10 +117,14 @@ def _measure(
     dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
     with ExitStack() as stack:
         rewards = stack.enter_context(_reward_set(subject.rewards, subject.folder))
-        rewards.check(prompts)
         check = stack.enter_context(_reward_set(subject.check, subject.folder)) if subject.check else None
+        sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+        for judges in (rewards, check):
+            if judges is not None:
+                judges.bind(sampler, subject.model.chat_template_kwargs)
+                judges.check(prompts)
         return evaluate_sampler(
-            LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype),
+            sampler,
             prompts,
             rewards,
             sampling=subject.sampling,

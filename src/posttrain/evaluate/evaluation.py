@@ -8,9 +8,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain.functional.intervals import Interval, paired_interval
+
+if TYPE_CHECKING:
+    from posttrain.rewards.judge import Judgement
 
 CORRECT_AT = 1.0 - 1e-9
 """An answer counts as correct when its total reward reaches this. `accuracy`, pass@k and majority@k therefore mean
@@ -91,6 +94,8 @@ class Evaluation:
     """What the rewards raised, each message once."""
     records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
     """The answers themselves; not part of `to_json`, see `write_answers`."""
+    judgements: tuple[Judgement, ...] = field(default=(), repr=False, compare=False)
+    """What judges were asked about them and said; not part of `to_json`, see `write_judgements`."""
 
     @property
     def pass_at_1(self) -> Interval:
@@ -161,6 +166,16 @@ class Evaluation:
         """One JSON line per prompt: the prompt, its greedy answer and its samples with their scores."""
         path = Path(path)
         lines = (json.dumps(asdict(record), ensure_ascii=False) for record in self.records)
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return path
+
+    def write_judgements(self, path: Path | str) -> Path | None:
+        """One JSON line per judgement; no file where there was no judge."""
+        if not self.judgements:
+            return None
+        path = Path(path)
+        path.parent.mkdir(exist_ok=True)
+        lines = (json.dumps(judgement.to_json(), ensure_ascii=False) for judgement in self.judgements)
         path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         return path
 

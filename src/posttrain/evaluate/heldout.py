@@ -17,6 +17,7 @@ from posttrain.types import Completion, Prompt
 if TYPE_CHECKING:
     from posttrain.config import SamplingConfig
     from posttrain.rewards import RewardSet, Scores
+    from posttrain.rewards.judge import Judgement
     from posttrain.rollout.sampler import Sampler
 
 
@@ -69,6 +70,7 @@ def evaluate_sampler(
         max_completion_length=max_completion_length,
         seed=seed,
         errors=[str(failure) for judged in (scores, check_scores) if judged for failure in judged.failures],
+        judgements=[judgement for judged in (scores, check_scores) if judged for judgement in judged.judgements],
     )
 
 
@@ -82,6 +84,7 @@ def summarise(
     max_completion_length: int,
     seed: int,
     errors: Iterable[str] = (),
+    judgements: Iterable[Judgement] = (),
 ) -> Evaluation:
     """Count judged answers. Each problem is averaged first, then the problems (RULE 51)."""
     greedy = [record.greedy for record in records]
@@ -113,6 +116,7 @@ def summarise(
         score_range=(min(totals), max(totals)) if totals else (math.nan, math.nan),
         errors=tuple(dict.fromkeys(errors)),
         records=tuple(records),
+        judgements=tuple(judgements),
     )
 
 

@@ -19,6 +19,7 @@ from posttrain.config import RunConfig
 from posttrain.data.collate import collate, collate_examples, pad_rows
 from posttrain.data.order import rows_for_step
 from posttrain.rewards import RewardSet
+from posttrain.rewards.judge import judge_metrics
 from posttrain.rollout.queue import ExperienceQueue
 from posttrain.rollout.sampler import Sampler, SamplingSettings
 from posttrain.train.guards import Guards, name_completions, name_examples
@@ -129,6 +130,7 @@ class SampledFeed:
             log.add(rollout_metrics(sampled.rewards_PG, sampled.scored_PG, sampled.groups, sampled.scores.parts))
         if rollout.greedy is not None:
             log.add(greedy_metrics(rollout.greedy.rewards_PG, rollout.greedy.scored_PG))
+        log.add(judge_metrics(rollout.judgements))
         log.add(self.collected_metrics(rollout.collected))
         log.add(staleness_metrics(rollout.trained.completions, fed.version))
         return log.reduce() | {"staleness/dropped": float(self.queue.dropped)}

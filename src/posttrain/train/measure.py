@@ -70,6 +70,7 @@ class HeldOutAnswers:
         )
         folder.mkdir(exist_ok=True)
         evaluation.write_answers(folder / f"{name.replace(' ', '-')}.jsonl")
+        evaluation.write_judgements(folder.parent / "judgements" / f"{name.replace(' ', '-')}.jsonl")
         if name != "trained":
             return {name: evaluation.to_json()}
         before = json.loads((folder.parent / "evaluation.json").read_text())["baseline"]

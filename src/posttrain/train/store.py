@@ -183,8 +183,8 @@ class RunStore:
     def truncate_after(self, step: int) -> None:
         """Make the folder that of a run which has just finished `step`, and record what went.
 
-        Later metrics, events, rollouts, judgements and evidence are removed, and error.json with them, because the resumed run
-        writes them again. So is a line that was cut by a kill. Errors, guards and resumes stay on record.
+        Later metrics, events, rollouts, judgements and evidence are removed, and error.json with them, because the
+        resumed run writes them again. So is a line that was cut by a kill. Errors, guards and resumes stay on record.
         """
         with _explained(self.folder):
             rows, cut_rows = self._keep_lines("metrics.jsonl", lambda row: row.get("step", 0) <= step)
