@@ -111,6 +111,11 @@ RECIPES: dict[str, Recipe] = {
         given={"rewards": [], "check": [{"name": "exact_match"}], **ON_POLICY},
         note="no reward in training; the teacher is the model that grpo ended with, seed 0",
     ),
+    "online_dpo": Recipe(
+        {"name": "online_dpo", "pairs": "all"},
+        given=ON_POLICY,
+        note="every two answers of a group with different rewards are a pair; one update per batch",
+    ),
     "decoupled PPO": Recipe({"name": "grpo", "correction": "decoupled"}, page=True, given=STALE, note=STALE_NOTE),
     "stale, uncorrected": Recipe({"name": "grpo", "correction": "none"}, given=STALE, note=STALE_NOTE),
 }

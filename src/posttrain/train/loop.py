@@ -30,8 +30,8 @@ def train_step(run: Run, experience: Experience | Batch, step: int) -> tuple[Bat
     """
     metrics = MetricLog()
     torch.manual_seed((run.config.seed * 1_000_003 + step) % 2**63)  # dropout, where the model has any
-    metrics.add(run.weigh.metrics())
     batch = run.weigh(experience)
+    metrics.add(run.weigh.metrics())
     updates = 0
     for minibatch in minibatches(batch, run.config.train, seed=run.config.seed, step=step):
         if count_totals(minibatch).tokens == 0:
