@@ -25,8 +25,12 @@ def summary(dropped: Sequence[Dropped], total: int) -> str:
     """For a warning: "dropped 3 of 100 rows: 2 empty prompt (a.jsonl:4, …), 1 …"; "" when nothing was dropped."""
     if not dropped:
         return ""
-    examples = {reason: [d.origin for d in dropped if d.reason == reason][:3] for _, reason in dropped}
-    counts = Counter(reason for _, reason in dropped)
+    counts: Counter[str] = Counter()
+    examples: dict[str, list[str]] = {}
+    for origin, reason in dropped:
+        counts[reason] += 1
+        if counts[reason] <= 3:
+            examples.setdefault(reason, []).append(origin)
     parts = [f"{count} {reason} ({', '.join(examples[reason])})" for reason, count in counts.most_common()]
     return f"dropped {len(dropped)} of {total} rows: " + "; ".join(parts)
 

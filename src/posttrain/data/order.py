@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch import Tensor
 
 
 def rows_for_step(seed: int, step: int, per_step: int, size: int) -> list[int]:
@@ -19,7 +20,7 @@ def rows_for_step(seed: int, step: int, per_step: int, size: int) -> list[int]:
     if step < 1 or per_step < 1 or size < 1:
         raise ValueError(f"step {step}, per_step {per_step} and size {size} must all be at least 1")
     first = (step - 1) * per_step
-    return [_epoch(seed, place // size, size)[place % size] for place in range(first, first + per_step)]
+    return [int(_epoch(seed, place // size, size)[place % size]) for place in range(first, first + per_step)]
 
 
 def rows_for_round(seed: int, step: int, number: int, size: int) -> list[int]:
@@ -33,6 +34,7 @@ def rows_for_round(seed: int, step: int, number: int, size: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=2)
-def _epoch(seed: int, epoch: int, size: int) -> list[int]:
+def _epoch(seed: int, epoch: int, size: int) -> Tensor:
+    """Eight bytes a row."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(size, generator=generator).tolist()
+    return torch.randperm(size, generator=generator)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
-from posttrain.data.read import Row, read_rows
+from posttrain.data.read import Row, read_rows, size_of
+from posttrain.data.stream import STREAMED_FROM, Source, StreamedRows
 from posttrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -14,23 +17,38 @@ if TYPE_CHECKING:
 
 
 class Split(NamedTuple):
-    train: list[Row]
-    heldout: list[Row]
+    train: Sequence[Row]
+    heldout: Sequence[Row]
 
 
 def read_split(config: DataConfig, seed: int) -> Split:
-    """The rows of `data.train`, and those of `data.eval`.
+    """The rows of `data.train`, or of the part of them that is asked for, and those of `data.eval`.
 
     Without `data.eval`, a generated task brings its own held-out rows; of anything else `data.eval_fraction` of the
-    training rows are held out, which ones is fixed by the seed. Raises `DataError`.
+    training rows are held out, which ones is fixed by the seed: the same for every part. Raises `DataError`.
     """
-    train = read_rows(config.train, split=config.split, max_rows=config.max_rows, seed=seed)
+    whole = _read_whole(config, seed)
+    return whole if config.part_numbers is None else Split(_part(whole.train, *config.part_numbers), whole.heldout)
+
+
+def _read_whole(config: DataConfig, seed: int) -> Split:
+    train = open_rows(config, config.train, config.split, seed)
     if config.eval is not None:
-        named_split = "eval" if _is_task(config.eval) else config.eval_split
-        return Split(train, read_rows(config.eval, split=named_split, max_rows=config.max_rows, seed=seed))
+        return Split(
+            train, open_rows(config, config.eval, "eval" if _is_task(config.eval) else config.eval_split, seed)
+        )
     if _is_task(config.train):
-        return Split(train, read_rows(config.train, split="eval", max_rows=config.max_rows, seed=seed))
+        return Split(train, open_rows(config, config.train, "eval", seed))
     return _hold_out(train, config.eval_fraction, seed)
+
+
+def open_rows(config: DataConfig, source: str | list[str], split: str, seed: int) -> Sequence[Row]:
+    """The rows of a source: in memory, or streamed as `data.streaming` says."""
+    streams = size_of(source, split=split) > STREAMED_FROM if config.streaming == "auto" else config.streaming
+    if not streams:
+        return read_rows(source, split=split, max_rows=config.max_rows, seed=seed)
+    paths = (source,) if isinstance(source, str) else tuple(source)
+    return StreamedRows.open(Source(paths=paths, split=split, max_rows=config.max_rows, seed=seed))
 
 
 def read_auxiliary(config: DataConfig, seed: int) -> list[Row]:
@@ -38,11 +56,22 @@ def read_auxiliary(config: DataConfig, seed: int) -> list[Row]:
     return [] if config.auxiliary is None else read_rows(config.auxiliary, split=config.split, seed=seed)
 
 
+def _part(rows: Sequence[Row], number: int, parts: int) -> Sequence[Row]:
+    """Rows in their order, cut into parts whose sizes differ by one at most."""
+    if len(rows) < parts:
+        raise DataError(
+            given=f"data.part = {number}/{parts} of {len(rows)} training rows leaves parts without any",
+            allowed="at least one row in each part",
+            fix=f"Use at most {len(rows)} parts.",
+        )
+    return rows[(number - 1) * len(rows) // parts : number * len(rows) // parts]
+
+
 def _is_task(source: str | list[str]) -> bool:
     return isinstance(source, str) and source.startswith("task:")
 
 
-def _hold_out(rows: list[Row], fraction: float, seed: int) -> Split:
+def _hold_out(rows: Sequence[Row], fraction: float, seed: int) -> Split:
     if fraction == 0:
         return Split(rows, [])
     count = max(1, round(fraction * len(rows)))
@@ -52,9 +81,13 @@ def _hold_out(rows: list[Row], fraction: float, seed: int) -> Split:
             allowed="at least one training row",
             fix="Add rows, or name held-out data in data.eval.",
         )
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
-    heldout = set(order[:count])
-    return Split(
-        [row for place, row in enumerate(rows) if place not in heldout],
-        [row for place, row in enumerate(rows) if place in heldout],
-    )
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    heldout_N = np.zeros(len(rows), dtype=np.bool_)
+    heldout_N[order[:count].numpy()] = True
+    return Split(_where(rows, ~heldout_N), _where(rows, heldout_N))
+
+
+def _where(rows: Sequence[Row], wanted_N: np.ndarray) -> Sequence[Row]:
+    if isinstance(rows, StreamedRows):
+        return rows.where(wanted_N)
+    return [row for row, wanted in zip(rows, wanted_N, strict=True) if wanted]
