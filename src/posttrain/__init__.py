@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from posttrain import evaluate, train
 
 if TYPE_CHECKING:
+    from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
 __version__ = "0.1.0"
 __all__ = ["evaluate", "resume", "train"]
 
 
-def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run:
-    """Continue a run from its newest checkpoint that verifies; see `posttrain.train.api.resume`."""
-    from posttrain.train.api import resume
+def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
+    """Continue a run from its newest checkpoint that verifies, or a pipeline; see `posttrain.train.api.resume`."""
+    from posttrain.train.pipeline import go_on
 
-    return resume(folder, steps=steps, view=view)
+    return go_on(folder, steps=steps, view=view)

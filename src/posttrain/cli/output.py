@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from posttrain.report.terminal import TerminalView
+    from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
@@ -56,10 +57,15 @@ def view_for(*, quiet: bool, as_json: bool, show_samples: bool = False) -> Termi
     return TerminalView(stream=sys.stderr if as_json else sys.stdout, quiet=quiet, show_samples=show_samples)
 
 
-def finish(run: Run, *, as_json: bool) -> int:
+def finish(run: Run | Pipeline, *, as_json: bool) -> int:
     """Print where everything is; the run ended well, or an error would have travelled past here."""
+    from posttrain.report.pipeline_page import stage_rows, table_text
+
     summary = run.summary()
-    places = (("run", "folder"), ("model", "model_path"), ("report", "report"))
+    staged = "stages" in summary
+    first = "pipeline" if staged else "run"
+    places = ((first, "folder"), ("model", "model_path"), ("export", "export"), ("report", "report"))
     lines = [f"{name:<10} {summary[key]}" for name, key in places if summary.get(key)]
-    answer(summary, "\n".join(lines), as_json=as_json)
+    table = [table_text(stage_rows(summary["folder"])), ""] if staged else []
+    answer(summary, "\n".join([*table, *lines]), as_json=as_json)
     return 0

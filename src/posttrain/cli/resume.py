@@ -23,14 +23,14 @@ def resume(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Continue a run that was stopped or killed, from its newest checkpoint that verifies.
+    """Continue a run that was stopped or killed, from its newest checkpoint that verifies; or a pipeline.
 
     \b
     Examples:
       posttrain resume runs/tiny-sort-grpo-1
       posttrain resume runs/tiny-sort-grpo-1 --steps 400
     """
-    from posttrain.train.api import resume as resume_run
+    from posttrain.train.pipeline import go_on
 
-    result = resume_run(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
+    result = go_on(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(result, as_json=json)

@@ -35,19 +35,29 @@ def train(
 ) -> int:
     """Train a model as a config says; every setting can be changed on the command line.
 
+    A file with `stages` is a pipeline: they are trained one after the other, each from the model of the one before.
+
     \b
     Examples:
       posttrain train my_run.yaml
       posttrain train my_run.yaml train.steps=50 algorithm.clip_high=0.28
       posttrain train my_run.yaml --train.learning-rate 1e-6 --output runs/first
       posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
+      posttrain train pipeline.yaml stages.dpo.train.steps=50 seed=1
     """
-    from posttrain.config import check, load_config, to_yaml
+    from posttrain.config_pipeline import holds_stages
     from posttrain.config_text import write_value
 
     path, overrides = split_arguments([config, *(settings or [])])
     if output is not None:
         overrides.append(f"output={write_value(str(output))}")
+    train_one = _train_pipeline if holds_stages(path) else _train_run
+    return train_one(path, overrides, dry_run, quiet, json, show_samples)
+
+
+def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
+    from posttrain.config import check, load_config, to_yaml
+
     resolved = load_config(path, overrides)
     if dry_run:
         check(resolved.config)
@@ -58,6 +68,21 @@ def train(
 
     run = train_resolved(resolved, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(run, as_json=json)
+
+
+def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
+    from posttrain.config_pipeline import read_pipeline, to_yaml
+
+    pipeline = read_pipeline(path, overrides)
+    if dry_run:
+        stages = [{"name": stage.name, "config": stage.config.model_dump(mode="json")} for stage in pipeline.stages]
+        everything = {**pipeline.settings.model_dump(mode="json"), "stages": stages}
+        answer(everything, to_yaml(pipeline, pipeline.settings.output).rstrip(), as_json=json)
+        return 0
+    from posttrain.train.pipeline import train_pipeline
+
+    trained = train_pipeline(pipeline, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
+    return finish(trained, as_json=json)
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -89,9 +114,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
 def _setting(argument: str) -> str:
     """The key of `--key`: one with a dot, or one of the top level; anything else is a misspelt option."""
     from posttrain.config import RunConfig
+    from posttrain.config_pipeline import PipelineSettings
 
+    known = {*RunConfig.model_fields, *PipelineSettings.model_fields, "preset"}
     name = argument.lstrip("-")
-    if argument.startswith("--") and ("." in name or name.replace("-", "_") in {*RunConfig.model_fields, "preset"}):
+    if argument.startswith("--") and ("." in name or name.replace("-", "_") in known):
         return name
     close = difflib.get_close_matches(argument, [*OPTIONS, *(f"--{field}" for field in RunConfig.model_fields)], n=1)
     raise ConfigError(

@@ -1,7 +1,7 @@
 """Training: the step, what it works with, and `posttrain.train(config)`, which this package answers itself.
 
 The package and the function have one name. The package is therefore callable: `posttrain.train(config)` is
-`posttrain.train.api.train(config)`, and torch is imported at the call, not before.
+`posttrain.train.pipeline.start(config)`, and torch is imported at the call, not before.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
 
 class _Callable(ModuleType):
-    def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run:
-        from posttrain.train.api import train
+    def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run | Pipeline:
+        from posttrain.train.pipeline import start
 
-        return train(config, view=view, **overrides)
+        return start(config, view=view, **overrides)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -12,8 +12,9 @@ from typing import Any
 
 from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
 from posttrain.config_stages import REWARD_MODEL, reward_model_config
-from posttrain.data.split import read_split
+from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, PosttrainError
+from posttrain.evaluate.forgetting import read_texts
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
@@ -87,9 +88,19 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
 
 def look_ahead(config: RunConfig, folder: Path) -> None:
     """What can be wrong about the run itself is found before its reward model is trained: data, and own functions."""
-    if config.reward_model is None:
-        return
+    if config.reward_model is not None:
+        read_inputs(config, folder)
+
+
+def read_inputs(config: RunConfig, folder: Path) -> None:
+    """Read the data and import the reward functions of a run, and of its reward model's, to see that it can be done."""
     read_split(config.data, config.seed)
+    read_auxiliary(config.data, config.seed)
+    if config.evaluation.forgetting is not None:
+        read_texts(config.evaluation.forgetting)
+    if config.reward_model is not None:
+        stage = reward_model_config(config, folder).config
+        read_split(stage.data, stage.seed)
     own = {name: [e for e in getattr(config, name) if e.model is None] for name in ("rewards", "check")}
     with ExitStack() as resources:
         Judges.of(config.model_copy(update=own), folder, resources)

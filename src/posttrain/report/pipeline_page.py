@@ -1,0 +1,162 @@
+"""The stages of a pipeline side by side: a table for the terminal, and `report.html` of the pipeline's folder.
+
+Reads files only: pipeline.json, and what each stage's run left in its folder.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.report.store import mapping, read_run
+from posttrain.report.text import escaped
+from posttrain.report.verdict import show_span, verdict
+
+_HEAD = ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
+_TONES = {1: "better", 0: "no change is shown", -1: "worse"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """One stage, as it is shown."""
+
+    name: str
+    algorithm: str
+    folder: str
+    status: str
+    measure: str
+    """What was measured on held-out data; empty where nothing was."""
+    baseline: str
+    """With its interval, as is `trained`."""
+    trained: str
+    change: str
+    model: str
+    """Folder of the model, within that of the pipeline."""
+    received: str
+    """What was proven of the models that it got."""
+    warnings: tuple[str, ...] = ()
+
+
+def stage_rows(folder: Path | str) -> list[StageRow]:
+    """What pipeline.json and the runs say; empty where there is no such file."""
+    folder = Path(folder)
+    return [_row(folder, mapping(entry)) for entry in _progress(folder).get("stages", [])]
+
+
+def table_text(rows: Sequence[StageRow]) -> str:
+    """The stages as a table of plain text: what each measured before and after, and where its model is."""
+    cells = [
+        (row.name, row.algorithm, row.measure or "-", row.baseline or "-", row.trained or "-", row.change, row.model)
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in [_HEAD, *cells]) for column in range(len(_HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [_HEAD, *cells]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def write_pipeline_report(folder: Path | str) -> Path:
+    """Write `report.html` of a pipeline: its table, what was proven between the stages, and links to their reports."""
+    folder = Path(folder)
+    path, aside = folder / "report.html", folder / f".report-{os.getpid()}.html"
+    aside.write_text(render(folder), encoding="utf-8")
+    aside.replace(path)
+    return path
+
+
+def render(folder: Path) -> str:
+    """The page as text."""
+    progress, rows = _progress(folder), stage_rows(folder)
+    style = (importlib.resources.files("posttrain.report") / "assets" / "report.css").read_text(encoding="utf-8")
+    name = escaped(folder.resolve().name)
+    state = str(progress.get("status", "unfinished"))
+    known = state if state in ("finished", "failed") else "unfinished"
+    error = mapping(progress.get("error"))
+    trouble = (
+        f'<div class="trouble"><b>{escaped(error.get("type"))}</b><pre>{escaped(error.get("message"))}</pre></div>'
+    )
+    head = "".join(
+        f"<th>{title}</th>" for title in ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
+    )
+    body = "".join(_html_row(row, folder) for row in rows)
+    proofs = "".join(f"<li><b>{escaped(row.name)}</b>: {escaped(row.received)}</li>" for row in rows if row.received)
+    warned = "".join(f'<li class="warn"><p>{escaped(text)}</p></li>' for row in rows for text in row.warnings)
+    exported = f"<p>Exported to {escaped(progress['export'])}.</p>" if progress.get("export") else ""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name} · posttrain</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<header class="title"><h1><span dir="auto">{name}</span><span class="status {known}">{escaped(state)}</span></h1>
+<p>a pipeline of {len(rows)} stages</p></header>
+{trouble}
+<section id="stages" aria-label="Stages"><h2>Stages</h2>
+<p class="lead">What each stage measured on held-out data before and after it, with intervals. Each name leads to the
+report of that run.</p>
+<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{exported}</section>
+{f'<section id="warnings"><h2>Worth knowing</h2><ul class="notes">{warned}</ul></section>' if warned else ""}
+{f'<section id="proofs"><h2>Hand-overs</h2><ul>{proofs}</ul></section>' if proofs else ""}
+<footer><p>Written by posttrain from the files of this folder.</p></footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _html_row(row: StageRow, folder: Path) -> str:
+    name = escaped(row.name)
+    if (folder / row.folder / "report.html").exists():
+        name = f'<a href="{html.escape(row.folder, quote=True)}/report.html">{name}</a>'
+    cells = (row.algorithm, row.measure or "-", row.baseline or "-", row.trained or "-", row.change, row.model)
+    return f"<tr><td>{name}</td>{''.join(f'<td>{escaped(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _row(folder: Path, entry: Any) -> StageRow:
+    place = str(entry.get("folder", ""))
+    status = str(entry.get("status", "waiting"))
+    begun = bool(place) and (folder / place).is_dir()
+    found = verdict(read_run(folder / place)) if begun else None
+    before, after = (found.baseline, found.trained) if found else (None, None)
+    measured = found is not None and before is not None and after is not None
+    received = mapping(entry.get("received")).items()
+    return StageRow(
+        name=str(entry.get("name", "")),
+        algorithm=str(entry.get("algorithm", "")),
+        folder=place,
+        status=status,
+        measure=found.measure if found and (before or after) else "",
+        baseline=show_span(found.measure, before) if found and before else "",
+        trained=show_span(found.measure, after) if found and after else "",
+        change=_TONES[found.change] if found and measured else ("" if status == "finished" else status),
+        model=str(entry.get("model", "")),
+        received="; ".join(_proof(setting, mapping(proof)) for setting, proof in received),
+        warnings=tuple(map(str, entry.get("warnings", ()))),
+    )
+
+
+def _proof(setting: str, proof: Any) -> str:
+    text = (
+        f"{setting} is the model of stage {proof.get('stage')}: {proof.get('weights_compared')} weights equal, "
+        f"largest difference of the probe {proof.get('largest_difference')}"
+    )
+    same = proof.get("same_greedy_answers")
+    return f"{text}, {same} greedy answers the same" if same else text
+
+
+def _progress(folder: Path) -> Any:
+    try:
+        return mapping(json.loads((folder / "pipeline.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
