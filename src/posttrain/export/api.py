@@ -1,0 +1,221 @@
+"""`export`: what was trained, as a folder that others open, once it has shown that it says the same."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig
+
+from posttrain.errors import ConfigError, DoesNotFit, ExportError
+from posttrain.export import replay as replay_script
+from posttrain.export.card import write_card
+from posttrain.export.compare import Replay, compare
+from posttrain.export.expected import Expected, answers
+from posttrain.export.origin import Origin, find_origin, load
+from posttrain.export.probes import find_probes
+from posttrain.export.target import SPARE, check_place, written_whole
+from posttrain.export.writing import Written, merged, write_hf
+from posttrain.models.load import LoadedModel
+from posttrain.models.reward_head import ScoringFacts
+
+DTYPES = {"hf": ("float32", "bfloat16", "float16"), "gguf": ("float32", "bfloat16", "float16", "q8_0")}
+"""Form -> precisions of its weights."""
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "q8_0": 34 / 32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A folder that was replayed and is the model that was trained."""
+
+    folder: Path
+    file: Path | None
+    """The GGUF file; None for a Hugging Face folder."""
+    to: str
+    dtype: str
+    parameters: int
+    bytes: int
+    """Of all files."""
+    step: int | None
+    """Of the run's checkpoint."""
+    replay: Replay
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "file": None if self.file is None else str(self.file),
+            "to": self.to,
+            "dtype": self.dtype,
+            "parameters": self.parameters,
+            "bytes": self.bytes,
+            "step": self.step,
+            "replay": self.replay.to_json(),
+            "notes": list(self.notes),
+        }
+
+    def render(self) -> str:
+        """For people."""
+        lines = [
+            f"exported   {self.file or self.folder}",
+            f"model      {self.parameters:,} parameters, {self.dtype}, {self.bytes / 1e6:.1f} MB",
+            f"replayed   {self.replay.prompts} prompts ({self.replay.source}) through plain transformers: "
+            + self.replay.sentence(),
+            *(f"tie        {tie}" for tie in self.replay.ties),
+            *(f"note       {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+
+def export(
+    source: str | Path,
+    output: str | Path | None = None,
+    *,
+    to: Literal["hf", "gguf"] = "hf",
+    dtype: str | None = None,
+    step: int | None = None,
+    base: str | None = None,
+    prompts: str | None = None,
+    num_prompts: int = 8,
+    max_new_tokens: int = 32,
+    force: bool = False,
+    device: str = "auto",
+) -> Exported:
+    """Write the model of a run, a model folder or LoRA adapters to a new folder, and replay prompts through it.
+
+    `to` is "hf" (safetensors, tokenizer, generation config) or "gguf" (one file for llama.cpp); `dtype` defaults to
+    that of the source. Of a run the newest checkpoint that verifies is taken, or that of `step`. `output` defaults to
+    export/<to> in the run, or to <model>-<to> here; one that is not empty is replaced only with `force`.
+
+    Prompts are held-out rows of the run, rows of the file `prompts`, or built-in ones. Raises ExportError, with nothing
+    left behind, when the exported model says anything else than the trained one (see compare.py), DoesNotFit for a full
+    disk, and the ConfigError, DataError or ModelError that says what is wrong with the arguments.
+    """
+    _check_arguments(to, dtype, num_prompts, max_new_tokens)
+    origin = find_origin(source, step=step, base=base)
+    folder = Path(output) if output is not None else _default_folder(origin, to)
+    check_place(folder, Path(source), force=force)
+    write = _writer(to, origin)
+    loaded = load(origin, device)
+    dtype = dtype or _dtype_of(origin)
+    probes = find_probes(origin, loaded, file=prompts, count=num_prompts, max_new_tokens=max_new_tokens)
+    expected = answers(loaded, origin.head, probes.rows, max_new_tokens=max_new_tokens)
+    place = str(loaded.device)
+    size = int(sum(p.numel() for p in loaded.model.parameters()) * BYTES[dtype]) + SPARE
+    with written_whole(folder, size=size) as aside:
+        written = write(loaded, aside, dtype)
+        del loaded  # the replay needs the room
+        _free()
+        reply = replay(aside, origin, expected, written, device=place, max_new_tokens=max_new_tokens)
+        compared = compare(expected, reply, written.digests, dtype=dtype, source=probes.source)
+        write_card(aside, origin, written, compared, to=to)
+        total = sum(path.stat().st_size for path in aside.rglob("*") if path.is_file())
+    return Exported(
+        folder=folder,
+        file=folder / written.file if written.file else None,
+        to=to,
+        dtype=dtype,
+        parameters=written.parameters,
+        bytes=total,
+        step=origin.step,
+        replay=compared,
+        notes=probes.notes,
+    )
+
+
+def _check_arguments(to: str, dtype: str | None, num_prompts: int, max_new_tokens: int) -> None:
+    if to not in DTYPES:
+        raise ConfigError(given=f"to = {to!r}", allowed=", ".join(DTYPES), fix="Set to = 'hf'.")
+    if dtype is not None and dtype not in DTYPES[to]:
+        raise ConfigError(
+            given=f"dtype = {dtype!r} with to = {to!r}", allowed=", ".join(DTYPES[to]), fix="Leave dtype out."
+        )
+    for name, value in (("num_prompts", num_prompts), ("max_new_tokens", max_new_tokens)):
+        if value < 1:
+            raise ConfigError(given=f"{name} = {value}", allowed="at least 1", fix=f"Leave {name} out.")
+
+
+def _default_folder(origin: Origin, to: str) -> Path:
+    return Path(f"{origin.name}-{to}") if origin.run is None else origin.run / "export" / to
+
+
+def _dtype_of(origin: Origin) -> str:
+    """What plain transformers would open the source in."""
+    config = AutoConfig.from_pretrained(origin.model.path, trust_remote_code=origin.model.trust_remote_code)
+    found = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    return found if found in BYTES else "float32"
+
+
+def _writer(to: str, origin: Origin) -> Callable[[LoadedModel, Path, str], Written]:
+    """How the folder is filled. Raises what is wrong with the form before anything is computed."""
+    if to == "gguf":
+        from posttrain.export.gguf import require, write_gguf
+
+        require(origin)
+        return lambda loaded, folder, dtype: write_gguf(merged(loaded), folder, name=origin.name, dtype=dtype)
+    facts = ScoringFacts.read(Path(origin.model.path)) if origin.head != "tokens" else None
+    return lambda loaded, folder, dtype: write_hf(merged(loaded), origin.head, folder, dtype=dtype, facts=facts)
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def replay(
+    folder: Path,
+    origin: Origin,
+    expected: Sequence[Expected],
+    written: Written,
+    *,
+    device: str,
+    max_new_tokens: int,
+) -> dict[str, Any]:
+    """What the exported model says, from a process that imports transformers and nothing of this library.
+
+    Raises ExportError with the last lines of a process that failed, DoesNotFit for one that was killed for memory.
+    """
+    request = {
+        "folder": str(folder),
+        "gguf_file": written.file,
+        "head": origin.head,
+        "device": device,
+        "probes": [
+            {
+                "ids": list(one.probe.ids),
+                "completion_ids": list(one.ids),
+                "max_new_tokens": max_new_tokens,
+                "text": one.probe.text,
+                "add_special_tokens": one.probe.add_special_tokens,
+                "messages": one.probe.messages and list(one.probe.messages),
+                "template_kwargs": dict(one.probe.template_kwargs),
+            }
+            for one in expected
+        ],
+    }
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+    with tempfile.TemporaryDirectory() as scratch:
+        asked, answered = Path(scratch, "request.json"), Path(scratch, "reply.json")
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        command = [sys.executable, "-P", str(replay_script.__file__), str(asked), str(answered)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | offline, check=False)
+        if done.returncode == 0:
+            return json.loads(answered.read_text(encoding="utf-8"))
+    if done.returncode == -9:
+        raise DoesNotFit(given="the replay of the exported model was killed, as happens when memory runs out")
+    last = "\n  ".join(done.stderr.strip().splitlines()[-3:])
+    raise ExportError(
+        given=f"plain transformers cannot open and run what was exported:\n  {last}\n",
+        allowed="a folder that from_pretrained opens",
+        fix="Nothing was left behind. Report this with the lines above.",
+    )

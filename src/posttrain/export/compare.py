@@ -1,0 +1,186 @@
+"""Whether the exported model says what the trained one said, and the one that says otherwise named to the token.
+
+The rule, at a tolerance of t nats (TOLERANCES, by the precision of what was written):
+
+- every weight that plain transformers has loaded equals, bit for bit, the one that was to be written;
+- the log-probability of each token that the trained model chose differs by at most t, a score by at most t;
+- greedy tokens are equal. At the first that is not, the lead of the trained model's best token over its second decides:
+  up to t rounding may turn it, which is a tie and is reported; beyond t it is a mismatch;
+- the tokenizer reads each prompt as the same ids, and the chat template renders it as the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from posttrain.errors import ExportError
+from posttrain.export.expected import Expected
+
+TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5, "q8_0": 0.5}
+"""Nats. Largest differences measured on minimind2-small, stories15M and SmolLM2-135M: see docs/export.md."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tie:
+    """A greedy token that rounding has turned."""
+
+    prompt: str
+    token: int
+    """Place in the answer, from 0."""
+    trained: int
+    exported: int
+    gap: float
+    """Nats by which the trained model preferred its token."""
+
+    def __str__(self) -> str:
+        return f"{self.prompt}, token {self.token}: {self.exported} for {self.trained}, a lead of {self.gap:.3g} nats"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What was compared, and how close it is."""
+
+    prompts: int
+    source: str
+    tokens: int
+    """Greedy tokens of the trained model whose log-probabilities were compared; 0 for a model that scores."""
+    identical: int
+    """Prompts whose greedy tokens are all the same."""
+    ties: tuple[Tie, ...]
+    largest_difference: float
+    """In nats of a log-probability, or of a score."""
+    tolerance: float
+    weights: int
+    """Tensors compared bit for bit."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        what = f"log-probabilities of {self.tokens} tokens" if self.tokens else "scores"
+        same = f"{self.identical} of {self.prompts} prompts give the same greedy tokens, " if self.tokens else ""
+        rows = "" if self.tokens else f" of {self.prompts} rows"
+        return (
+            f"{same}{what}{rows} differ by at most {self.largest_difference:.2g} (allowed {self.tolerance:g}), "
+            f"{self.weights} tensors are equal bit for bit"
+        )
+
+
+def compare(
+    expected: Sequence[Expected], reply: Mapping[str, Any], digests: Mapping[str, str], *, dtype: str, source: str
+) -> Replay:
+    """Raises ExportError that names the prompt and the token, the weight, or the tokenizer's text."""
+    tolerance, answers = TOLERANCES[dtype], reply["answers"]
+    odd = _odd_weights(digests, reply["digests"])
+    ties: list[Tie] = []
+    largest = 0.0
+    for one, answer in zip(expected, answers, strict=True):
+        for difference, token in _differences(one, answer):
+            largest = max(largest, difference)
+            if not difference <= tolerance:  # a nan is none
+                raise _mismatch(one, token, answer, tolerance, odd)
+        if (tie := _first_other_token(one, answer)) is not None:
+            if not tie.gap <= tolerance:
+                raise _other_token(tie, odd)
+            ties.append(tie)
+        _same_reading(one, answer)
+    if odd:
+        raise ExportError(
+            given=f"the exported folder holds other values than the trained model for {odd}",
+            allowed="exactly the weights that were written",
+            fix="Check the disk and its memory, then export again.",
+        )
+    return Replay(
+        prompts=len(expected),
+        source=source,
+        tokens=sum(len(one.ids) for one in expected),
+        identical=len(expected) - len(ties),
+        ties=tuple(ties),
+        largest_difference=largest,
+        tolerance=tolerance,
+        weights=len(digests),
+    )
+
+
+def _odd_weights(meant: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """The names of what differs, in words; empty for nothing."""
+    odd = sorted({name for name in meant.keys() | found.keys() if meant.get(name) != found.get(name)})
+    return ", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+
+
+def _differences(one: Expected, answer: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
+    """(difference, token) of each log-probability, or of the score."""
+    if "score" in answer:
+        yield abs(answer["score"] - one.score), 0
+        return
+    for place, (meant, found) in enumerate(zip(one.logprobs, answer["logprobs"], strict=True)):
+        yield abs(meant - found), place
+
+
+def _first_other_token(one: Expected, answer: Mapping[str, Any]) -> Tie | None:
+    generated = answer.get("generated", [])
+    for place, meant in enumerate(one.ids):
+        found = generated[place] if place < len(generated) else -1
+        if found != meant:
+            gap = one.gaps[place] if place < len(generated) else float("inf")
+            return Tie(prompt=one.probe.name, token=place, trained=meant, exported=found, gap=gap)
+    if len(generated) > len(one.ids):  # it goes on where the trained model has ended
+        place = len(one.ids)
+        return Tie(prompt=one.probe.name, token=place, trained=-1, exported=generated[place], gap=float("inf"))
+    return None
+
+
+def _mismatch(one: Expected, token: int, answer: Mapping[str, Any], tolerance: float, odd: str) -> ExportError:
+    if "score" in answer:
+        where = f"{one.probe.name} is scored {answer['score']:.5g} by the exported model and {one.score:.5g}"
+    else:
+        found, meant = answer["logprobs"][token], one.logprobs[token]
+        where = (
+            f"{one.probe.name}, token {token} of its answer (id {one.ids[token]}) has log-probability {found:.5g} "
+            f"in the exported model and {meant:.5g}"
+        )
+    return ExportError(
+        given=f"{where} in the trained one{_weights(odd)}",
+        allowed=f"a difference of at most {tolerance:g}",
+        fix=_FIX,
+    )
+
+
+def _other_token(tie: Tie, odd: str) -> ExportError:
+    names = {-1: "nothing"}
+    meant, found = (names.get(i, f"token {i}") for i in (tie.trained, tie.exported))
+    return ExportError(
+        given=f"{tie.prompt}, token {tie.token} of its answer: the exported model says {found}, the trained one {meant}"
+        + _weights(odd),
+        allowed="the same greedy tokens, but for ties within the tolerance",
+        fix=_FIX,
+    )
+
+
+def _weights(odd: str) -> str:
+    return f"; its weights differ, too: {odd}" if odd else ""
+
+
+_FIX = "Nothing was left behind. Export again; if it happens again, with another --to or --dtype, and report it."
+
+
+def _same_reading(one: Expected, answer: Mapping[str, Any]) -> None:
+    probe = one.probe
+    checks = (
+        ("reads as other ids", probe.tokens and list(probe.tokens), answer["tokens"]),
+        ("renders by its chat template otherwise", probe.messages and probe.text, answer["rendered"]),
+    )
+    for what, meant, found in checks:
+        if meant and found != meant:
+            raise ExportError(
+                given=f"{probe.name}, which the exported tokenizer {what}: {_part(found)} for {_part(meant)}",
+                allowed="the tokenizer that the model was trained with",
+                fix="This tokenizer cannot be written in that form; export with --to hf.",
+            )
+
+
+def _part(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,0 +1,172 @@
+"""What is exported: the checkpoint of a run, a model folder, or LoRA adapters on their base."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from peft import PeftModel
+from torch import nn
+
+from posttrain.config import ModelConfig, RunConfig, load_config
+from posttrain.errors import CheckpointError, ConfigError, ModelError
+from posttrain.evaluate.trained import trained_model
+from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.quiet import without_progress_bars
+from posttrain.models.reward_head import load_reward_model
+from posttrain.models.step_head import load_step_model
+from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.checkpoint import Checkpoint, verify
+
+Head = Literal["tokens", "score", "steps"]
+"""What the model says: the next token, a score of the whole row, a score of each step."""
+
+_HEADS: Mapping[str, Head] = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
+ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where the model lies, and which run it is of."""
+
+    name: str
+    """What the exported model is called."""
+    model: ModelConfig
+    head: Head
+    adapter: Path | None = None
+    """LoRA adapters that are merged into `model`."""
+    run: Path | None = None
+    config: RunConfig | None = None
+    """Of the run."""
+    step: int | None = None
+    """Of the run's checkpoint."""
+
+
+def find_origin(source: str | Path, *, step: int | None = None, base: str | None = None) -> Origin:
+    """A run folder gives its newest checkpoint that verifies, or that of `step`; a folder of adapters, its base.
+
+    Raises ConfigError for arguments that do not fit the source, ModelError and CheckpointError for what is wrong
+    with it.
+    """
+    folder = Path(source)
+    is_run = (folder / "config.yaml").is_file()
+    if step is not None and not is_run:
+        raise ConfigError(given=f"step = {step}, but {source} is no run", allowed="a run folder", fix="Remove it.")
+    if base is not None and not (folder / ADAPTER).is_file():
+        raise ConfigError(
+            given=f"base = {base!r}, but {source} holds no {ADAPTER}",
+            allowed="a folder of LoRA adapters as peft writes it",
+            fix="Remove it.",
+        )
+    if is_run:
+        return _of_run(folder, step)
+    if (folder / ADAPTER).is_file():
+        return _of_adapters(folder, base)
+    model = resolve_model_path(ModelConfig(path=str(source)), 0)
+    return Origin(name=_name(str(source)), model=model, head=_head(Path(model.path)))
+
+
+def _of_run(run: Path, step: int | None) -> Origin:
+    config = load_config(run / "config.yaml").config
+    folder = Path(trained_model(run, config).path) if step is None else _checkpoint(run, step).model
+    model = ModelConfig(
+        path=str(folder),
+        trust_remote_code=config.model.trust_remote_code,
+        attention=config.model.attention,
+        chat_template_kwargs=config.model.chat_template_kwargs,
+    )
+    number = int(folder.parent.name.removeprefix("step-"))
+    return Origin(name=run.resolve().name, model=model, head=_head(folder), run=run, config=config, step=number)
+
+
+def _checkpoint(run: Path, step: int) -> Checkpoint:
+    path = run / "checkpoints" / f"step-{step:06d}"
+    if not path.is_dir():
+        there = sorted(int(found.name[5:]) for found in path.parent.glob("step-*") if found.name[5:].isdigit())
+        raise ConfigError(
+            given=f"step = {step}: the run {run} has no such checkpoint",
+            allowed=", ".join(map(str, there)) or "a run that has saved one",
+            fix=f"Leave it out for step {there[-1]}." if there else f"`posttrain resume {run}` continues the run.",
+        )
+    found = verify(path)
+    if isinstance(found, Checkpoint):
+        return found
+    raise CheckpointError(
+        given="; ".join(map(str, found)),
+        allowed="a checkpoint whose files are exactly as they were written",
+        fix="Leave step out for the newest checkpoint that is intact.",
+    )
+
+
+def _of_adapters(folder: Path, base: str | None) -> Origin:
+    named = base or _adapter_config(folder).get("base_model_name_or_path")
+    if not named:
+        raise ModelError(
+            given=f"{folder / ADAPTER} does not name its base model",
+            allowed="the folder or the name of the model that the adapters were trained on",
+            fix="Give it: --base MODEL.",
+        )
+    model = resolve_model_path(ModelConfig(path=str(named)), 0)
+    return Origin(name=_name(str(folder)), model=model, head=_head(Path(model.path)), adapter=folder)
+
+
+def _adapter_config(folder: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            given=f"{folder / ADAPTER} cannot be read: {error}",
+            allowed="the file that peft writes",
+            fix="Copy the folder again.",
+        ) from error
+
+
+def _head(folder: Path) -> Head:
+    try:
+        declared = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    except (OSError, ValueError, AttributeError):  # whatever is wrong with it is said where it is loaded
+        return "tokens"
+    return next((head for suffix, head in _HEADS.items() if any(str(n).endswith(suffix) for n in declared)), "tokens")
+
+
+def _name(source: str) -> str:
+    """
+    >>> _name("Qwen/Qwen3-0.6B"), _name("tiny:sort"), _name("runs/a/checkpoints/step-000002/model")
+    ('Qwen3-0.6B', 'tiny-sort', 'step-000002')
+    """
+    path = Path(source)
+    return (path.parent.name if path.name == "model" and path.parent.name else path.name).replace(":", "-") or "model"
+
+
+def load(origin: Origin, device: str) -> LoadedModel:
+    """The trained model, computing in float32; adapters work beside their base, unmerged.
+
+    Raises as `load_model` does, and ModelError for adapters that do not fit.
+    """
+    config = origin.model.model_copy(update={"precision": "float32"})
+    if origin.head == "score":
+        loaded = load_reward_model(config, trained=True, device=device)
+    elif origin.head == "steps":
+        loaded = load_step_model(config, trained=True, device=device)
+    else:
+        loaded = load_model(config, device=device)
+    if origin.adapter is None:
+        return loaded
+    return replace(loaded, model=_with_adapters(loaded.model, origin))  # type: ignore[arg-type]
+
+
+def _with_adapters(model: nn.Module, origin: Origin) -> PeftModel:
+    try:
+        with without_progress_bars():
+            adapted = PeftModel.from_pretrained(model, str(origin.adapter))  # type: ignore[arg-type]
+    except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(
+            given=f"the adapters in {origin.adapter} do not fit {origin.model.path}: {reason}",
+            allowed="adapters for exactly this model",
+            fix="Give the model that they were trained on: --base MODEL.",
+        ) from error
+    return adapted.eval()

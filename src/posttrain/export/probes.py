@@ -1,0 +1,176 @@
+"""What is replayed: held-out prompts of the run, prompts from a file, or a few that are built in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.algorithms import ALGORITHMS
+from posttrain.config import DataConfig
+from posttrain.data.dropped import Dropped, Unusable
+from posttrain.data.forms import detect
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import Row, read_rows
+from posttrain.data.split import read_split
+from posttrain.errors import DataError
+from posttrain.export.origin import Origin
+from posttrain.models.load import LoadedModel
+
+BUILT_IN = (
+    "Once upon a time",
+    "The capital of France is",
+    "1 + 2 =",
+    "Write a list of three colours.",
+    "the cat sat on the mat",
+    "dcba",
+    "def add(a, b):",
+    "My favourite place is",
+)
+"""For a model without a run, of whose prompts nothing is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One prompt, or one row to score, as the model was trained to read it."""
+
+    name: str
+    """What an error calls it."""
+    ids: tuple[int, ...]
+    text: str | None = None
+    """What the ids were made of; None for a part of a text."""
+    add_special_tokens: bool = True
+    tokens: tuple[int, ...] | None = None
+    """All that the tokenizer makes of `text`; a closing EOS is no part of `ids`."""
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    """Of which the chat template makes `text`."""
+    template_kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """What is replayed, and where it comes from."""
+
+    rows: tuple[Probe, ...]
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def find_probes(origin: Origin, loaded: LoadedModel, *, file: str | None, count: int, max_new_tokens: int) -> Probes:
+    """The first `count` prompts that leave room for an answer. Raises DataError when `file` has none."""
+    data = origin.config.data if origin.config else DataConfig(train=file or "built-in")
+    renderer = Renderer.of(data, loaded.tokenizer, origin.model.chat_template_kwargs)
+    room = (loaded.context_length or sys.maxsize) - (max_new_tokens if origin.head == "tokens" else 0)
+    make = _Maker(renderer, data, origin, room)
+    if file is not None:
+        found = make.first(read_rows(file, split="eval" if file.startswith("task:") else "train"), count)
+        if not found:
+            raise DataError(
+                given=f"no prompt of {file} can be replayed",
+                allowed=f"prompts with at most {room} tokens",
+                fix="Give shorter prompts, or fewer new tokens.",
+            )
+        return Probes(rows=found, source=file)
+    note = ""
+    if origin.config is not None:
+        try:
+            if found := make.first(read_split(origin.config.data, origin.config.seed).heldout, count):
+                return Probes(rows=found, source="held-out rows of the run")
+        except (DataError, OSError) as error:
+            note = f"the run's data cannot be read any more, so built-in prompts were replayed: {error}"
+    found = make.first([Row(values={"prompt": text}, origin="built-in") for text in BUILT_IN], count, kind="prompts")
+    if not found:
+        raise DataError(
+            given="none of the built-in prompts fits the model's context",
+            allowed=f"prompts with 1 to {room} tokens",
+            fix="Give some that do: --prompts FILE.",
+        )
+    return Probes(rows=found, source="built-in prompts", notes=(note,) if note else ())
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Rows of any kind of data into probes."""
+
+    renderer: Renderer
+    data: DataConfig
+    origin: Origin
+    room: int
+
+    def first(self, rows: Sequence[Row], count: int, *, kind: str | None = None) -> tuple[Probe, ...]:
+        if not rows:
+            return ()
+        kind = kind or self._kind(rows)
+        made = (probe for row in rows for probe in self._of_row(row, self._canonical(rows, kind, row)))
+        fitting = (probe for probe in made if 1 <= len(probe.ids) <= self.room)
+        return tuple(probe for probe, _ in zip(fitting, range(count), strict=False))
+
+    def _kind(self, rows: Sequence[Row]) -> str:
+        """Of the run's data, or whatever a file looks like."""
+        config = self.origin.config
+        declared = ALGORITHMS[config.algorithm.name].data_kind if config else "prompts"
+        kinds = dict.fromkeys([declared, "prompts", "pairs", "labels", "ratings", "examples", "steps"])
+        for kind in kinds:
+            try:
+                detect(rows, kind)  # type: ignore[arg-type]
+            except DataError:
+                continue
+            return kind
+        return declared
+
+    def _canonical(self, rows: Sequence[Row], kind: str, row: Row) -> Mapping[str, Any]:
+        if kind == "prompts" and self.data.prompt is not None:
+            template = self.data.prompt
+            text = template.format(**row.values) if "{" in template else row.values.get(template)
+            return {} if text is None else {"prompt": text}
+        found = detect(rows, kind).read(row, chat=self.renderer.chat)  # type: ignore[arg-type]
+        return {} if isinstance(found, Dropped) else found
+
+    def _of_row(self, row: Row, values: Mapping[str, Any]) -> Iterator[Probe]:
+        try:
+            if self.origin.head == "tokens":
+                yield from self._prompt(row.origin, values)
+            else:
+                yield from self._answered(row.origin, values)
+        except Unusable:
+            return
+
+    def _prompt(self, name: str, values: Mapping[str, Any]) -> Iterator[Probe]:
+        """What stands before the answer; of a text, its first half."""
+        prompt = values.get("prompt")
+        if prompt is None and "messages" in values:
+            turns = values["messages"]
+            answers = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
+            prompt = turns[: answers[0]] if answers else turns
+        if prompt:
+            yield self._probe(name, prompt, values.get("tools"))
+        elif isinstance(text := values.get("text") or values.get("chosen"), str):
+            ids = self.renderer.ids(text, is_chat=False)
+            yield Probe(name=name, ids=ids[: max(1, len(ids) // 2)], template_kwargs={})
+
+    def _answered(self, name: str, values: Mapping[str, Any]) -> Iterator[Probe]:
+        """Each answer of the row behind its prompt."""
+        prompt = values.get("prompt") or ""
+        given = [values[key] for key in ("chosen", "rejected", "completion") if values.get(key)]
+        given += ["\n".join(map(str, values["steps"]))] if values.get("steps") else []
+        for answer in given or [""]:
+            before = () if not prompt else self._probe(name, prompt, values.get("tools")).ids
+            text = answer if isinstance(answer, str) else str(answer[-1]["content"])
+            ids = self.renderer.tokenizer(text, add_special_tokens=not before).input_ids
+            yield Probe(name=name, ids=(*before, *ids), template_kwargs={})
+
+    def _probe(self, name: str, prompt: Any, tools: Iterable[Mapping[str, Any]] | None) -> Probe:
+        messages = self.renderer.messages(prompt)
+        text = self.renderer.text(prompt, tools=None if tools is None else list(tools))
+        whole = self.renderer.tokenizer(text, add_special_tokens=messages is None).input_ids
+        kwargs = dict(self.renderer.template_kwargs or {}) | ({} if tools is None else {"tools": list(tools)})
+        return Probe(
+            name=name,
+            ids=self.renderer.ids(text, is_chat=messages is not None),
+            text=text,
+            add_special_tokens=messages is None,
+            tokens=tuple(whole),
+            messages=messages,
+            template_kwargs=kwargs,
+        )

@@ -1,0 +1,104 @@
+"""A folder that appears whole or not at all: written beside its place, renamed at the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from safetensors import SafetensorError
+
+from posttrain.errors import ConfigError, DoesNotFit, ExportError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SPARE = 1_000_000
+"""Bytes beside the weights: tokenizer, card, plots."""
+
+
+def check_place(folder: Path, source: Path, *, force: bool) -> None:
+    """Refuse, before anything is computed, a place where something else would be lost. Raises ConfigError."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir():
+        raise ConfigError(given=f"{folder} is a file", allowed="a new folder", fix="Name another one.")
+    if source.exists() and source.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(
+            given=f"{folder} holds the very model that is exported",
+            allowed="another folder",
+            fix="Name another one.",
+        )
+    if not force:
+        raise ConfigError(
+            given=f"{folder} is there already and not empty",
+            allowed="a new or an empty folder",
+            fix="Name another one, or add --force to replace it.",
+        )
+    if not (folder / "config.json").is_file() and not any(folder.glob("*.gguf")):
+        raise ConfigError(
+            given=f"{folder} holds no exported model, so --force does not replace it",
+            allowed="a folder that an export has written",
+            fix="Name another one.",
+        )
+
+
+@contextmanager
+def written_whole(folder: Path, *, size: int) -> Iterator[Path]:
+    """A folder beside `folder` to write into, which takes its place when the block ends well and is gone otherwise.
+
+    Raises DoesNotFit where fewer than `size` bytes are free, and ExportError for what the system refuses.
+    """
+    aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _clean(folder)
+        _require_space(folder, size)
+        aside.mkdir()
+        yield aside
+        _put_in_place(aside, folder)
+    except (OSError, SafetensorError) as error:
+        raise _explained(folder, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    old = aside.with_name(f"{aside.name}-old")
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(aside, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _clean(folder: Path) -> None:
+    """Remove what an export that was killed has left."""
+    for path in folder.parent.glob(f".{folder.name}.tmp-*"):
+        owner = re.search(r"\.tmp-(\d+)(-old)?$", path.name)
+        if owner and not psutil.pid_exists(int(owner[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _require_space(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder.parent).free
+    if size > free:
+        raise DoesNotFit(
+            given=f"{folder} needs {size / 1e9:.2f} GB, but {folder.parent} has {free / 1e9:.2f} GB free",
+            allowed="a disk with room for the model",
+            fix="Free some space, name a folder on another disk, or export with --dtype bfloat16.",
+        )
+
+
+def _explained(folder: Path, error: Exception) -> ExportError | DoesNotFit:
+    """safetensors writes the system's number into its message only."""
+    named = re.search(r"os error (\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else (int(named[1]) if named else None)
+    kind = DoesNotFit if number in _NO_ROOM else ExportError
+    return kind(
+        given=f"{folder} could not be written: {error}",
+        allowed="a folder on a disk with room for the model",
+        fix="Free some space or name another folder; nothing was left behind.",
+    )
