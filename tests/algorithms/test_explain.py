@@ -172,8 +172,8 @@ def logged(algorithm: Algorithm) -> set[str]:
     """Whatever it may need is there."""
     logprobs_BT = -torch.ones(4, 3, dtype=torch.float64)
     ones_BT = torch.ones_like(logprobs_BT)
-    outputs = Outputs(logprobs_BT=logprobs_BT, entropy_BT=ones_BT, values_BT=ones_BT, scores_B=ones_BT[:, 0])
-    if isinstance(algorithm, PolicyGradient):
+    whole_step: set[str] = set()
+    if algorithm.data_kind == "prompts":
         experience = Experience.from_rewards(
             torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64),
             rewards_KPG=torch.tensor([[[1.0, 0.0, 0.0, 1.0]]], dtype=torch.float64),
@@ -186,12 +186,15 @@ def logged(algorithm: Algorithm) -> set[str]:
             values_BT=torch.zeros_like(logprobs_BT) if "values" in algorithm.needs else None,
         )
         batch = algorithm.to_batch(experience, algorithm.initial_state())
+        whole_step = set(algorithm.step_metrics(experience, batch))
     elif algorithm.data_kind == "pairs":
         batch = Batch.from_pairs(torch.ones(4, 3), logprobs_BT if "reference" in algorithm.needs else None)
     else:
         batch = Batch(completion_mask_BT=torch.ones(4, 3, dtype=torch.bool), groups_B=torch.arange(4))
     batch = algorithm.prepare(batch)
-    return set(algorithm.loss(outputs, batch, count_totals(batch))[1])
+    rows = slice(batch.num_rows)  # of a group that gives one pair, fewer than were sampled
+    outputs = Outputs(logprobs_BT[rows], ones_BT[rows], ones_BT[rows], ones_BT[rows, 0])
+    return whole_step | set(algorithm.loss(outputs, batch, count_totals(batch))[1])
 
 
 @every_key

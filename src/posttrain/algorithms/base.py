@@ -1,8 +1,6 @@
-"""What an algorithm declares, and the settings that all policy-gradient algorithms share.
+"""The settings that all policy-gradient algorithms share, and how their losses begin and end.
 
-An algorithm is a frozen record of settings with two pure functions: `advantages` (rewards in, `[B, T]` out) and `loss`
-(the forward pass and a batch in, a scalar out). The machinery never asks which algorithm runs; it reads `data_kind`,
-`min_group_size` and `needs`.
+Their `to_batch` is made of `advantages` (rewards in, `[B, T]` out).
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 from torch import Tensor
 
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.declared import NEEDS, Card, DataKind, Need
 from posttrain.algorithms.metrics import common_metrics
 from posttrain.algorithms.off_policy.apply import anchor_and_weigh, couple_rows
@@ -21,78 +20,9 @@ from posttrain.algorithms.off_policy.names import CorrectionSetting, correction_
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
 from posttrain.algorithms.whole_update import require_whole_update
-from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
 
 __all__ = ["NEEDS", "Algorithm", "Card", "DataKind", "Need", "PolicyGradient"]
-
-
-@settings
-class Algorithm:
-    """Base of all algorithms: it declares, and answers the questions that most of them answer alike."""
-
-    key: ClassVar[str]
-    card: ClassVar[Card]
-    data_kind: ClassVar[DataKind]
-    min_group_size: ClassVar[int] = 1
-    learns_from_rewards: ClassVar[bool] = True
-    """Of algorithms that sample: False where another teacher than a reward says what is good."""
-    learns_off_policy: ClassVar[bool] = False
-    """Of algorithms that sample: is the loss right for what another policy wrote, without a ratio?"""
-    open_composition: ClassVar[bool] = False
-    """Do settings decide which values of others are allowed? Explanations then list all values."""
-    shared_sources: ClassVar[dict[str, str]] = {}
-    """Sources of the defaults of inherited settings, as `Card.sources`."""
-    shared_metrics: ClassVar[dict[str, str]] = {}
-    """Formulas of metrics that the base logs, as `Card.metrics`."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset()
-
-    @property
-    def group_size_needed(self) -> int:
-        """The fewest completions per prompt that these settings can work with."""
-        return self.min_group_size
-
-    def require_group(self, experience: Experience, needed: int | None = None) -> None:
-        """A single completion has nothing to be compared with: nothing would be learnt (RULE 12)."""
-        needed = needed or self.group_size_needed
-        if experience.group_size < needed:
-            raise ConfigError(
-                given=f"group_size = {experience.group_size}, but {self.key} compares completions of the same prompt",
-                allowed=f"an integer of at least {needed}",
-                fix=f"Set sampling.group_size = {max(8, needed)}, or use algorithm reinforce, which needs no group.",
-            )
-
-    @property
-    def anchors_at_trainer(self) -> bool:
-        """Of algorithms that sample: are there ratios centred at old_logprobs? Else no pass is made for those."""
-        return False
-
-    def initial_state(self) -> Any:
-        """What changes during a run: a small frozen dataclass of plain numbers, checkpointed; None for most."""
-        return None
-
-    def next_state(self, state: Any, experience: Any) -> Any:
-        """The state after this experience was used, or after the rows of an update were looked at."""
-        return state
-
-    def to_batch(self, experience: Any, state: Any = None) -> Batch:
-        """What the loss reads."""
-        return experience
-
-    def step_metrics(self, experience: Experience, batch: Batch) -> Metrics:
-        """Of algorithms that sample: what there is to say of a whole step beside what the loss says of its rows."""
-        return {}
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Compute, before the first backward and without gradient, whatever couples the rows of an optimizer step."""
-        return batch
-
-    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        """Scalar loss of these rows, divided by the totals of the whole step, and metrics of these rows."""
-        raise NotImplementedError
 
 
 @settings
