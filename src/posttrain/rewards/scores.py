@@ -116,5 +116,5 @@ def _advice(failures: Sequence[Failure]) -> str:
         return "Let a component return a number where none applies, or raise guards.max_unscored."
     first = failures[0]
     trace = "".join(f"\n    {line}" for line in first.traceback.splitlines())
-    cure = "raise its timeout" if first.kind == "timeout" else "correct the function"
+    cure = "raise its timeout" if first.kind == "timeout" else "correct it"
     return f"First failure: {first}{trace}\n  Check `{first.label}`: {cure}, or raise guards.max_unscored."

@@ -162,10 +162,7 @@ class Endpoint:
             said = said.replace(self._key, "***")
         message = f"{self._url} returned {status}" + (f": {said[:200]}" if said else "")
         if status in (401, 403):
-            name = self.settings.api_key_env
-            message += (
-                f"; the key is that of {name} (judge.api_key_env)" if name else "; judge.api_key_env names no key"
-            )
+            message += f"; judge.api_key_env = {self.settings.api_key_env or 'null'}"
         return _Failure(
             message=message,
             passing=status in _PASSING or status >= 500,

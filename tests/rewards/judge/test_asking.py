@@ -1,0 +1,281 @@
+"""An endpoint that is flaky, slow, rate-limited, refuses, drips or talks nonsense: what is unscored, and never 0."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from email.utils import formatdate
+
+import pytest
+from tests.rewards.judge.server import serving
+from tests.rewards.rollouts import completion, prompt
+
+from posttrain.errors import ConfigError, RewardError
+from posttrain.rewards import enforce_limit
+from posttrain.rewards.judge import judge_metrics
+
+PAIR = ["long answer", "short"]
+
+
+def replies(scores):
+    return [reply for judgement in scores.judgements for reply in judgement.replies]
+
+
+# patience
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 408])
+def test_what_may_pass_is_tried_again(score, server, status):
+    server.faults = {0: (status, {}), 1: (status, {})}
+    scores = score(PAIR, concurrency=1)
+    assert scores.rewards_PG == [[1.0, 0.0]]
+    assert [reply.calls for reply in replies(scores)] == [3, 1]
+
+
+def test_the_pause_is_what_the_endpoint_asks_for(score, server):
+    server.faults = {0: (429, {"Retry-After": "0.4"})}
+    score(PAIR, concurrency=1)
+    assert server.times[1] - server.times[0] >= 0.4
+
+
+def test_the_pause_may_be_a_date(score, server):
+    server.faults = {0: (503, {"Retry-After": formatdate(time.time() + 1.5, usegmt=True)})}
+    score(PAIR, concurrency=1)
+    assert server.times[1] - server.times[0] >= 0.4
+
+
+def test_whoever_never_answers_leaves_the_answers_unscored(score, server):
+    server.always = (503, {})
+    scores = score(PAIR, retries=2)
+    assert scores.scored_PG == [[False, False]]
+    assert scores.parts["judge"] == [[None, None]]
+    assert "returned 503" in scores.failures[0].message
+    assert "(3 tries)" in scores.failures[0].message
+    assert len(server.requests) == 2 * 3
+
+
+def test_a_wrong_request_is_not_repeated(score, server):
+    server.always = (400, {})
+    score(PAIR)
+    assert len(server.requests) == 2
+
+
+def test_a_refused_key_ends_the_asking(judged, server, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    server.always = (401, {})
+    groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 11)]
+    prompts = [prompt(n) for n in range(10)]
+    scores = judged(api_key_env="JUDGE_KEY", concurrency=1).score(prompts, groups)
+    assert len(server.requests) == 1
+    assert "judge.api_key_env = JUDGE_KEY" in scores.failures[0].message
+    with pytest.raises(RewardError, match=r"(?s)20 of 20 completions .* returned 401"):
+        enforce_limit(scores, 0.2)
+
+
+def test_nobody_there_is_unscored_too(score):
+    with serving() as gone:
+        url = gone.url
+    scores = score(PAIR, url=url, retries=1)
+    assert scores.scored_PG == [[False, False]]
+    assert "Connection refused" in scores.failures[0].message
+
+
+def test_a_late_reply_is_a_failure(score, server):
+    server.seconds = 1.0
+    scores = score(PAIR, timeout=0.1, retries=0)
+    assert "no reply within judge.timeout = 0.1 s" in scores.failures[0].message
+
+
+def test_a_reply_that_drips_is_late_as_a_whole(score, server):
+    server.drip = True
+    started = time.monotonic()
+    scores = score(PAIR, timeout=0.3, retries=0)
+    assert time.monotonic() - started < 2
+    assert "no reply within judge.timeout = 0.3 s" in scores.failures[0].message
+
+
+def test_a_deadline_bounds_the_whole_step(judged, server):
+    server.seconds = 0.2
+    groups = [[completion("a"), completion("bb")]]
+    started = time.monotonic()
+    scores = judged(deadline=0.5, concurrency=1).score([prompt(n) for n in range(1)], groups * 1)
+    assert scores.scored_PG == [[True, True]]
+    many = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 30)]
+    started = time.monotonic()
+    scores = judged(deadline=0.5, concurrency=1, cache=False).score([prompt(n) for n in range(29)], many)
+    assert time.monotonic() - started < 1.0
+    assert scores.scored_PG[0] == [True, True]
+    assert scores.scored_PG[-1] == [False, False]
+    assert "no reply within judge.deadline = 0.5 s" in scores.failures[-1].message
+
+
+def test_requests_go_out_side_by_side_up_to_the_limit(judged, server):
+    server.seconds = 0.1
+    groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 7)]
+    started = time.monotonic()
+    judged(concurrency=4).score([prompt(n) for n in range(6)], groups)
+    assert server.most_busy == 4
+    assert time.monotonic() - started < 1.0, "12 requests of 0.1 s, four at a time"
+
+
+@pytest.mark.parametrize(
+    "raw", [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": "hi"}]}', b"\xff\xfe"]
+)
+def test_what_is_no_completion_is_a_failure(score, server, raw):
+    server.raw = raw
+    scores = score(PAIR, retries=1)
+    assert "returned no chat completion" in scores.failures[0].message
+    assert len(server.requests) == 4
+
+
+def test_a_redirect_is_not_followed(score, server):
+    """It would take the key to another host."""
+    with serving() as elsewhere:
+        server.always = (302, {"Location": elsewhere.url + "/chat/completions"})
+        scores = score(PAIR)
+        assert elsewhere.requests == []
+    assert "returned 302" in scores.failures[0].message
+
+
+# replies without a verdict
+
+
+def test_a_reply_without_verdict_is_asked_for_once_more(score, server):
+    server.rule = lambda texts: "Hard to say." if texts["turns"] == "1" else "Verdict: tie"
+    scores = score(PAIR)
+    assert scores.rewards_PG == [[0.5, 0.5]]
+    assert [reply.text for reply in replies(scores)] == ["Hard to say.\n\nVerdict: tie"] * 2
+    second = server.requests[-1]["messages"]
+    assert [message["role"] for message in second] == ["user", "assistant", "user"]
+    assert second[2]["content"].endswith("Verdict: A, Verdict: B or Verdict: tie")
+
+
+def test_without_a_verdict_the_answers_are_unscored_and_counted(score, server):
+    server.rule = lambda texts: "Hard to say."
+    scores = score(PAIR)
+    assert scores.scored_PG == [[False, False]]
+    assert "gave no verdict, asked twice; its reply ends with 'Hard to say. Hard to say.'" in scores.failures[0].message
+    assert float(judge_metrics(scores.judgements)["judge/unparsable"]) == 1.0
+    assert len(server.requests) == 4
+
+
+def test_one_unreadable_comparison_does_not_take_the_others_with_it(score, server):
+    server.rule = lambda texts: (
+        "Hm."
+        if "bb" in texts.values() and "a" in texts.values()
+        else f"Verdict: {'A' if len(texts['answer_a']) > 2 else 'B'}"
+    )
+    scores = score(["a", "bb", "ccc"])
+    assert scores.parts["judge"] == [[0.0, 0.0, 1.0]]
+
+
+# keys
+
+
+def test_the_key_comes_from_the_environment_and_stays_there(score, server, monkeypatch, caplog):
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    server.faults = {0: (500, {})}
+    caplog.set_level(logging.DEBUG)
+    scores = score(PAIR, api_key_env="JUDGE_KEY")
+    assert set(server.keys) == {"Bearer sk-secret"}
+    told = json.dumps([judgement.to_json() for judgement in scores.judgements]) + caplog.text
+    assert "sk-secret" not in told
+
+
+def test_a_missing_variable_is_an_error_before_anything_is_asked(judged):
+    with pytest.raises(ConfigError, match=r"judge.api_key_env = NO_SUCH_KEY.*\n  Set it before the run"):
+        judged(api_key_env="NO_SUCH_KEY")
+
+
+# the budget
+
+
+def test_a_spent_budget_of_calls_leaves_answers_unscored(judged, server):
+    groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 6)]
+    scores = judged(max_calls=6, concurrency=1).score([prompt(n) for n in range(5)], groups)
+    assert [scored for scored, _ in scores.scored_PG] == [True, True, True, False, False]
+    assert "the budget of 6 calls (judge.max_calls) is spent" in scores.failures[0].message
+    assert len(server.requests) == 6
+    with pytest.raises(RewardError, match=r"(?s)4 of 10 completions \(40%\) have no reward.*judge.max_calls"):
+        enforce_limit(scores, 0.2)
+
+
+def test_failed_attempts_count_against_the_budget(score, server):
+    server.always = (500, {})
+    scores = score(PAIR, max_calls=3, retries=9, concurrency=1)
+    assert len(server.requests) == 3
+    assert "judge.max_calls) is spent; before that: " in scores.failures[0].message
+
+
+def test_a_spent_budget_of_tokens_too(judged):
+    groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 4)]
+    scores = judged(max_total_tokens=200, concurrency=1).score([prompt(n) for n in range(3)], groups)
+    assert [scored for scored, _ in scores.scored_PG] == [True, False, False]
+    assert "200 tokens (judge.max_total_tokens)" in scores.failures[0].message
+
+
+def test_tokens_that_the_endpoint_does_not_count_are_estimated(score, server):
+    server.without_usage = True
+    tokens = [reply.tokens for reply in replies(score(PAIR))]
+    sent = [len(json.dumps(request)) for request in server.requests]
+    assert tokens == [pytest.approx(size / 4, rel=0.1) for size in sent]
+
+
+def test_a_resumed_run_goes_on_with_what_is_left_of_the_budget(judged, tmp_path):
+    def run(text):
+        rewards = judged(max_calls=3, concurrency=1, cache=False)
+        rewards.bind(None, {}, ledger=tmp_path / "judgements" / "spent-rewards")
+        return rewards.score([prompt(0)], [[completion(text), completion(text + "!!")]]).scored_PG[0][0]
+
+    assert [run("one"), run("two")] == [True, False]
+
+
+# the request
+
+
+def test_what_is_sent(score, server):
+    score(PAIR, temperature=0.5, top_p=0.9, max_tokens=77)
+    body = server.requests[0]
+    assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("judge", 0.5, 0.9, 77)
+    assert isinstance(body["seed"], int)
+
+
+def test_further_fields_of_the_request_replace_or_remove_the_usual_ones(score, server):
+    score(PAIR, request={"max_tokens": None, "max_completion_tokens": 50, "reasoning_effort": "low"})
+    body = server.requests[0]
+    assert "max_tokens" not in body
+    assert (body["max_completion_tokens"], body["reasoning_effort"]) == (50, "low")
+
+
+# the end
+
+
+def test_an_interrupt_does_not_wait_for_the_judge(tmp_path):
+    """Ctrl-C while the endpoint hangs ends the process at once."""
+    code = (
+        "import sys; from tests.rewards.rollouts import completion, prompt\n"
+        "from posttrain.rewards import Reward, build_rewards\n"
+        "rewards = build_rewards([Reward(judge={'model': 'm', 'url': sys.argv[1], 'cache': False})])\n"
+        "print('asking', flush=True)\n"
+        "rewards.score([prompt(0)], [[completion('a'), completion('bb')]])\n"
+    )
+    with serving(seconds=20) as slow:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, slow.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        while len(slow.requests) < 2:
+            time.sleep(0.05)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=10)
+        assert time.monotonic() - started < 5
