@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from posttrain.errors import DataError
 from posttrain.tasks.base import Problem, RowSource, Task, TinyRecipe
-from posttrain.tasks.preferences import PreferenceTask
+from posttrain.tasks.examples import ExampleTask
+from posttrain.tasks.preferences import LabelTask, PreferenceTask
+from posttrain.tasks.taste import TasteTask
 
 TEN_LETTERS = string.ascii_lowercase[:10]
 NUMBER_REWARDS = ({"name": "exact_match"}, {"name": "numeric"})
@@ -122,7 +124,8 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> RowSource:
-    """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `pairs/sort`, `reasoning_gym/NAME`.
+    """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`; preferences:
+    `pairs/sort`, `labels/sort`, and `pairs/taste`, `labels/taste`, in which only the preferences tell what is good.
 
     Raises `DataError` for a name or a difficulty that there is not.
 
@@ -133,8 +136,14 @@ def find_task(name: str) -> RowSource:
         from posttrain.tasks.reasoning_gym import ReasoningGymTask
 
         return ReasoningGymTask.named(name.removeprefix("reasoning_gym/"))
+    if name in ("pairs/taste", "labels/taste"):
+        return TasteTask(labelled=name == "labels/taste")
     if name.startswith("pairs/"):
         return PreferenceTask(task=find_builtin(name.removeprefix("pairs/")))
+    if name.startswith("labels/"):
+        return LabelTask(task=find_builtin(name.removeprefix("labels/")))
+    if name.startswith("examples/"):
+        return ExampleTask(task=find_builtin(name.removeprefix("examples/")))
     return find_builtin(name)
 
 

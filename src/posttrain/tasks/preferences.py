@@ -1,4 +1,4 @@
-"""Preference pairs of a built-in task: the right answer, and one with mistakes or the answer to another problem."""
+"""Preferences of a built-in task: the right answer, and one with mistakes or the answer to another problem."""
 
 from __future__ import annotations
 
@@ -26,6 +26,23 @@ class PreferenceTask:
         rows = self.task.rows(n, seed=seed, split=split)
         answers = [row["answer"] for row in rows]
         return [{**row, "chosen": row["answer"], "rejected": _wrong(row["answer"], answers, dice)} for row in rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelTask:
+    """`task:labels/NAME`: the problems of a task, each with one answer and whether it is right."""
+
+    task: Task
+
+    def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
+        """`n` rows with the columns prompt, completion and label: of the pairs, one answer each, as often the right."""
+        dice = random.Random(f"labels/{self.task.name}:{self.task.difficulty}/{split}/{seed}")
+        rows = PreferenceTask(task=self.task).rows(n, seed=seed, split=split)
+        labels = [dice.random() < 0.5 for _ in rows]
+        return [
+            {"prompt": row["prompt"], "completion": row["chosen" if label else "rejected"], "label": label}
+            for row, label in zip(rows, labels, strict=True)
+        ]
 
 
 def _wrong(answer: str, answers: Sequence[str], dice: random.Random) -> str:

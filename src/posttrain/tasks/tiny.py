@@ -118,7 +118,7 @@ def build_tiny_model(task: Task, folder: Path, *, seed: int = 0, recipe: TinyRec
     return folder
 
 
-def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe) -> tuple[Example, ...]:
+def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe) -> Sequence[Example]:
     """The first training rows of the task with their right answers and EOS, as supervised examples.
 
     The same for every seed: which few problems are shown decides more about the baseline than anything else.
