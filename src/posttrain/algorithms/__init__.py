@@ -36,11 +36,13 @@ from posttrain.algorithms.orpo import ORPO
 from posttrain.algorithms.pass_at_k import PassAtK
 from posttrain.algorithms.policy_gradient import ComposedPolicyGradient
 from posttrain.algorithms.ppo import PPO
+from posttrain.algorithms.process_reward_model import ProcessRewardModel
 from posttrain.algorithms.reinforce import REINFORCE
 from posttrain.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from posttrain.algorithms.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
 from posttrain.algorithms.remax import ReMax
 from posttrain.algorithms.reward_model import RewardModel
+from posttrain.algorithms.reward_regression import RewardRegression
 from posttrain.algorithms.rloo import RLOO
 from posttrain.algorithms.robust_dpo import RobustDPO
 from posttrain.algorithms.rows import GPG, LUSPO, OPO, LitePPO
@@ -106,6 +108,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "aot": AOT,
     "sft": SFT,
     "reward_model": RewardModel,
+    "reward_regression": RewardRegression,
+    "process_reward_model": ProcessRewardModel,
 }
 
 __all__ = [
@@ -160,10 +164,12 @@ __all__ = [
     "OnlineDPO",
     "PassAtK",
     "PolicyGradient",
+    "ProcessRewardModel",
     "ReMax",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "RewardModel",
+    "RewardRegression",
     "RobustDPO",
     "SimPO",
 ]

@@ -196,9 +196,9 @@ def _numbers(batch: Batch, outputs: Outputs | None = None) -> dict[str, Tensor]:
 
 
 def _scores(outputs: Outputs | None, batch: Batch) -> Tensor | None:
-    """The score of each row, on all of its trained tokens."""
+    """The score of each step at its last token, or that of each row on all of its trained tokens."""
     if outputs is None or outputs.scores_B is None:
-        return None
+        return outputs and outputs.scores_BT
     return outputs.scores_B[:, None].expand(batch.completion_mask_BT.shape)
 
 

@@ -1,32 +1,22 @@
-"""Training on preference pairs: where those of a step come from, and how often held-out ones are told apart."""
+"""Training on preference pairs: where those of a step come from."""
 
 from __future__ import annotations
 
-import json
-import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
-from posttrain.functional.intervals import mean_interval, paired_interval, wilson
 from posttrain.train.feed import Fed
 from posttrain.train.guards import Guards, name_pairs
-from posttrain.train.loop import microbatches
 from posttrain.train.references import References
 from posttrain.types import Batch, Example, Pair
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-
-Score = Callable[[Batch], Tensor]
-"""`[B]`: the number by which the rows of a batch are ranked."""
 
 
 class PairFeed:
@@ -82,62 +72,3 @@ def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:
     margins = [pair.margin for pair in pairs if pair.margin is not None]
     known = len(margins) == len(pairs)
     return Batch.from_pairs(mask_BT, margins_N=torch.tensor(margins) if known else None, tokens=tokens)
-
-
-class PairScores(NamedTuple):
-    """Scores of the chosen and of the rejected answers of N pairs."""
-
-    chosen_N: list[float]
-    rejected_N: list[float]
-
-    @property
-    def right_N(self) -> list[float]:
-        """1 where the chosen answer scores higher; a tie is wrong."""
-        return [float(better > worse) for better, worse in zip(self.chosen_N, self.rejected_N, strict=True)]
-
-    @property
-    def margins_N(self) -> list[float]:
-        return [better - worse for better, worse in zip(self.chosen_N, self.rejected_N, strict=True)]
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """Mean and standard deviation (n - 1) of all answers, chosen and rejected."""
-        answers = self.chosen_N + self.rejected_N
-        return statistics.fmean(answers), statistics.stdev(answers)
-
-
-class HeldOutPairs:
-    """How often the better answer of a held-out pair scores higher, and by how much, before and after."""
-
-    def __init__(self, config: RunConfig, score: Score, pairs: Sequence[Pair], pad_id: int) -> None:
-        self.config, self.score, self.pad_id = config, score, pad_id
-        self.pairs = pairs[: config.evaluation.prompts]
-
-    def __call__(self, folder: Path, name: str) -> dict[str, Any]:
-        if not self.pairs:
-            return {}
-        confidence, scores = self.config.evaluation.confidence, self.scores()
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name.replace(' ', '-')}-scores.json").write_text(json.dumps(scores._asdict()))
-        right, n = scores.right_N, len(self.pairs)
-        measured = {
-            "pairs": n,
-            "confidence": confidence,
-            "accuracy": wilson(round(sum(right)), n, confidence)._asdict(),
-            "margin": mean_interval(scores.margins_N, confidence)._asdict(),
-        }
-        if name != "trained":
-            return {name: measured}
-        before = PairScores(**json.loads((folder / "baseline-scores.json").read_text()))
-        change = paired_interval(before.right_N, right, confidence, bounds=(0.0, 1.0))
-        return {name: measured, "difference": {"accuracy": change._asdict()}}
-
-    @torch.no_grad()
-    def scores(self) -> PairScores:
-        """Under the present weights."""
-        batch = pairs_batch(self.pairs, self.pad_id)
-        scores_B = torch.full((batch.num_rows,), math.nan)
-        for rows, micro in microbatches(batch, self.config.train.tokens_per_microbatch):
-            scores_B[rows] = self.score(micro).float().cpu()
-        chosen, rejected = batch.pairs
-        return PairScores(scores_B[chosen].tolist(), scores_B[rejected].tolist())

@@ -2,68 +2,59 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from posttrain.algorithms import Algorithm
-from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.split import Split
-from posttrain.errors import DataError
 from posttrain.models.adapters import apply_lora
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores, save_reward_model, score_head
+from posttrain.models.step_head import load_step_model, step_scores
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.guards import Guards
+from posttrain.train.heldout_scores import Forward, HeldOutScores
 from posttrain.train.optimizer import Updater
 from posttrain.train.policy import nobody_samples
-from posttrain.train.preferences import HeldOutPairs, PairFeed
 from posttrain.train.run import Run
+from posttrain.train.scored_data import ScoredData, Source, from_pairs, from_ratings, from_steps
 from posttrain.train.weigh import Given, in_turn
-from posttrain.types import Batch, Outputs, Pair
+from posttrain.types import Batch, Outputs
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
     from posttrain.report.terminal import TerminalView
     from posttrain.train.store import RunStore
 
+Score = Callable[[LoadedModel, Batch], dict[str, Tensor]]
+"""Fields of `Outputs`."""
+
 
 def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algorithm: Algorithm, rows: Split) -> Run:
-    """Everything that a run on preference pairs needs to train a reward model, in its first state."""
-    config = resolved.config
-    loaded = load_scoring_model(config)
+    """Everything that a run needs to train a model that scores, in its first state."""
+    config, kind = resolved.config, KINDS[algorithm.data_kind]
+    loaded = load_scoring_model(config, kind.load)
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    sets = [
-        render_pairs(
-            part,
-            renderer,
-            eos_ids=loaded.eos_ids,
-            max_length=loaded.context_length or sys.maxsize,
-            max_dropped=config.data.max_dropped,
-            what=what,
-        )
-        for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data"))
-        if part
-    ]
-    heldout = sets[1].pairs if len(sets) > 1 else ()
-    notes = [s.dropped_summary for s in sets if s.dropped] + margin_notes(sets[0].pairs, algorithm)
-    for note in (*loaded.notes, *notes):
-        store.event("warning", note)
-        view.event("warning", note)
-    forward = ScoringForward(loaded)
-    measure = HeldOutPairs(config, forward.scores, heldout, loaded.pad_id)
     facts = ScoringFacts(
         chat=renderer.chat,
         system_prompt=renderer.system_prompt,
         template_kwargs=dict(config.model.chat_template_kwargs),
         eos_ids=tuple(sorted(loaded.eos_ids)),
     )
+    forward = ScoringForward(loaded, kind.score)
+    source = Source(config=config, algorithm=algorithm, rows=rows, loaded=loaded, renderer=renderer, facts=facts)
+    data = kind.read(source, forward)
+    for note in (*loaded.notes, *data.notes):
+        store.event("warning", note)
+        view.event("warning", note)
+    measure = HeldOutScores(data.heldout, config.evaluation.confidence)
     return Run(
         resolved=resolved,
         store=store,
@@ -75,29 +66,17 @@ def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algo
         refresh=in_turn([]),
         optimizer=Updater(loaded.model.parameters(), config.train),
         guards=Guards.of(config, store.evidence),
-        feed=PairFeed(config, sets[0].pairs, pad_id=loaded.pad_id),
+        feed=data.feed,
         publish=nobody_samples,
         measure=measure,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
-        write_model=WithScale(facts, measure),
+        write_model=WithScale(data.facts, measure),
     )
 
 
-def margin_notes(pairs: Sequence[Pair], algorithm: Algorithm) -> list[str]:
-    """A column of margins that nothing reads is worth a line; one that is missing, an error."""
-    known, asked = sum(pair.margin is not None for pair in pairs), "margins" in algorithm.needs
-    if asked and known < len(pairs):
-        raise DataError(
-            given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, which {algorithm.key} is set to read",
-            allowed="a number in the column margin of each row",
-            fix="Set algorithm.margin = 0, or complete the column.",
-        )
-    return ["the column margin is not used; algorithm.margin = data would use it"] if known and not asked else []
-
-
-def load_scoring_model(config: RunConfig) -> LoadedModel:
-    """The model to train: its head is new unless the folder holds a reward model already."""
-    loaded = load_reward_model(resolve_model_path(config.model, config.seed), seed=config.seed)
+def load_scoring_model(config: RunConfig, load: Callable[..., LoadedModel]) -> LoadedModel:
+    """The model to train: its head is new unless the folder holds a trained one of its kind already."""
+    loaded = load(resolve_model_path(config.model, config.seed), seed=config.seed)
     if config.lora is not None:
         adapted = apply_lora(loaded.model, config.lora, seed=config.seed, head=score_head(loaded.model))
         loaded = replace(loaded, model=adapted)
@@ -107,31 +86,54 @@ def load_scoring_model(config: RunConfig) -> LoadedModel:
     return loaded
 
 
-class ScoringForward:
-    """Batch -> Outputs with a score per row; there are no log-probabilities, and theirs are 0."""
+def scores_of_rows(loaded: LoadedModel, batch: Batch) -> dict[str, Tensor]:
+    assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+    return {"scores_B": row_scores(loaded.model, batch.tokens)}
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
+
+def scores_of_steps(loaded: LoadedModel, batch: Batch) -> dict[str, Tensor]:
+    assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+    return {"scores_BT": step_scores(loaded.model, batch.tokens, batch.completion_mask_BT)}
+
+
+class ScoringForward:
+    """Batch -> Outputs with a score per row or per step; there are no log-probabilities, and theirs are 0."""
+
+    def __init__(self, loaded: LoadedModel, score: Score) -> None:
+        self.loaded, self.score = loaded, score
 
     def __call__(self, batch: Batch) -> Outputs:
-        logprobs_BT = torch.zeros(batch.completion_mask_BT.shape)
-        return Outputs(logprobs_BT=logprobs_BT, scores_B=self.scores(batch))
-
-    def scores(self, batch: Batch) -> torch.Tensor:
-        assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+        mask_BT = batch.completion_mask_BT
         with self.loaded.autocast():
-            return row_scores(self.loaded.model, batch.tokens).to(batch.completion_mask_BT.device)
+            scores = self.score(self.loaded, batch)
+        here = {name: found.to(mask_BT.device) for name, found in scores.items()}
+        return Outputs(logprobs_BT=torch.zeros(mask_BT.shape), **here)
 
 
 class WithScale:
     """Writes the model with what is known of its scores: their mean and spread on the held-out answers."""
 
-    def __init__(self, facts: ScoringFacts, heldout: HeldOutPairs) -> None:
+    def __init__(self, facts: ScoringFacts, heldout: HeldOutScores) -> None:
         self.facts, self.heldout = facts, heldout
 
     def __call__(self, loaded: LoadedModel, folder: Path) -> None:
-        facts = self.facts
-        if self.heldout.pairs:
-            mean, std = self.heldout.scores().spread
-            facts = replace(facts, mean=mean, std=std, answers=2 * len(self.heldout.pairs))
+        facts, spread = self.facts, self.heldout.spread()
+        if spread is not None:
+            facts = replace(facts, mean=spread[0], std=spread[1], answers=spread[2])
         save_reward_model(loaded, folder, facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """How a model is loaded, scores, and learns, for one kind of data."""
+
+    load: Callable[..., LoadedModel]
+    score: Score
+    read: Callable[[Source, Forward], ScoredData]
+
+
+KINDS = {
+    "pairs": Kind(load=load_reward_model, score=scores_of_rows, read=from_pairs),
+    "ratings": Kind(load=load_reward_model, score=scores_of_rows, read=from_ratings),
+    "steps": Kind(load=load_step_model, score=scores_of_steps, read=from_steps),
+}

@@ -1,0 +1,102 @@
+"""Process reward model: a score per step of an answer, learned from labels of steps (arXiv:2305.20050).
+
+    p_s = sigmoid(z_s)                                              z_s: logit at the last token of step s
+    L   = mean -y_s log p_s - (1 - y_s) log(1 - p_s)                over the labelled steps of the optimizer step
+
+A step ends with the last token of its separator. y is 1 for a right step and 0 for a wrong one, or the share of
+continuations from there that reached the right answer (arXiv:2312.08935). A step without a label, and one that the
+context cuts off, is in no sum and in no denominator.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
+from posttrain.algorithms.metrics import mean_over
+from posttrain.algorithms.settings import settings
+from posttrain.errors import ConfigError
+from posttrain.functional.masks import masked
+from posttrain.functional.step_scores import Aggregate, binary_cross_entropy
+from posttrain.types import Batch, Metrics, Outputs, Totals
+
+
+@settings
+class ProcessRewardModel(Algorithm):
+    key: ClassVar[str] = "process_reward_model"
+    data_kind: ClassVar[DataKind] = "steps"
+
+    separator: Annotated[str, Field(min_length=1)] = "\n"
+    """Text that ends each step, written behind it for the model to read; answers are cut into steps at it."""
+    aggregate: Aggregate = "min"
+    """How the scores of steps become the score of an answer where the trained model is a reward: the worst step (min),
+    the probability that all are right (prod), the last step, or the mean. The reward's own settings may say otherwise.
+    """
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"scores"})
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        z_BT, y_BT, ends_BT = Outputs.of(outputs).scores_BT, batch.targets_BT, batch.completion_mask_BT
+        if z_BT is None or y_BT is None:
+            raise ConfigError(
+                given="no scores of the forward pass, or no labels of the steps",
+                allowed="a logit and a label for each token that ends a step",
+                fix="Pass Outputs(logprobs_BT=..., scores_BT=...) and a batch of Batch.from_steps.",
+            )
+        z_BT, y_BT = masked(z_BT, ends_BT), masked(y_BT.to(z_BT.dtype), ends_BT)
+        loss_BT = masked(binary_cross_entropy(z_BT, y_BT), ends_BT)
+        return loss_BT.sum() / max(1, totals.tokens), step_metrics(z_BT, y_BT, ends_BT)
+
+    card: ClassVar[Card] = Card(
+        title="Process reward model",
+        paper="arXiv:2305.20050; arXiv:2211.14275; soft labels arXiv:2312.08935",
+        summary="Learn which steps of a solution are right, to find where a solution goes wrong and to reward those "
+        "that do not.",
+        choices={
+            "score": "logit at the last token of each step",
+            "link": "binary cross-entropy; labels may be probabilities",
+            "margin": "none: each step by itself",
+            "aggregation": "mean over the labelled steps of the step",
+        },
+        use_when="Solutions have steps that are right or wrong by themselves, and someone, or rollouts from each step, "
+        "says which.",
+        avoid_when="Only the result is known: a verifier of results is exact, and cannot be gamed step by step.",
+        differs=(
+            "One logit per step where TRL's trainer had two classes: the sigmoid of their difference is the same "
+            "function.",
+            "Steps beyond the context lose their label and are counted; TRL cut them silently.",
+            "The mean is over the labelled steps of the whole optimizer step, so that solutions with many steps weigh "
+            "more than those with few, whatever the split into micro-batches.",
+        ),
+        sources={
+            "separator": "a line break: TRL's step_separator",
+            "aggregate": "min: arXiv:2312.08935; arXiv:2305.20050 takes prod",
+        },
+        metrics={
+            "accuracy": "share of labelled steps with p > 1/2 where y > 1/2, and p <= 1/2 where not",
+            "step/right_mean": "mean of p over the labelled steps with y > 1/2",
+            "step/wrong_mean": "mean of p over the others",
+            "step/count": "mean number of labelled steps of an answer that has any",
+        },
+    )
+
+
+@torch.no_grad()
+def step_metrics(z_BT: Tensor, y_BT: Tensor, ends_BT: Tensor) -> Metrics:
+    """How well right steps are told from wrong ones."""
+    if not ends_BT.any():
+        return {}
+    right_BT, p_BT = y_BT > 0.5, z_BT.sigmoid()
+    answers = ends_BT.any(dim=-1)
+    return {
+        "accuracy": mean_over(((p_BT > 0.5) == right_BT).double(), ends_BT),
+        "step/right_mean": mean_over(p_BT, ends_BT & right_BT),
+        "step/wrong_mean": mean_over(p_BT, ends_BT & ~right_BT),
+        "step/count": mean_over(ends_BT.sum(dim=-1).double(), answers),
+    }

@@ -1,0 +1,103 @@
+"""Reward regression: a score per answer, learned from the number that each answer was given.
+
+    squared        L = mean (s - y)^2                                   over the rated answers of the step
+    standardized   the same for (y - mean) / std of the training ratings
+    logistic       L = mean -y log sigmoid(s) - (1 - y) log sigmoid(-s)     y from 0 to 1
+
+s is the output of a linear head on the hidden state of the last token of prompt and answer. What the trained model
+gives is in the units of y: s, s * std + mean, or sigmoid(s).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
+from posttrain.algorithms.metrics import mean_over, spread_over
+from posttrain.algorithms.settings import settings
+from posttrain.errors import ConfigError
+from posttrain.functional.masks import masked
+from posttrain.functional.step_scores import binary_cross_entropy
+from posttrain.types import Batch, ExplainedVariance, Metrics, Outputs, Totals
+
+
+@settings
+class RewardRegression(Algorithm):
+    key: ClassVar[str] = "reward_regression"
+    data_kind: ClassVar[DataKind] = "ratings"
+
+    regress: Literal["standardized", "squared", "logistic"] = "standardized"
+    """What is minimised: the squared distance to the rating in standard deviations of the training data, to the rating
+    as it stands, or the cross-entropy of ratings from 0 to 1."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        scale: dict[str, frozenset[Need]] = {
+            "standardized": frozenset({"standardized"}),
+            "squared": frozenset(),
+            "logistic": frozenset({"unit_interval"}),
+        }
+        return frozenset[Need]({"scores"}) | scale[self.regress]
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        scores_B, targets_B = Outputs.of(outputs).scores_B, batch.targets_B
+        if scores_B is None or targets_B is None:
+            raise ConfigError(
+                given="no scores of the forward pass, or no ratings of the rows",
+                allowed="one score and one rating per row",
+                fix="Pass Outputs(logprobs_BT=..., scores_B=...) and a batch of Batch.from_ratings.",
+            )
+        rated_B = batch.completion_mask_BT.any(dim=-1)
+        scores_B, targets_B = masked(scores_B, rated_B), masked(targets_B.to(scores_B.dtype), rated_B)
+        if self.regress == "logistic":
+            loss_B, expected_B = binary_cross_entropy(scores_B, targets_B), scores_B.sigmoid()
+        else:
+            loss_B, expected_B = (scores_B - targets_B).square(), scores_B
+        return masked(loss_B, rated_B).sum() / max(1, totals.sequences), rating_metrics(expected_B, targets_B, rated_B)
+
+    card: ClassVar[Card] = Card(
+        title="Reward regression",
+        paper="arXiv:2406.08673 (HelpSteer2); the squared distance is older than any paper on it",
+        summary="Learn a score from answers that were each given a number, to train a policy against it.",
+        choices={
+            "score": "linear head on the hidden state of the last token",
+            "link": "identity, identity in standard deviations, or sigmoid",
+            "margin": "none: each answer by itself",
+            "aggregation": "mean over the rated answers of the step",
+        },
+        use_when="Answers come with grades: ratings of people or of a judge, shares of tests that passed.",
+        avoid_when="The grades of different raters or prompts cannot be compared: then only their order counts, and "
+        "reward_model learns from that.",
+        differs=(
+            "Ratings are standardised by the mean and standard deviation of the whole training set, and the folder "
+            "keeps both, so that scores come out in the units of the data; elsewhere a head regresses on whatever "
+            "scale the data has.",
+        ),
+        sources={
+            "regress": "standardized here, because a new head starts at 0 and ratings rarely do; squared in HelpSteer2",
+        },
+        metrics={
+            "mae": "mean over the rated answers of |s - y|, in the units that are learned: standard deviations where "
+            "regress is standardized; of logistic |sigmoid(s) - y|",
+            "explained_variance": "1 - Var(y - s) / Var(y) over the step, in the same units",
+            "reward/mean": "mean of s (of logistic: sigmoid(s)); reward/std is its standard deviation over the step",
+            "reward/std": "standard deviation of s (of logistic: sigmoid(s)) over the step",
+        },
+    )
+
+
+@torch.no_grad()
+def rating_metrics(expected_B: Tensor, targets_B: Tensor, rated_B: Tensor) -> Metrics:
+    """How far the scores are from the ratings, and where they lie."""
+    if not rated_B.any():
+        return {}
+    error, target, score = (spread_over(x_B, rated_B) for x_B in (targets_B - expected_B, targets_B, expected_B))
+    return {
+        "mae": mean_over((expected_B - targets_B).abs(), rated_B),
+        "explained_variance": ExplainedVariance(error, target),
+        "reward/mean": mean_over(expected_B, rated_B),
+        "reward/std": score,
+    }

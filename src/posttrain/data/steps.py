@@ -1,0 +1,134 @@
+"""Rows into answers whose steps are labelled: a prompt, steps, and a label of each.
+
+Prompt, steps and separators are tokenised apart, so that a step has the same ids in training and when an answer that a
+model wrote is cut at its separators. A step ends with the last token of its separator, where its score is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from posttrain.data.dropped import Dropped, refuse_too_many, summary
+from posttrain.data.forms import detect
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import Row
+from posttrain.errors import ConfigError
+from posttrain.types import Example, StepExample
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSet:
+    """The usable answers, and what was left out of them."""
+
+    rows: tuple[StepExample, ...]
+    dropped: tuple[Dropped, ...] = ()
+    cut: int = 0
+    """Steps of the usable answers that the context has no room for: they are in no loss."""
+    divided: int = 0
+    """Steps with a separator within: where the trained model is a reward, each of those would count as several."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def dropped_summary(self) -> str:
+        """What was left out and why, in a sentence; "" for nothing."""
+        return summary(self.dropped, len(self.rows) + len(self.dropped))
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of the steps, in sentences."""
+        steps, notes = sum(len(row.labels) for row in self.rows), []
+        if self.cut:
+            notes.append(f"{self.cut} of {steps + self.cut} steps end beyond the context and are not learned from")
+        if self.divided:
+            notes.append(
+                f"{self.divided} of {steps + self.cut} steps contain the separator: as a reward, the model will read "
+                "each of them as several; choose another algorithm.separator"
+            )
+        return notes
+
+
+class Solution(NamedTuple):
+    """The ids of a prompt and the steps behind it, and the place of the last token of each step."""
+
+    ids: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+def render_steps(
+    rows: Sequence[Row],
+    renderer: Renderer,
+    *,
+    separator: str,
+    max_length: int,
+    max_dropped: float,
+    what: str,
+) -> StepSet:
+    """Every row as a `StepExample`, or counted as dropped with the reason. Raises as `render_pairs` does."""
+    form, usable, dropped, cut, divided = detect(rows, "steps"), [], [], 0, 0
+    for index, row in enumerate(rows):
+        values = form.read(row, chat=renderer.chat)
+        if isinstance(values, Dropped):
+            dropped.append(values)
+            continue
+        found = _render(values, index, row, renderer, separator, max_length)
+        if isinstance(found, Dropped):
+            dropped.append(found)
+            continue
+        usable.append(found)
+        cut += len(values["steps"]) - len(found.labels)
+        divided += sum(separator in step.removesuffix(separator) for step in values["steps"])
+    refuse_too_many(dropped, len(rows), max_dropped, what)
+    return StepSet(rows=tuple(usable), dropped=tuple(dropped), cut=cut, divided=divided)
+
+
+def render_solution(
+    prompt: str | Sequence[dict[str, Any]], steps: Sequence[str], renderer: Renderer, separator: str
+) -> Solution:
+    """Prompt and steps as a model that scores steps reads them."""
+    messages = renderer.messages(prompt)
+    ids = list(renderer.ids(renderer.text(prompt), is_chat=messages is not None))
+    closing, ends = separator_ids(renderer, separator), []
+    for step in steps:
+        ids += renderer.tokenizer(step.removesuffix(separator), add_special_tokens=False).input_ids
+        ids += closing
+        ends.append(len(ids) - 1)
+    return Solution(tuple(ids), tuple(ends))
+
+
+def separator_ids(renderer: Renderer, separator: str) -> list[int]:
+    ids = renderer.tokenizer(separator, add_special_tokens=False).input_ids
+    if not ids:
+        raise ConfigError(
+            given=f"separator = {separator!r}, which this tokenizer makes no token of",
+            allowed="a text of at least one token",
+            fix=r'Set algorithm.separator = "\n\n", for example.',
+        )
+    return list(ids)
+
+
+def split_steps(text: str, separator: str) -> list[str]:
+    """The steps of an answer, without their separators; what is blank is no step.
+
+    >>> split_steps("Add 1.\\n\\nSo 3.", "\\n")
+    ['Add 1.', 'So 3.']
+    """
+    return [part for part in text.split(separator) if part.strip()]
+
+
+def _render(
+    values: dict[str, Any], index: int, row: Row, renderer: Renderer, separator: str, max_length: int
+) -> StepExample | Dropped:
+    solution = render_solution(values["prompt"], values["steps"], renderer, separator)
+    ends = [end for end in solution.ends if end < max_length]
+    if not ends:
+        return Dropped(row.origin, f"no step within {max_length} tokens")
+    ids, last = solution.ids[: ends[-1] + 1], set(ends)
+    return StepExample(
+        index=index,
+        example=Example(index=index, input_ids=ids, completion_mask=tuple(place in last for place in range(len(ids)))),
+        labels=tuple(float(label) for label in values["labels"][: len(ends)]),
+    )

@@ -1,0 +1,287 @@
+"""What a run measures about a model that scores: on held-out pairs, rated answers and labelled steps.
+
+    pairs     accuracy   share of pairs with r_w > r_l, a tie is wrong       margin   mean of r_w - r_l
+    ratings   rmse, pearson, spearman of score and rating, in the units of the data
+    steps     accuracy   share of an answer's labelled steps on the right side of 1/2, mean over the answers
+              auc        probability that a right step scores above a wrong one
+
+Calibration is that of sigmoid(|r_w - r_l|) as the probability that the order is right, of the score of a step as the
+probability that it is right, and of a rating that is predicted: what the found ones are on average, by tenths.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from posttrain.functional.calibration import (
+    ReliabilityBin,
+    by_chance,
+    calibration_error,
+    even_edges,
+    pearson,
+    reliability,
+    root_mean_square_error,
+    spearman,
+)
+from posttrain.functional.intervals import (
+    Interval,
+    auc_change,
+    auc_interval,
+    mean_interval,
+    paired_interval,
+    wilson,
+)
+from posttrain.models.reward_head import ScoringFacts
+from posttrain.train.loop import microbatches
+from posttrain.train.preferences import pairs_batch
+from posttrain.train.ratings import Scale, ratings_batch
+from posttrain.train.steps import steps_batch
+from posttrain.types import Batch, Outputs, Pair, RatedExample, StepExample
+
+Forward = Callable[[Batch], Outputs]
+Scores = dict[str, list[Any]]
+"""What is kept on file of one state of the weights, by name."""
+Record = dict[str, Any]
+SHARES = (0.0, 1.0)
+HALF_TO_ONE = even_edges(0.5, 1.0)
+ZERO_TO_ONE = even_edges(0.0, 1.0)
+
+
+class Subject(Protocol):
+    """Held-out rows, and what is measured of their scores."""
+
+    def __len__(self) -> int: ...
+    def scores(self) -> Scores:
+        """Under the present weights."""
+        ...
+
+    def measures(self, scores: Scores, confidence: float) -> Record: ...
+    def changes(self, before: Scores, after: Scores, confidence: float) -> Record: ...
+    def answers(self, scores: Scores) -> list[float]:
+        """The score of each answer, as a reward would give it."""
+        ...
+
+
+class HeldOutScores:
+    """A measure of a scoring model: each state of its weights, and the change from first to last."""
+
+    def __init__(self, subject: Subject, confidence: float) -> None:
+        self.subject, self.confidence = subject, confidence
+
+    def __call__(self, folder: Path, name: str) -> Record:
+        if not len(self.subject):
+            return {}
+        scores = self.subject.scores()
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name.replace(' ', '-')}-scores.json").write_text(json.dumps(scores))
+        measured = self.subject.measures(scores, self.confidence) | {"confidence": self.confidence}
+        if name != "trained":
+            return {name: measured}
+        before = json.loads((folder / "baseline-scores.json").read_text())
+        return {name: measured, "difference": self.subject.changes(before, scores, self.confidence)}
+
+    def spread(self) -> tuple[float, float, int] | None:
+        """Mean, standard deviation (n - 1) and number of the scores of held-out answers; None without enough."""
+        if not len(self.subject):
+            return None
+        answers = self.subject.answers(self.subject.scores())
+        return (statistics.fmean(answers), statistics.stdev(answers), len(answers)) if len(answers) > 1 else None
+
+
+class HeldOutPairs:
+    """How often the better answer of a held-out pair scores higher, and by how much."""
+
+    def __init__(self, forward: Forward, pairs: Sequence[Pair], *, pad_id: int, tokens_per_microbatch: int) -> None:
+        self.forward, self.pairs, self.pad_id, self.tokens = forward, pairs, pad_id, tokens_per_microbatch
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def scores(self) -> Scores:
+        batch = pairs_batch(self.pairs, self.pad_id)
+        scores_B, (chosen, rejected) = score_rows(self.forward, batch, self.tokens), batch.pairs
+        return {"chosen_N": scores_B[chosen].tolist(), "rejected_N": scores_B[rejected].tolist()}
+
+    def measures(self, scores: Scores, confidence: float) -> Record:
+        margins, n = _margins(scores), len(self.pairs)
+        believed = [sigmoid(abs(margin)) for margin in margins]
+        right = [1.0 if margin > 0 else 0.5 if margin == 0 else 0.0 for margin in margins]
+        return {
+            "pairs": n,
+            "accuracy": wilson(sum(margin > 0 for margin in margins), n, confidence)._asdict(),
+            "margin": mean_interval(margins, confidence)._asdict(),
+        } | probability_record(believed, right, confidence, edges=HALF_TO_ONE)
+
+    def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
+        old, new = ([float(margin > 0) for margin in _margins(scores)] for scores in (before, after))
+        return {"accuracy": paired_interval(old, new, confidence, bounds=SHARES)._asdict()}
+
+    def answers(self, scores: Scores) -> list[float]:
+        return scores["chosen_N"] + scores["rejected_N"]
+
+
+class HeldOutRatings:
+    """How close the scores of held-out answers come to their ratings."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        rows: Sequence[RatedExample],
+        facts: ScoringFacts,
+        *,
+        pad_id: int,
+        tokens_per_microbatch: int,
+    ) -> None:
+        self.forward, self.rows, self.facts, self.pad_id = forward, rows, facts, pad_id
+        self.tokens, self.ratings = tokens_per_microbatch, [row.score for row in rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def scores(self) -> Scores:
+        outputs_B = score_rows(self.forward, ratings_batch(self.rows, Scale(), self.pad_id), self.tokens)
+        return {"scores_N": self.facts.in_units(outputs_B).tolist()}
+
+    def measures(self, scores: Scores, confidence: float) -> Record:
+        predicted, found = scores["scores_N"], self.ratings
+        return {
+            "ratings": len(found),
+            "rmse": root_mean_square_error(predicted, found, confidence)._asdict(),
+            "pearson": _finite(pearson(predicted, found, confidence)),
+            "spearman": _finite(spearman(predicted, found, confidence)),
+            "calibration": {"bins": _bins(reliability(predicted, found, confidence))},
+        }
+
+    def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
+        """Of the root: the change of the mean square, answer by answer, over the sum of both roots."""
+        old, new = (self._squares(scores) for scores in (before, after))
+        roots = math.sqrt(statistics.fmean(old)) + math.sqrt(statistics.fmean(new))
+        change = paired_interval(old, new, confidence)
+        mean, low, high = (edge / (roots or 1.0) for edge in change[:3])
+        return {"rmse": _finite(Interval(mean, low, high, change.n))}
+
+    def answers(self, scores: Scores) -> list[float]:
+        return scores["scores_N"]
+
+    def _squares(self, scores: Scores) -> list[float]:
+        return [(score - y) ** 2 for score, y in zip(scores["scores_N"], self.ratings, strict=True)]
+
+
+class HeldOutSteps:
+    """How well right steps of held-out answers are told from wrong ones. An answer is the unit of chance, except for
+    the AUC, which takes its steps one by one."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        rows: Sequence[StepExample],
+        aggregate: Callable[[Tensor], Tensor],
+        *,
+        pad_id: int,
+        tokens_per_microbatch: int,
+    ) -> None:
+        self.forward, self.rows, self.aggregate = forward, rows, aggregate
+        self.pad_id, self.tokens = pad_id, tokens_per_microbatch
+        self.labels = [label for row in rows for label in row.labels]
+        self.owners = [place for place, row in enumerate(rows) for _ in row.labels]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @torch.no_grad()
+    def scores(self) -> Scores:
+        batch = steps_batch(self.rows, self.pad_id)
+        found: list[list[float]] = [[] for _ in self.rows]
+        for rows, micro in microbatches(batch, self.tokens):
+            scores_BT = self.forward(micro).scores_BT
+            assert scores_BT is not None
+            for row, scores_T, ends_T in zip(rows, scores_BT.double().cpu(), micro.completion_mask_BT, strict=True):
+                found[row] = scores_T[ends_T].sigmoid().tolist()
+        return {"steps": found}
+
+    def measures(self, scores: Scores, confidence: float) -> Record:
+        probabilities = [p for row in scores["steps"] for p in row]
+        return {
+            "answers": len(self.rows),
+            "steps": len(self.labels),
+            "accuracy": mean_interval(self._right(scores), confidence, bounds=SHARES)._asdict(),
+            "auc": _finite(auc_interval(*self._by_label(scores), confidence)),
+        } | probability_record(probabilities, self.labels, confidence, edges=ZERO_TO_ONE, clusters=self.owners)
+
+    def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
+        accuracy = paired_interval(self._right(before), self._right(after), confidence, bounds=SHARES)
+        auc = auc_change(self._by_label(before), self._by_label(after), confidence)
+        return {"accuracy": accuracy._asdict(), "auc": _finite(auc)}
+
+    def answers(self, scores: Scores) -> list[float]:
+        return [float(self.aggregate(torch.tensor(row))) for row in scores["steps"]]
+
+    def _right(self, scores: Scores) -> list[float]:
+        return [
+            statistics.fmean(float((p > 0.5) == (y > 0.5)) for p, y in zip(found, row.labels, strict=True))
+            for found, row in zip(scores["steps"], self.rows, strict=True)
+        ]
+
+    def _by_label(self, scores: Scores) -> tuple[list[float], list[float]]:
+        both = list(zip((p for row in scores["steps"] for p in row), self.labels, strict=True))
+        return [p for p, y in both if y > 0.5], [p for p, y in both if y <= 0.5]
+
+
+@torch.no_grad()
+def score_rows(forward: Forward, batch: Batch, tokens_per_microbatch: int) -> Tensor:
+    """`[B]` in float64."""
+    scores_B = torch.full((batch.num_rows,), math.nan, dtype=torch.float64)
+    for rows, micro in microbatches(batch, tokens_per_microbatch):
+        found_B = forward(micro).scores_B
+        assert found_B is not None
+        scores_B[rows] = found_B.double().cpu()
+    return scores_B
+
+
+def probability_record(
+    believed: Sequence[float],
+    found: Sequence[float],
+    confidence: float,
+    *,
+    edges: Sequence[float],
+    clusters: Sequence[int] | None = None,
+) -> Record:
+    """Brier score and calibration of probabilities; `clusters` are the answers that they belong to."""
+    squares: dict[int, list[float]] = {}
+    for p, y, owner in zip(believed, found, clusters or range(len(believed)), strict=True):
+        squares.setdefault(owner, []).append((p - y) ** 2)
+    brier = mean_interval([statistics.fmean(group) for group in squares.values()], confidence, bounds=SHARES)
+    return {
+        "brier": brier._asdict(),
+        "calibration": {
+            "error": calibration_error(believed, found, confidence, edges=edges, clusters=clusters)._asdict(),
+            "error_by_chance": by_chance(believed, edges),
+            "bins": _bins(reliability(believed, found, confidence, edges=edges, bounds=SHARES)),
+        },
+    }
+
+
+def sigmoid(x: float) -> float:
+    """Of x >= 0."""
+    return 1 / (1 + math.exp(-x))
+
+
+def _margins(scores: Scores) -> list[float]:
+    return [better - worse for better, worse in zip(scores["chosen_N"], scores["rejected_N"], strict=True)]
+
+
+def _bins(bins: Sequence[ReliabilityBin]) -> list[Record]:
+    return [{"n": b.n, "predicted": b.predicted, "found": _finite(b.found)} for b in bins]
+
+
+def _finite(interval: Interval) -> Record:
+    """JSON has no infinity and no NaN."""
+    return {name: value if name == "n" or math.isfinite(value) else None for name, value in interval._asdict().items()}

@@ -1,0 +1,130 @@
+"""What a model that scores learns from: pairs, rated answers or labelled steps, each with its feed and its measure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from posttrain.algorithms import Algorithm
+from posttrain.data.pairs import render_pairs
+from posttrain.data.prompts import Renderer
+from posttrain.data.ratings import render_ratings
+from posttrain.data.split import Split
+from posttrain.data.steps import render_steps
+from posttrain.errors import DataError
+from posttrain.functional.step_scores import aggregate
+from posttrain.models.load import LoadedModel
+from posttrain.models.reward_head import ScoringFacts
+from posttrain.train.feed import Feed
+from posttrain.train.heldout_scores import Forward, HeldOutPairs, HeldOutRatings, HeldOutSteps, Subject
+from posttrain.train.preferences import PairFeed
+from posttrain.train.ratings import RatingFeed, scale_of
+from posttrain.train.row_scores import first
+from posttrain.train.steps import StepFeed
+from posttrain.types import Pair
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredData:
+    """What a run needs to know of its data."""
+
+    feed: Feed
+    heldout: Subject
+    facts: ScoringFacts
+    """About the model that is written, as far as the data decides."""
+    notes: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What data is made of."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    rows: Split
+    loaded: LoadedModel
+    renderer: Renderer
+    facts: ScoringFacts
+
+    def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
+        """The training rows and the held-out ones, or None where there are none of those."""
+        sets = [
+            render(
+                part,
+                self.renderer,
+                max_length=self.loaded.context_length or sys.maxsize,
+                max_dropped=self.config.data.max_dropped,
+                what=what,
+            )
+            for what, part in (("training data", self.rows.train), ("held-out data", self.rows.heldout))
+            if part
+        ]
+        return sets[0], sets[1] if len(sets) > 1 else None
+
+    @property
+    def batching(self) -> dict[str, int]:
+        return {"pad_id": self.loaded.pad_id, "tokens_per_microbatch": self.config.train.tokens_per_microbatch}
+
+
+def from_pairs(source: Source, forward: Forward) -> ScoredData:
+    """The better one of two answers is to score higher."""
+    train, heldout = source.rendered(partial(render_pairs, eos_ids=source.loaded.eos_ids))
+    pairs = first(heldout.pairs, source.config.evaluation.prompts) if heldout else []
+    return ScoredData(
+        feed=PairFeed(source.config, train.pairs, pad_id=source.loaded.pad_id),
+        heldout=HeldOutPairs(forward, pairs, **source.batching),
+        facts=source.facts,
+        notes=drop_notes(train, heldout) + margin_notes(train.pairs, source.algorithm),
+    )
+
+
+def from_ratings(source: Source, forward: Forward) -> ScoredData:
+    """An answer is to score what it was rated."""
+    train, heldout = source.rendered(partial(render_ratings, eos_ids=source.loaded.eos_ids))
+    scale = scale_of([row.score for row in train.rows], source.algorithm.needs)
+    link = "logistic" if "unit_interval" in source.algorithm.needs else "identity"
+    facts = replace(source.facts, link=link, target_mean=scale.mean, target_std=scale.std)
+    answers = first(heldout.rows, source.config.evaluation.prompts) if heldout else []
+    return ScoredData(
+        feed=RatingFeed(source.config, train.rows, scale, pad_id=source.loaded.pad_id),
+        heldout=HeldOutRatings(forward, answers, facts, **source.batching),
+        facts=facts,
+        notes=drop_notes(train, heldout),
+    )
+
+
+def from_steps(source: Source, forward: Forward) -> ScoredData:
+    """A step is to score whether it is right."""
+    separator, how = (source.config.algorithm.settings[name] for name in ("separator", "aggregate"))
+    train, heldout = source.rendered(partial(render_steps, separator=separator))
+    answers = first(heldout.rows, source.config.evaluation.prompts) if heldout else []
+    return ScoredData(
+        feed=StepFeed(source.config, train.rows, pad_id=source.loaded.pad_id),
+        heldout=HeldOutSteps(forward, answers, partial(aggregate, how=how), **source.batching),
+        facts=replace(source.facts, separator=separator, aggregate=how),
+        notes=[*drop_notes(train, heldout), *train.notes, *(heldout.notes if heldout else ())],
+    )
+
+
+def drop_notes(train: Any, heldout: Any) -> list[str]:
+    """What the user should know about rows that were left out."""
+    parts = (("training data", train), ("held-out data", heldout))
+    return [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
+
+
+def margin_notes(pairs: Sequence[Pair], algorithm: Algorithm) -> list[str]:
+    """A column of margins that nothing reads is worth a line; one that is missing, an error."""
+    known, asked = sum(pair.margin is not None for pair in pairs), "margins" in algorithm.needs
+    if asked and known < len(pairs):
+        raise DataError(
+            given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, which {algorithm.key} is set to read",
+            allowed="a number in the column margin of each row",
+            fix="Set algorithm.margin = 0, or complete the column.",
+        )
+    return ["the column margin is not used; algorithm.margin = data would use it"] if known and not asked else []
