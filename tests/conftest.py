@@ -1,7 +1,9 @@
 """The fixtures that worked examples are computed on, and how hypothesis draws: the same examples in every run."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -18,6 +20,16 @@ Ragged = Sequence[Sequence[float]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden runs anew (tests/golden)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What runs keep for each other stays inside of the test session, processes that it starts included."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("POSTTRAIN_CACHE")
+    os.environ["POSTTRAIN_CACHE"] = str(folder)
+    yield folder
+    os.environ.pop("POSTTRAIN_CACHE") if before is None else os.environ.update(POSTTRAIN_CACHE=before)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,12 @@ would be 1. Each says everything it stands for, so that no default of ours can m
     openrlhf-group-norm  OpenRLHF's group_norm: k1 in the reward of each token, after the normalisation
     openrlhf-reinforce   OpenRLHF's reinforce: returns whitened over tokens, squares divided by n
     areal-decoupled      AReaL's decoupled PPO over group-normalised rewards, its weight masked above 5
+    trl-dpo              TRL's DPO with loss_type = "sigmoid", which ignores label_smoothing
+    trl-ipo              TRL's DPO with loss_type = "ipo": log-ratios per token
+    openrlhf-ipo         OpenRLHF's DPO with ipo: log-ratios summed over the answer
+    trl-kto              TRL's KTO; its reference point is that of one device's rows, here of the step's
+    trl-orpo             TRL's ORPO, whose likelihood term covers the prompt, too: here the answer alone (RULE 38)
+    trl-simpo            TRL's CPO with loss_type = "simpo" and cpo_alpha = 0, without which it adds a likelihood term
 
 Not reproduced: OpenRLHF clips normalised rewards to +-10 (groups of about a hundred and more); AReaL's recipe for GSM8K
 normalises a second time over the batch; TRL logs the KL as ratio * k3, whose gradient is that of k3_corrected here.
@@ -112,5 +118,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = _frozen(
             ),
             "train": {"minibatches": 4},
         },
+        "trl-dpo": {"algorithm": {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0, "divergence": "reverse_kl"}},
+        "trl-ipo": {"algorithm": {"name": "ipo", "tau": 0.1, "length_average": True}},
+        "openrlhf-ipo": {"algorithm": {"name": "ipo", "tau": 0.1, "length_average": False}},
+        "trl-kto": {
+            "algorithm": {"name": "kto", "beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
+        },
+        "trl-orpo": {"algorithm": {"name": "orpo", "beta": 0.1, "nll_normalization": "token_mean"}},
+        "trl-simpo": {"algorithm": {"name": "simpo", "beta": 0.1, "gamma": 0.5}},
     }
 )

@@ -4,19 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.algorithms.preference_data import LabelFixture, P
 from tests.algorithms.test_correction import FULL_GRADIENT, SAMPLING
 from tests.conftest import pad
 from torch import Tensor
 
-from posttrain.algorithms import PolicyGradient
+from posttrain.algorithms import Algorithm, PolicyGradient, SimPO
 from posttrain.config import load_config
 from posttrain.types import Batch, Experience, count_totals
 
 
-def preset(name: str, **settings) -> PolicyGradient:
-    config = {"model": "tiny:copy", "data": {"train": "task:copy"}, "rewards": [{"name": "exact_match"}]}
+def named(name: str, **settings) -> Algorithm:
+    config = {"model": "tiny:copy", "data": {"train": "task:copy"}}
     overrides = {f"algorithm.{key}": value for key, value in settings.items()}
-    algorithm = load_config(config | {"preset": name, "train": {"steps": 1}}, overrides).config.algorithm.build()
+    return load_config(config | {"preset": name, "train": {"steps": 1}}, overrides).config.algorithm.build()
+
+
+def preset(name: str, **settings) -> PolicyGradient:
+    algorithm = named(name, **settings)
     assert isinstance(algorithm, PolicyGradient)
     return algorithm
 
@@ -174,3 +179,29 @@ def test_areal_decoupled_masks_what_is_above_5_and_keeps_its_place(t):
     loss, gradient_BT = learnt(t, preset("areal-decoupled"), replace(t.batch(), sampling_logprobs_BT=far_BT))
     assert loss == pytest.approx(-0.3475066601, rel=1e-8)
     assert gradient_BT[3, 0] == 0
+
+
+PREFERENCE_LOSSES = {
+    "trl-dpo": ({}, 0.6860067668),
+    "trl-ipo": ({}, 24.61853232),
+    "openrlhf-ipo": ({}, 25.29),
+    "trl-orpo": ({}, 2.076810649),
+    "trl-simpo": ({"beta": 2.0, "gamma": 1.0}, 1.022567135),
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCE_LOSSES)
+def test_the_preference_losses_of_other_libraries(name: str):
+    settings, expected = PREFERENCE_LOSSES[name]
+    assert P.loss(named(name, **settings)) == pytest.approx(expected, rel=1e-8)
+
+
+def test_trl_kto():
+    assert LabelFixture().evaluate(named("trl-kto")).loss.item() == pytest.approx(0.4962525202, rel=1e-8)
+
+
+def test_the_target_margin_of_trl_is_not_scaled_by_beta():
+    """TRL's simpo_gamma = 0.5 at beta = 0.1 is 0.5 in the loss, not 0.05: the number of the SimPO repository is a ratio."""
+    algorithm = named("trl-simpo")
+    assert isinstance(algorithm, SimPO)
+    assert algorithm.target_margin == 0.5
