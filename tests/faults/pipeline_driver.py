@@ -1,0 +1,59 @@
+"""Train or resume a pipeline, and SIGKILL this very process at a moment of one of its stages.
+
+    python pipeline_driver.py train PIPELINE.yaml [STAGE STEP]
+    python pipeline_driver.py resume FOLDER       [STAGE STEP]
+
+The kill comes when the run in the folder STAGE has written down step STEP; with `end` for a step, when that run has
+ended and the pipeline has not yet written anything about it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import posttrain
+from posttrain.train.handover import HandOver
+from posttrain.train.run import Run
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at(stage: str, step: int) -> None:
+    record = Run.record_step
+
+    def wrapped(self: Run, *args: Any) -> None:
+        record(self, *args)
+        if self.folder.name == stage and self.step == step:
+            die()
+
+    Run.record_step = wrapped
+
+
+def kill_after(stage: str) -> None:
+    write = HandOver.write
+
+    def wrapped(self: HandOver, path: Path) -> None:
+        if path.stem == stage:
+            die()
+        write(self, path)
+
+    HandOver.write = wrapped
+
+
+def main() -> None:
+    verb, target, *when = sys.argv[1:]
+    if when:
+        stage, step = when
+        kill_after(stage) if step == "end" else kill_at(stage, int(step))
+    trained = posttrain.train(target) if verb == "train" else posttrain.resume(target)
+    assert trained.model_path.is_dir()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A pipeline that was killed in a stage, or between two, and resumed is the pipeline that was never killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.tiny import tiny_model, write_prompts
+
+DRIVER = Path(__file__).with_name("pipeline_driver.py")
+STAGES = ("01-sft", "02-rm", "03-ppo")
+KILLS = (("01-sft", "3"), ("01-sft", "end"), ("02-rm", "1"), ("03-ppo", "2"), ("03-ppo", "end"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    tiny_model(folder / "model")
+    prompts = write_prompts(folder / "prompts.jsonl", count=24)
+    rows = [json.loads(line) for line in prompts.read_text().splitlines()]
+    examples = [{"prompt": row["prompt"], "completion": row["answer"]} for row in rows]
+    pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": row["answer"][::-1] + "z"} for row in rows]
+    for name, content in (("examples", examples), ("pairs", pairs)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    return folder
+
+
+def write_pipeline(folder: Path, name: str) -> Path:
+    shared = {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "sampling": {"group_size": 2, "max_completion_length": 6},
+        "evaluation": {"prompts": 2, "samples": 0},
+        "checkpoint": {"every": 2, "keep": 2},
+        "guards": {"max_truncated": 1.0},
+        "output": str(folder / name),
+        "report": False,
+    }
+    train = {"steps": 4, "prompts_per_step": 4, "learning_rate": 1e-3}
+    stages = [
+        {"algorithm": "sft", "data": {"train": str(folder / "examples.jsonl")}, "train": train},
+        {"name": "rm", "algorithm": "reward_model", "data": {"train": str(folder / "pairs.jsonl")}, "train": train},
+        {
+            "algorithm": "ppo",
+            "data": {"train": str(folder / "prompts.jsonl")},
+            "rewards": [{"model": "stage:rm"}],
+            "critic": {"path": "stage:rm"},
+            "train": {**train, "learning_rate": 1e-4, "minibatches": 2},
+        },
+    ]
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**shared, "stages": stages}))
+    return path
+
+
+def drive(verb: str, target: Path, *when: str) -> int:
+    command = [sys.executable, str(DRIVER), verb, str(target), *when]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode in (0, -signal.SIGKILL), finished.stderr
+    return finished.returncode
+
+
+def weights(run: Path) -> dict[str, str]:
+    """The content of everything in the last checkpoint that does not name a folder."""
+    files = [path for path in sorted((run / "checkpoints" / "step-000004").rglob("*")) if path.is_file()]
+    assert files, f"{run} has no last checkpoint"
+    named = {str(path.relative_to(run)): path for path in files if "manifest" not in path.name}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
+
+
+def test_kills_in_every_stage_and_between_them_change_no_bit(folder):
+    assert drive("train", write_pipeline(folder, "whole")) == 0
+    verb, target = "train", write_pipeline(folder, "killed")
+    for when in KILLS:
+        assert drive(verb, target, *when) == -signal.SIGKILL, when
+        verb, target = "resume", folder / "killed"
+    assert drive("resume", folder / "killed") == 0
+    for stage in STAGES:
+        assert weights(folder / "killed" / stage) == weights(folder / "whole" / stage)
+        assert records(folder / "killed" / stage) == records(folder / "whole" / stage)
+        ours, theirs = (
+            json.loads((folder / name / "handover" / f"{stage}.json").read_text()) for name in ("killed", "whole")
+        )
+        assert ours == theirs
+    progress = json.loads((folder / "killed" / "pipeline.json").read_text())
+    assert [entry["status"] for entry in progress["stages"]] == ["finished"] * 3
+    assert progress["status"] == "finished"
+
+
+def test_a_finished_stage_is_not_trained_again(folder):
+    target = write_pipeline(folder, "once")
+    assert drive("train", target, "03-ppo", "1") == -signal.SIGKILL
+    times = [(folder / "once" / stage / "metrics.jsonl").stat().st_mtime_ns for stage in STAGES[:2]]
+    assert drive("resume", folder / "once") == 0
+    assert [(folder / "once" / stage / "metrics.jsonl").stat().st_mtime_ns for stage in STAGES[:2]] == times
