@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,7 +165,8 @@ def write_values(file: Path, parts: Iterator[np.ndarray], count: int) -> None:
             fix="Make room, or name another folder in the environment variable POSTTRAIN_CACHE.",
         ) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
 
 
 def _seal(file: Path) -> Path:
