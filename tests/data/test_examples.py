@@ -70,7 +70,7 @@ def test_alpaca_rows_put_the_input_under_the_instruction(renderer):
         "<bos>Add\n\n1 2[3][<eos>]",
         "<bos>Hum[m][<eos>]",
     ]
-    assert found.form == "instruction and output"
+    assert found.form == "instruction + output"
 
 
 def test_with_a_chat_template_the_prompt_is_the_one_of_generation(chat_renderer):
@@ -154,13 +154,14 @@ def test_an_empty_completion_teaches_to_stop_at_once_and_is_kept(renderer):
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "completion": 3}, {"prompt": 3, "completion": "a"}])
 def test_numbers_are_no_text(renderer, row):
-    with pytest.raises(DataError, match=r"column '\w+' is a int, not text \(rows:1\)"):
+    with pytest.raises(DataError, match=r"\w+: a int, neither text nor messages \(rows:1\)"):
         render(rows_of(row), renderer)
 
 
 def test_columns_that_fit_no_form_are_listed_with_the_forms(renderer):
     message = (
-        r"cannot use the columns question, answer; allowed: messages; prompt \+ completion; instruction \+ output; text"
+        r"cannot use the columns question, answer; allowed: messages; prompt \+ completion; conversations; .*; text"
+        r"(.|\n)*Rename question to prompt and answer to completion"
     )
     with pytest.raises(DataError, match=message):
         render(rows_of({"question": "a", "answer": "b"}), renderer)

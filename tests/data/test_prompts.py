@@ -162,11 +162,11 @@ def test_unusable_rows_are_counted_with_reason_and_place(renderer):
     assert [(dropped.origin, dropped.reason) for dropped in found.dropped] == [
         ("rows:2", "empty prompt"),
         ("rows:3", "no value in column 'prompt'"),
-        ("rows:4", "a int, neither text nor messages"),
+        ("rows:4", "prompt: a int, neither text nor messages"),
         ("rows:5", "no value in column 'prompt'"),
-        ("rows:6", "no messages"),
-        ("rows:7", "message without role and content"),
-        ("rows:8", "messages that end with an assistant turn"),
+        ("rows:6", "prompt: no messages"),
+        ("rows:7", "prompt: message without role and content"),
+        ("rows:8", "prompt: messages that end with an assistant turn"),
         ("rows:9", "prompt longer than 6 tokens"),
     ]
     assert found.dropped_summary.startswith("dropped 8 of 9 rows: 2 no value")

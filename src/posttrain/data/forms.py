@@ -182,15 +182,16 @@ TAKEN_BY: Mapping[Kind, str] = {
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:
-    """All columns, in the order of their first occurrence."""
-    return list(dict.fromkeys(name for row in rows for name in row.values))
+    """All columns, in the order of their first occurrence; streamed rows know them."""
+    known: list[str] | None = getattr(rows, "columns", None)
+    return known if known is not None else list(dict.fromkeys(name for row in rows for name in row.values))
 
 
 def forms_of(kind: Kind) -> tuple[Form, ...]:
     return tuple(form for form in FORMS if form.kind == kind)
 
 
-def detect(rows: Sequence[Row], kind: Kind) -> Form:
+def detect(rows: Iterable[Row], kind: Kind) -> Form:
     """The first form of the kind whose columns the rows have. Raises `DataError` when there is none.
 
     Some rows of a large source are enough, as long as they have its columns.
@@ -199,12 +200,13 @@ def detect(rows: Sequence[Row], kind: Kind) -> Form:
     found = _fitting(kind, columns, rows)
     if found is None:
         raise _no_form(kind, columns, rows)
+    found = replace(found, may_have=tuple(name for name in found.may_have if name in columns))
     if kind != "prompts":
         return found
     return replace(found, answer=next((name for name in ANSWER_COLUMNS if name in columns), None))
 
 
-def _fitting(kind: Kind, columns: Sequence[str], rows: Sequence[Row]) -> Form | None:
+def _fitting(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> Form | None:
     for form in forms_of(kind):
         if set(form.needs) <= set(columns) and not set(form.unless) & set(columns):
             sample = [row.values for row in islice(rows, LOOKED_AT) if all(n in row.values for n in form.needs)]
@@ -213,7 +215,7 @@ def _fitting(kind: Kind, columns: Sequence[str], rows: Sequence[Row]) -> Form | 
     return None
 
 
-def _no_form(kind: Kind, columns: Sequence[str], rows: Sequence[Row]) -> DataError:
+def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataError:
     what = {
         "examples": "supervised training cannot use the columns",
         "prompts": "the data has no column for the prompt; its columns are",
@@ -249,7 +251,7 @@ def _under_another_name(name: str, columns: Sequence[str]) -> str | None:
     return next(iter(others), None) or next(iter(difflib.get_close_matches(name, columns, n=1, cutoff=0.8)), None)
 
 
-def _other_kinds(kind: Kind, columns: Sequence[str], rows: Sequence[Row]) -> str:
+def _other_kinds(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> str:
     """What the data could be used for instead."""
     fitting = [
         form

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
 from posttrain.data.forms import Form, detect
 from posttrain.data.pairs import render_answer
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
+from posttrain.data.stream import collect
 from posttrain.types import LabelledExample
 
 
@@ -17,9 +19,9 @@ from posttrain.types import LabelledExample
 class LabelledSet:
     """The usable answers, and what was left out of them."""
 
-    rows: tuple[LabelledExample, ...]
+    rows: Sequence[LabelledExample]
     form: str = ""
-    dropped: tuple[Dropped, ...] = ()
+    dropped: Sequence[Dropped] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -41,12 +43,10 @@ def render_labels(
 ) -> LabelledSet:
     """Every row as a `LabelledExample`, or counted as dropped with the reason. Raises as `render_pairs` does."""
     form = detect(rows, "labels")
-    usable, dropped = [], []
-    for index, row in enumerate(rows):
-        found = render_label(row, index, form, renderer, eos_ids=eos_ids, max_length=max_length)
-        (usable if isinstance(found, LabelledExample) else dropped).append(found)
+    render = partial(render_label, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
+    usable, dropped = collect(rows, render, LabelledExample)
     refuse_too_many(dropped, len(rows), max_dropped, what)
-    return LabelledSet(rows=tuple(usable), form=form.name, dropped=tuple(dropped))
+    return LabelledSet(rows=usable, form=form.name, dropped=dropped)
 
 
 def render_label(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import difflib
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from posttrain.data.dropped import Dropped, refuse_too_many, summary
+from jinja2 import TemplateError
+
+from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.forms import ANSWER_COLUMNS, Form, columns_of, detect
+from posttrain.data.layouts import cell, read_prompt
 from posttrain.data.read import Row
 from posttrain.errors import DataError
 from posttrain.types import Prompt
@@ -17,9 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from posttrain.config import DataConfig
-
-PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction")
-ANSWER_COLUMNS = ("answer", "Answer", "solution", "ground_truth", "gold")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class Renderer:
     chat: bool
     system_prompt: str | None = None
     template_kwargs: Mapping[str, Any] | None = None
+    train_on: Literal["all", "last"] = "all"
+    """Of a conversation: all answers, or the last one."""
 
     @staticmethod
     def of(
@@ -65,41 +69,59 @@ class Renderer:
             chat=has_template if config.chat == "auto" else config.chat,
             system_prompt=config.system_prompt,
             template_kwargs=template_kwargs,
+            train_on=config.train_on,
         )
 
     def messages(self, prompt: str | Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...] | None:
-        """The chat messages of a prompt; None when it is plain text."""
+        """The chat messages of a prompt; None when it is plain text. One that brings a system turn keeps it."""
         if isinstance(prompt, str):
             if not self.chat:
                 return None
             prompt = [{"role": "user", "content": prompt}]
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt is not None else []
+        has_own = bool(prompt) and prompt[0]["role"] == "system"
+        system = [] if self.system_prompt is None or has_own else [{"role": "system", "content": self.system_prompt}]
         return (*system, *(dict(message) for message in prompt))
 
-    def text(self, prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    def text(
+        self, prompt: str | Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
         """What the model reads, special tokens of the chat template included."""
         messages = self.messages(prompt)
         if messages is None:
             return (self.system_prompt or "") + str(prompt)
-        return self.render(messages, add_generation_prompt=True)
+        return self.render(messages, add_generation_prompt=True, tools=tools)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """The messages under the chat template."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The messages under the chat template. Raises `Unusable` for what the template refuses."""
+        return str(self._apply(messages, tools, tokenize=False, add_generation_prompt=add_generation_prompt))
+
+    def encode_marked(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Mapping[str, Any]:
+        """`input_ids`, and `assistant_masks` where the template has {% generation %} tags."""
+        wanted = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        return cast("Mapping[str, Any]", self._apply(messages, tools, **wanted))
+
+    def _apply(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, **options: Any
+    ) -> Any:
         if not self.tokenizer.chat_template:
             raise DataError(
                 given="the data has chat messages, but the tokenizer has no chat template",
                 allowed="plain text, or a tokenizer with a chat template",
                 fix="Name a template in model.chat_template, or give the data as text.",
             )
-        kwargs = dict(self.template_kwargs or {})
-        return str(
-            self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **kwargs,
-            )
-        )
+        options |= dict(self.template_kwargs or {}) | ({} if tools is None else {"tools": list(tools)})
+        try:
+            return self.tokenizer.apply_chat_template([dict(message) for message in messages], **options)
+        except (TemplateError, TypeError) as error:  # a template is a program: it refuses, or trips over a value
+            raise Unusable(f"the chat template refuses it ({error})") from error
 
     def ids(self, text: str, *, is_chat: bool) -> tuple[int, ...]:
         """A template writes its own BOS; plain text gets what the tokenizer puts in front, and never a closing EOS."""
@@ -118,98 +140,78 @@ def render_prompts(
     when a column is missing from the data, or when more than `data.max_dropped` of the rows cannot be used.
     """
     limit = min(max_prompt_length, config.max_prompt_length or max_prompt_length)
-    find_prompt = PromptColumn.find(config.prompt, rows)
-    answer = _answer_column(config.answer, rows)
+    form = prompt_form(rows, config)
     prompts, dropped = [], []
     for index, row in enumerate(rows):
-        found = _render(row, index, find_prompt, answer, renderer, limit)
+        found = render_prompt(row, index, form, renderer, max_length=limit)
         (prompts if isinstance(found, Prompt) else dropped).append(found)
     refuse_too_many(dropped, len(rows), config.max_dropped, what)
-    columns = f"prompt from {find_prompt.describe()}" + (
-        f", answer from {answer!r}" if answer else ", no answer column"
-    )
-    return PromptSet(prompts=tuple(prompts), dropped=tuple(dropped), columns=columns)
+    return PromptSet(prompts=tuple(prompts), dropped=tuple(dropped), columns=describe(form))
 
 
-def _render(
-    row: Row, index: int, column: PromptColumn, answer: str | None, renderer: Renderer, limit: int
-) -> Prompt | Dropped:
-    prompt = column.of(row)
-    if isinstance(prompt, Dropped):
-        return prompt
+def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_length: int) -> Prompt | Dropped:
+    """One row of the form; `index` is its number in the data."""
+    columns = form.read(row, chat=renderer.chat)
+    if isinstance(columns, Dropped):
+        return columns
+    prompt = columns.pop("prompt")
     messages = renderer.messages(prompt)
-    text = renderer.text(prompt)
+    try:
+        text = renderer.text(prompt, tools=None if isinstance(prompt, str) else columns.get("tools"))
+    except Unusable as reason:
+        return Dropped(row.origin, str(reason))
     ids = renderer.ids(text, is_chat=messages is not None)
     if not ids:
         return Dropped(row.origin, "prompt without tokens")
-    if len(ids) > limit:
-        return Dropped(row.origin, f"prompt longer than {limit} tokens")
-    columns = {name: value for name, value in row.values.items() if name != column.name}
-    if answer is not None:
-        columns["answer"] = row.values.get(answer)
+    if len(ids) > max_length:
+        return Dropped(row.origin, f"prompt longer than {max_length} tokens")
     plain = prompt if isinstance(prompt, str) else None
     return Prompt(index=index, ids=ids, text=text, plain=plain, messages=messages, columns=columns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptColumn:
-    """Where a row's prompt is: a column, or a template over columns."""
-
-    name: str | None = None
-    context: str | None = None
-    """A column whose text, where a row has any, stands below that of `name`: the input of Alpaca's instructions."""
-    template: str | None = None
-
-    @staticmethod
-    def find(setting: str | None, rows: Sequence[Row]) -> PromptColumn:
-        columns = list(dict.fromkeys(name for row in rows for name in row.values))
-        if setting is None:
-            found = next((name for name in PROMPT_COLUMNS if name in columns), None)
-            if found is None:
-                raise _no_column("column for the prompt", ", ".join(PROMPT_COLUMNS), columns)
-            return PromptColumn(name=found, context="input" if found == "instruction" and "input" in columns else None)
-        if "{" not in setting:
-            if setting not in columns:
-                raise _no_column(f"the column {setting!r} (data.prompt)", "a column of the data", columns, setting)
-            return PromptColumn(name=setting)
-        for name in _fields(setting):
-            if name not in columns:
-                raise _no_column(f"the column {name!r} (data.prompt)", "columns in braces", columns, name)
-        return PromptColumn(template=setting)
-
-    def describe(self) -> str:
-        if self.name is None:
-            return f"template {self.template!r}"
-        return f"column {self.name!r}" + (f" with {self.context!r} below it" if self.context else "")
-
-    def of(self, row: Row) -> str | list[dict[str, Any]] | Dropped:
-        """Text, chat messages, or why there is neither."""
-        if self.template is not None:
-            values = {name: row.values.get(name) for name in _fields(self.template)}
-            missing = [name for name, value in values.items() if value is None]
-            if missing:
-                return Dropped(row.origin, f"no value in column {missing[0]!r}")
-            prompt = self.template.format_map(values)
-        else:
-            prompt = row.values.get(self.name or "")
-        if prompt is None:
-            return Dropped(row.origin, f"no value in column {self.name!r}")
-        if isinstance(prompt, str):
-            below = row.values.get(self.context) if self.context else None
-            return with_input(prompt, below) if prompt.strip() else Dropped(row.origin, "empty prompt")
-        fault = fault_in_messages(prompt)
-        if not fault and prompt[-1]["role"] == "assistant":
-            fault = "messages that end with an assistant turn"
-        return Dropped(row.origin, fault) if fault else prompt
+def prompt_form(rows: Iterable[Row], config: DataConfig) -> Form:
+    """Where prompt and gold answer are: as `data.prompt` and `data.answer` say, else as forms.py knows."""
+    columns = columns_of(rows)
+    if config.answer is not None and config.answer not in columns:
+        raise _no_column(f"the column {config.answer!r} (data.answer)", "a column of the data", columns, config.answer)
+    form = detect(rows, "prompts") if config.prompt is None else _named_form(config.prompt, columns)
+    return form if config.answer is None else replace(form, answer=config.answer)
 
 
-def with_input(instruction: str, given: Any) -> str:
-    """Alpaca's two columns as one text.
+def _named_form(setting: str, columns: Sequence[str]) -> Form:
+    """A column, or a template over columns."""
+    answer = next((name for name in ANSWER_COLUMNS if name in columns), None)
+    if "{" not in setting:
+        if setting not in columns:
+            raise _no_column(f"the column {setting!r} (data.prompt)", "a column of the data", columns, setting)
+        reader = partial(read_prompt, column=setting)
+        return Form(kind="prompts", needs=(setting,), family="data.prompt", reader=reader, answer=answer)
+    for name in _fields(setting):
+        if name not in columns:
+            raise _no_column(f"the column {name!r} (data.prompt)", "columns in braces", columns, name)
+    return Form(
+        kind="prompts",
+        needs=(),
+        may_have=tuple(_fields(setting)),
+        family=f"template {setting!r}",
+        reader=partial(_fill_in, template=setting, names=_fields(setting)),
+        answer=answer,
+    )
 
-    >>> with_input("Add.", "1 2"), with_input("Sing.", "")
-    ('Add.\\n\\n1 2', 'Sing.')
-    """
-    return f"{instruction}\n\n{given}" if given else instruction
+
+def _fill_in(values: Mapping[str, Any], *, template: str, names: Sequence[str]) -> dict[str, Any]:
+    prompt = template.format_map({name: cell(values, name) for name in names})
+    if not prompt.strip():
+        raise Unusable("empty prompt")
+    return {"prompt": prompt}
+
+
+def describe(form: Form) -> str:
+    """Where the prompt and the gold answer come from, in words."""
+    source = f"column {form.needs[0]!r}" if form.needs else form.family
+    if "input" in form.may_have and form.needs == ("instruction",):
+        source += " with 'input' below it"
+    return f"prompt from {source}, " + (f"answer from {form.answer!r}" if form.answer else "no answer column")
 
 
 def _fields(template: str) -> list[str]:
@@ -221,24 +223,6 @@ def _fields(template: str) -> list[str]:
             allowed='text with columns in braces, such as "{Body} {Question}"',
             fix="Close every brace; write {{ for a brace in the text.",
         ) from None
-
-
-def fault_in_messages(value: Any) -> str:
-    """What is wrong with a value that should be chat messages; "" if nothing."""
-    if not isinstance(value, list):
-        return f"a {type(value).__name__}, neither text nor messages"
-    if not value:
-        return "no messages"
-    if not all(isinstance(message, dict) and "role" in message and "content" in message for message in value):
-        return "message without role and content"
-    return ""
-
-
-def _answer_column(setting: str | None, rows: Sequence[Row]) -> str | None:
-    columns = list(dict.fromkeys(name for row in rows for name in row.values))
-    if setting is not None and setting not in columns:
-        raise _no_column(f"the column {setting!r} (data.answer)", "a column of the data", columns, setting)
-    return setting or next((name for name in ANSWER_COLUMNS if name in columns), None)
 
 
 def _no_column(missing: str, allowed: str, columns: Sequence[str], wanted: str = "") -> DataError:

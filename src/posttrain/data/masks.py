@@ -1,0 +1,353 @@
+"""Which tokens of a conversation are the assistant's, under any chat template, or why they cannot be told.
+
+Three ways, tried in this order:
+
+1. prefix: what the template writes for the turns before an answer is a beginning of what it writes with the answer.
+   Holds for every template that only appends. The last answer alone needs no more than this of any template.
+2. tags: the template marks the answers itself, with {% generation %}.
+3. marks: characters that no data has are put at the ends of each message; where they come out is where the message
+   stands, provided that without them the rendering is letter for letter the same. Holds for templates that rewrite
+   earlier turns, such as those that take the reasoning out of them.
+
+What is trained begins behind the header that generation is prompted with, and ends with the end-of-turn token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from posttrain.data.dropped import Unusable
+from posttrain.errors import DataError
+
+if TYPE_CHECKING:
+    from posttrain.data.prompts import Renderer
+
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Ids that are trained, or not, as a whole."""
+
+    ids: tuple[int, ...]
+    trained: bool
+
+
+class Turn(NamedTuple):
+    """Where an answer stands in the rendered text: behind the header, end-of-turn token included."""
+
+    start: int
+    end: int
+
+
+class NotFound(Exception):
+    """This way does not work for this conversation under this template; says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """Messages under a chat template, and which of their answers are to be trained."""
+
+    messages: Sequence[Mapping[str, Any]]
+    trained: Sequence[int]
+    """Places of assistant turns, in ascending order."""
+    renderer: Renderer
+    eos_ids: Collection[int]
+    tools: Tools = None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, prompted: bool = False) -> str:
+        return self.renderer.render(messages, add_generation_prompt=prompted, tools=self.tools)
+
+    def end_of_turn(self, text: str, start: int, stop: int) -> int | None:
+        """Behind the first EOS in `text[start:stop]`."""
+        names = [self.renderer.tokenizer.convert_ids_to_tokens(token) for token in self.eos_ids]
+        ends = [found + len(name) for name in names if (found := text.find(str(name), start, stop)) >= 0]
+        return min(ends, default=None)
+
+
+def assistant_segments(
+    messages: Sequence[Mapping[str, Any]],
+    renderer: Renderer,
+    eos_ids: Collection[int],
+    *,
+    origin: str,
+    first: int = 0,
+    tools: Tools = None,
+) -> list[Segment]:
+    """The rendered conversation, cut at the assistant's turns from message `first` on, which are trained.
+
+    Of these only the last with `train_on: last`, and none whose `weight` is 0 (OpenAI). The last one gets an EOS where
+    the template writes none. Raises `Unusable` for what the template refuses, `DataError` when no way works.
+    """
+    answers = [n for n, message in enumerate(messages) if message["role"] == "assistant" and n >= first]
+    trained = [n for n in answers if messages[n].get("weight", 1) != 0]
+    trained = trained[-1:] if renderer.train_on == "last" else trained
+    if not trained:
+        raise Unusable("nothing to train on")
+    talk = Conversation(messages=messages, trained=trained, renderer=renderer, eos_ids=eos_ids, tools=tools)
+    segments, _ = find_answers(talk, origin)
+    return closed(segments, renderer, eos_ids)
+
+
+def find_answers(talk: Conversation, origin: str) -> tuple[list[Segment], str]:
+    """The segments, and the way in which they were found."""
+    refused: Unusable | None = None
+    reasons = []
+    for way, find in WAYS.items():
+        try:
+            return find(talk), way
+        except NotFound as reason:
+            reasons.append(str(reason))
+        except Unusable as reason:
+            refused = refused or reason
+    if refused is not None:
+        raise refused
+    raise DataError(
+        given=f"{origin}: {reasons[0]}, so the assistant's tokens cannot be told from the rest "
+        f"({'; '.join(reasons[1:])})",
+        allowed="a chat template that only appends, that marks answers with {% generation %}, or that leaves the text "
+        "of each answer as it is",
+        fix="Set data.train_on = last, use prompt and completion columns, or name a training version of the template "
+        "in model.chat_template.",
+    )
+
+
+def closed(segments: Sequence[Segment], renderer: Renderer, eos_ids: Collection[int]) -> list[Segment]:
+    """With an EOS at the end of the last answer: a model that never sees one never learns to stop."""
+    eos = cast("int | None", renderer.tokenizer.eos_token_id)
+    last = max(place for place, segment in enumerate(segments) if segment.trained)
+    answer = segments[last].ids
+    if eos is None or (answer and answer[-1] in eos_ids):
+        return list(segments)
+    return [*segments[:last], replace(segments[last], ids=(*answer, eos)), *segments[last + 1 :]]
+
+
+# --- the three ways --------------------------------------------------------------------------------------------------
+
+
+def by_prefix(talk: Conversation) -> list[Segment]:
+    """Each answer is what is added to the prompt that would ask for it."""
+    text, turns = "", []
+    for place in talk.trained:
+        before = talk.render(talk.messages[:place], prompted=True)
+        after = talk.render(talk.messages[: place + 1])
+        if not before.startswith(text) or not after.startswith(before):
+            raise NotFound("the chat template rewrites earlier turns when a turn is added")
+        end = talk.end_of_turn(after, len(before), len(after))
+        turns.append(Turn(len(before), len(after) if end is None else end))
+        _require_calls(talk.messages[place], after[len(before) :])
+        text = after
+    return _cut(text, turns, talk.renderer)
+
+
+def by_tags(talk: Conversation) -> list[Segment]:
+    """The template says it itself with {% generation %}; an EOS right behind belongs to the answer."""
+    renderer = talk.renderer
+    if not re.search(r"\{%-?\s*generation\s*-?%\}", _template_text(renderer)):
+        raise NotFound("the template has no {% generation %} tags")
+    encoded = renderer.encode_marked(talk.messages, talk.tools)
+    ids, mask = list(encoded["input_ids"]), [bool(one) for one in encoded["assistant_masks"]]
+    starts = [n for n, on in enumerate(mask) if on and not (n and mask[n - 1])]
+    ends = [next((m for m in range(n, len(mask)) if not mask[m]), len(mask)) for n in starts]
+    ends = [
+        end + 1 if end < len(ids) and ids[end] in talk.eos_ids and ids[end - 1] not in talk.eos_ids else end
+        for end in ends
+    ]
+    answers = [n for n, message in enumerate(talk.messages) if message["role"] == "assistant"]
+    if len(starts) != len(answers):
+        raise NotFound(f"the template marks {len(starts)} stretches for {len(answers)} answers")
+    segments, done = [], 0
+    for place, start, end in zip(answers, starts, ends, strict=True):
+        if place in talk.trained:
+            segments += [
+                Segment(ids=tuple(ids[done:start]), trained=False),
+                Segment(ids=tuple(ids[start:end]), trained=True),
+            ]
+            done = end
+    return [*segments, Segment(ids=tuple(ids[done:]), trained=False)]
+
+
+def by_marks(talk: Conversation) -> list[Segment]:
+    """See `Marks`; the header is what generation is prompted with, or what stands before any other answer there."""
+    marks = Marks.place(talk)
+    turns = []
+    for place in talk.trained:
+        low, high = marks.end_before(place), marks.ends.get(place)
+        if high is None:
+            raise NotFound("the template leaves out an answer or changes it")
+        start = _behind_header(talk, marks.text, place, low, high)
+        end = talk.end_of_turn(marks.text, high, marks.begin_after(place))
+        if end is None and talk.messages[place].get("tool_calls"):
+            raise NotFound("nothing ends the turn behind a tool call")
+        is_last = place == len(talk.messages) - 1
+        turns.append(Turn(start, end if end is not None else len(marks.text) if is_last else high))
+        _require_calls(talk.messages[place], marks.text[start : turns[-1].end])
+    return _cut(marks.text, turns, talk.renderer)
+
+
+WAYS: Mapping[str, Callable[[Conversation], list[Segment]]] = {"prefix": by_prefix, "tags": by_tags, "marks": by_marks}
+
+
+# --- marks -----------------------------------------------------------------------------------------------------------
+
+_BEGIN, _END, _PROBE = "\ue000", "\ue001", "\ue002"
+"""Characters of Unicode's private use area."""
+_MARK = re.compile(f"([{_BEGIN}{_END}])(\\d+){_PROBE}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """Where messages begin and end in the rendered conversation."""
+
+    text: str
+    begins: Mapping[int, int]
+    """Of the messages that are no answers."""
+    ends: Mapping[int, int]
+
+    @staticmethod
+    def place(talk: Conversation) -> Marks:
+        text = talk.render(talk.messages)
+        if any(mark in text for mark in (_BEGIN, _END, _PROBE)):
+            raise NotFound("the data holds characters of the private use area")
+        marked = talk.render([_marked(message, n) for n, message in enumerate(talk.messages)])
+        pieces, found, length = [], {_BEGIN: {}, _END: {}}, 0
+        done = 0
+        for match in _MARK.finditer(marked):
+            pieces.append(marked[done : match.start()])
+            length, done = length + match.start() - done, match.end()
+            if int(match[2]) in found[match[1]]:
+                raise NotFound("the template writes a message twice")
+            found[match[1]][int(match[2])] = length
+        if "".join([*pieces, marked[done:]]) != text:
+            raise NotFound("what the template writes depends on the ends of messages")
+        return Marks(text=text, begins=found[_BEGIN], ends=found[_END])
+
+    def end_before(self, place: int) -> int:
+        """Where the last message before it ends that the template wrote."""
+        return max((end for n, end in self.ends.items() if n < place), default=0)
+
+    def begin_after(self, place: int) -> int:
+        """Where the next message begins; of an answer only the end is known."""
+        later = [at for known in (self.begins, self.ends) for n, at in known.items() if n > place]
+        return min(later, default=len(self.text))
+
+
+def _marked(message: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """With marks inside of the white space at both ends, which templates may trim.
+
+    An answer has none in front: there stands the reasoning that a template may take out. One of tool calls alone has
+    its mark in the last name.
+    """
+    begin, end = (f"{mark}{place}{_PROBE}" for mark in (_BEGIN, _END))
+    content: str = message["content"]
+    body = content.strip()
+    if not body and message.get("tool_calls"):
+        *others, last = message["tool_calls"]
+        function = {**last["function"], "name": last["function"]["name"] + end}
+        return {**message, "tool_calls": [*others, {**last, "function": function}]}
+    at = content.index(body) if body else len(content)
+    front = "" if message["role"] == "assistant" else begin
+    return {**message, "content": content[:at] + front + body + end + content[at + len(body) :]}
+
+
+def _behind_header(talk: Conversation, text: str, place: int, low: int, high: int) -> int:
+    """Where the answer begins, between the end of the message before it and its own."""
+    before = talk.messages[:place]
+    prompted = talk.render(before, prompted=True) if before else ""
+    unprompted = talk.render(before) if before else ""
+    if len(prompted) > len(unprompted) and prompted.startswith(unprompted):
+        header = prompted[len(unprompted) :]
+        if (at := text.find(header, low, high)) >= 0:
+            return at + len(header)
+    probed = talk.render([*before, {"role": "assistant", "content": _PROBE}, *talk.messages[place + 1 :]])
+    at = probed.find(_PROBE)
+    same = next((n for n, (a, b) in enumerate(zip(probed[: max(at, 0)], text, strict=False)) if a != b), at)
+    if not low < same <= high:
+        raise NotFound("the header of an answer cannot be told from it")
+    return same
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _cut(text: str, turns: Sequence[Turn], renderer: Renderer) -> list[Segment]:
+    """Answers are tokenised apart, as in generation, so that training sees the ids that sampling will produce."""
+    segments, done = [], 0
+    for turn in turns:
+        segments.append(Segment(ids=renderer.ids(text[done : turn.start], is_chat=True), trained=False))
+        segments.append(Segment(ids=renderer.ids(text[turn.start : turn.end], is_chat=True), trained=True))
+        done = turn.end
+    return [*segments, Segment(ids=renderer.ids(text[done:], is_chat=True), trained=False)]
+
+
+def _require_calls(message: Mapping[str, Any], written: str) -> None:
+    """A template that knows no tools writes an empty answer where there is a call: nobody wants to learn that."""
+    for call in message.get("tool_calls") or ():
+        if call["function"]["name"] not in written:
+            raise Unusable("the chat template leaves out tool calls")
+
+
+def _template_text(renderer: Renderer) -> str:
+    template = renderer.tokenizer.chat_template
+    return template if isinstance(template, str) else "\n".join(map(str, (template or {}).values()))
+
+
+# --- problems of a template ------------------------------------------------------------------------------------------
+
+
+class TemplateProblem(NamedTuple):
+    """Something about a chat template that training should know."""
+
+    kind: str
+    """prefix, masks, generation prompt, end of turn, or tools."""
+    message: str
+    fix: str
+
+
+_TALK = [
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "<think>\nWell.\n</think>\n\nTwo."},
+    {"role": "user", "content": "Three?"},
+    {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFour."},
+]
+_TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def template_problems(
+    renderer: Renderer, eos_ids: Collection[int], *, tools: bool = False
+) -> tuple[TemplateProblem, ...]:
+    """What is wrong with the chat template, tried with a conversation of two questions; `tools`: the data has some."""
+    found: list[TemplateProblem] = []
+    talk = Conversation(messages=_TALK, trained=(1, 3), renderer=renderer, eos_ids=eos_ids)
+    question, answered = _TALK[:1], _TALK[:2]
+    if talk.render(question, prompted=True) == talk.render(question):
+        fix = "Name a template in model.chat_template that reads add_generation_prompt."
+        found.append(TemplateProblem("generation prompt", "nothing tells the model that it is its turn", fix))
+    if not talk.render(_TALK[:3], prompted=True).startswith(talk.render(answered)):
+        found.append(_prefix_problem(talk))
+    whole = talk.render(answered)
+    if talk.end_of_turn(whole, whole.rfind("Two."), len(whole)) is None:
+        message = (
+            "no EOS at the end of an answer: one is put behind the last answer of each row, none behind the others"
+        )
+        fix = "Name a template in model.chat_template that ends answers with the EOS."
+        found.append(TemplateProblem("end of turn", message, fix))
+    if tools and replace(talk, tools=_TOOLS).render(question) == talk.render(question):
+        message = "the tools of the data are not shown to the model"
+        fix = "Name a template in model.chat_template that writes them."
+        found.append(TemplateProblem("tools", message, fix))
+    return tuple(found)
+
+
+def _prefix_problem(talk: Conversation) -> TemplateProblem:
+    message = "earlier turns are rewritten when a turn is added"
+    try:
+        _, way = find_answers(talk, "a conversation")
+    except (DataError, Unusable):
+        fix = "Set data.train_on = last, or name a template in model.chat_template that only appends."
+        return TemplateProblem("masks", f"{message}; answers before the last cannot be told from the rest", fix)
+    fix = "To train each answer as it is sampled, set data.train_on = last."
+    return TemplateProblem("prefix", f"{message}; answers are found by {way}, and trained as they are rewritten", fix)
