@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -89,12 +89,6 @@ def content_key(source: str | Sequence[str], *, split: str, max_rows: int | None
                 with path.open("rb") as content:
                     digest.update(path.name.encode() + hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()
-
-
-def columns_of(rows: Iterable[Row]) -> list[str]:
-    """The names of all columns that any row has, in the order in which they appear."""
-    known: list[str] | None = getattr(rows, "columns", None)
-    return known if known is not None else list(dict.fromkeys(name for row in rows for name in row.values))
 
 
 def _listed(source: str | Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import islice
@@ -26,7 +26,7 @@ from posttrain.data.dropped import Dropped
 from posttrain.data.forms import Form
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row, content_key, iter_rows
-from posttrain.data.store import Stored, open_store, write_store
+from posttrain.data.store import open_store, write_store
 from posttrain.errors import DataError
 
 STREAMED_FROM = 200_000_000
@@ -134,12 +134,13 @@ def collect(
     return stored
 
 
-def where_kept(records: Sequence[object]) -> str:
-    """For a note: what lies on disk instead of in memory; "" for what is in memory."""
-    if not isinstance(records, Stored):
-        return ""
-    size = sum(file.stat().st_size for file in records.folder.iterdir())
-    return f"streamed: {len(records)} rows, tokenised, take {size / 1e6:,.1f} MB in {records.folder}"
+def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:
+    """What the user should know before a long silence; `parts` are rows under what they are."""
+    return [
+        f"{what}: {len(rows):,} rows are streamed; what they are tokenised to is kept in {cache_folder('data')}"
+        for what, rows in parts.items()
+        if isinstance(rows, StreamedRows)
+    ]
 
 
 # --- what a store depends on ------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from posttrain.algorithms import Algorithm, PolicyGradient
 from posttrain.algorithms.base import Need
 from posttrain.config_stages import in_folder
 from posttrain.data.examples import render_examples
-from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
+from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.split import Split, read_auxiliary, read_split
-from posttrain.errors import ConfigError
+from posttrain.data.stream import streaming_notes
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora
 from posttrain.models.critic import Critic
@@ -38,8 +38,10 @@ from posttrain.train.measure import HeldOutAnswers, WithForgetting
 from posttrain.train.offline import labelled, preferences, supervised
 from posttrain.train.optimizer import Updater
 from posttrain.train.policy import Forward, HeldWeights, Publisher, TrainerScores, nobody_samples
+from posttrain.train.prompted import checked_prompts, prompt_notes
 from posttrain.train.references import reference_forward
 from posttrain.train.run import Refresh, Run, Weigh
+from posttrain.train.sampled_pairs import sampled_preferences
 from posttrain.train.scoring import set_up_scoring
 from posttrain.train.source import Source, context_length
 from posttrain.train.weigh import (
@@ -69,6 +71,9 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     config = resolved.config
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
+    for note in streaming_notes({"training data": rows.train, "held-out data": rows.heldout}):
+        store.event("warning", note)
+        view.event("warning", note)
     if config.evaluation.forgetting is not None:
         read_texts(config.evaluation.forgetting)
     auxiliary_rows = read_auxiliary(config.data, config.seed)
@@ -82,7 +87,10 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     samplers = Samplers.of(config, loaded)
     judges.bind(samplers.evaluation, config, store.folder)
     guards = Guards.of(config, store.evidence, within_groups=algorithm.min_group_size > 1)
-    source = BUILDERS[algorithm.data_kind](config, rows, loaded, forward, samplers, judges)
+    build = BUILDERS[algorithm.data_kind]
+    if config.sampled_pairs is not None:
+        build = partial(sampled_preferences, folder=store.folder, say=partial(view.event, "sampled_pairs"))
+    source = build(config, rows, loaded, forward, samplers, judges)
     measure = source.measure
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
@@ -318,13 +326,8 @@ def online(
     judges: Judges,
 ) -> Source:
     """Prompts are answered and the answers are scored."""
-    train, heldout = prompt_sets(config, rows, loaded)
+    train, heldout = checked_prompts(config, rows, loaded, judges)
     rewards, check = judges
-    for what, part in (("training data", train), ("held-out data", heldout)):
-        if part.prompts and rewards is not None:
-            rewards.check(part.prompts, what)
-    if check is not None and heldout.prompts:
-        check.check(heldout.prompts, "held-out data")
     algorithm = config.algorithm.build()
     feed = SampledFeed(
         config,
@@ -342,24 +345,6 @@ def online(
         probe=[prompt.ids for prompt in train.prompts[:4]],
         notes=[*prompt_notes(train, heldout), *update_notes(config), *mark_notes(config)],
     )
-
-
-def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[PromptSet, PromptSet]:
-    """The training prompts and the held-out ones, none longer than the context leaves room for."""
-    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    context, longest = context_length(loaded), config.sampling.max_completion_length
-    room = context - longest
-    if room < 1:
-        raise ConfigError(
-            given=f"sampling.max_completion_length = {longest} in a context of {context} tokens: no prompt fits",
-            allowed="less than the context, with room for the prompts",
-            fix=f"Set sampling.max_completion_length = {context // 2}.",
-        )
-    train = render_prompts(rows.train, config.data, renderer, max_prompt_length=room, what="training data")
-    if not rows.heldout:
-        return train, PromptSet(prompts=())
-    heldout = render_prompts(rows.heldout, config.data, renderer, max_prompt_length=room, what="held-out data")
-    return train, heldout
 
 
 def mark_notes(config: RunConfig) -> list[str]:
@@ -386,22 +371,6 @@ def update_notes(config: RunConfig) -> list[str]:
         f"{algorithm.key} has no importance ratio as configured, but each batch is used for {updates} updates: "
         f"from the second on the gradient is biased; set {clip}train.minibatches = 1 and train.epochs = 1"
     ]
-
-
-def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:
-    """What the user should know about the data, in sentences."""
-    parts = (("training data", train), ("held-out data", heldout))
-    notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
-    if shared := overlap(train.prompts, heldout.prompts):
-        notes.append(
-            f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
-            "show what the model learned to do"
-        )
-    if not heldout.prompts:
-        notes.append(
-            "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
-        )
-    return notes
 
 
 BUILDERS = {"prompts": online, "examples": supervised, "pairs": preferences, "labels": labelled}
