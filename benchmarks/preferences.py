@@ -1,0 +1,166 @@
+"""Every preference loss on preferences whose truth is known: how many held-out pairs are ranked right afterwards?
+
+    python benchmarks/preferences.py                    all of them, about five minutes on one core
+    python benchmarks/preferences.py dpo kto            these again; the others stay as they are on file
+
+The data is task:pairs/taste (task:labels/taste for losses on labelled answers), of which no starting model knows
+anything; the model is tiny:sort. A pair is ranked by the summed log-probabilities of its answers, ties 1/2, whatever
+the loss makes of them. The table is docs/preferences-measured.md, the numbers behind it
+benchmarks/results/preferences.json. What differs between the runs is in GIVEN and nowhere else; what is not given there
+is the algorithm's default.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.algorithms import ALGORITHMS
+from posttrain.data.pairs import render_pairs
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import read_rows
+from posttrain.train.api import train
+from posttrain.train.heldout_pairs import HeldOutPolicyPairs
+from posttrain.train.run import Run
+from posttrain.train.setup import load_policy, policy_forward
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "preferences.json"
+PAGE = HERE.parent / "docs" / "preferences-measured.md"
+NAMES = [
+    name
+    for name, cls in ALGORITHMS.items()
+    if cls.data_kind in ("pairs", "labels") and "scores" not in cls().needs and name != "online_dpo"
+]
+HELD_OUT, ENOUGH = 1024, 0.95
+
+BASE: dict[str, Any] = {
+    "model": {"path": "tiny:sort", "device": "cpu"},
+    "data": {"max_rows": 4096},
+    "train": {
+        "steps": 300,
+        "prompts_per_step": 32,
+        "learning_rate": 1e-3,
+        "schedule": "linear",
+        "warmup_steps": 10,
+        "tokens_per_microbatch": 8192,
+    },
+    "evaluation": {"prompts": HELD_OUT},
+    "checkpoint": {"every": 0},
+    "report": False,
+}
+"""300 steps x 32 pairs of answers of five letters and EOS."""
+GIVEN: dict[str, dict[str, Any]] = {}
+"""What a loss is given beside BASE: dotted names."""
+
+
+def measure(name: str, folder: Path, seed: int = 0) -> dict[str, Any]:
+    """Train, and rank the same held-out pairs before and after."""
+    kind = ALGORITHMS[name].data_kind
+    rows = {"train.prompts_per_step": 64} if kind == "labels" else {}  # as many answers
+    settings = {"data.train": f"task:{kind}/taste", "output": str(folder), "seed": seed, **rows, **GIVEN.get(name, {})}
+    started = time.perf_counter()
+    run = train({**BASE, "algorithm": name}, **settings)
+    seconds = time.perf_counter() - started
+    measured = ranked(run, folder / "pairs")
+    return {
+        "name": name,
+        "seed": seed,
+        "given": GIVEN.get(name, {}),
+        "seconds": round(seconds, 1),
+        "baseline": measured["baseline"],
+        "trained": measured["trained"],
+        "difference": measured["difference"],
+        "last_step": {key: value for key, value in run.metrics[-1].items() if not key.startswith(("time/", "memory/"))},
+    }
+
+
+def ranked(run: Run, folder: Path) -> dict[str, Any]:
+    """Held-out pairs under the start model and under the trained one."""
+    start = load_policy(run.config)
+    pairs = render_pairs(
+        read_rows("task:pairs/taste", split="eval", max_rows=HELD_OUT),
+        Renderer.of(run.config.data, start.tokenizer, run.config.model.chat_template_kwargs),
+        eos_ids=start.eos_ids,
+        max_length=128,
+        max_dropped=0.0,
+        what="held-out pairs",
+    ).pairs
+    found: dict[str, Any] = {}
+    for state, loaded in (("baseline", start), ("trained", run.loaded)):
+        forward = policy_forward(run.config, loaded, run.algorithm)
+        found |= HeldOutPolicyPairs(run.config, forward, pairs, loaded.pad_id)(folder, state)
+    return found
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+HEAD = """# Preference losses, measured
+
+Preferences whose truth is known, `task:pairs/taste`: a prompt is a word and a mark, an answer five letters, and the
+mark says which letters are liked. Both answers of a pair are drawn alike and the better one was chosen, so that no
+start model can rank them: it is right about half of the time. Losses on single answers get `task:labels/taste`. The
+model is `tiny:sort` (130 thousand parameters, trained to sort letters): {steps} steps of 32 pairs or 64 answers,
+learning rate 1e-3, everything else at the algorithm's defaults unless said otherwise.
+
+Accuracy is the share of {pairs} held-out pairs whose chosen answer has the higher summed log-probability, ties 1/2,
+with its 95% interval. *Implicit* is the same by the log-ratio to the model before training. *Chosen* and *rejected* say
+where the likelihood went: the mean change of the summed log-probability, in nats per answer. Where it is negative for
+the chosen answers too, the loss has told the two apart by making both unlikely.
+
+    python benchmarks/preferences.py
+
+"""
+COLUMNS = ("algorithm", "before", "after", "implicit", "margin, nats", "chosen", "rejected", "seconds")
+
+
+def write_page(runs: Sequence[Mapping[str, Any]]) -> None:
+    lines = [HEAD.format(steps=BASE["train"]["steps"], pairs=HELD_OUT)]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines += [table_line(run) for run in runs]
+    few = [f"`{run['name']}`" for run in runs if run["trained"]["accuracy"]["mean"] < ENOUGH]
+    lines += ["", f"Below {ENOUGH:.0%} afterwards: {', '.join(few) or 'none'}."]
+    notes = [f"- `{run['name']}`: " + ", ".join(f"{k} = {v}" for k, v in run["given"].items()) for run in runs]
+    lines += ["", *(note for run, note in zip(runs, notes, strict=True) if run["given"])]
+    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def table_line(run: Mapping[str, Any]) -> str:
+    before, after, change = run["baseline"], run["trained"], run["difference"]
+    cells = [
+        f"`{run['name']}`",
+        with_interval(before["accuracy"]),
+        with_interval(after["accuracy"]),
+        f"{after['implicit']['accuracy']['mean']:.1%}",
+        f"{after['margin']['mean']:.1f}",
+        f"{change['logps_chosen']['mean']:+.1f}",
+        f"{change['logps_rejected']['mean']:+.1f}",
+        f"{run['seconds']:.0f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def with_interval(found: Mapping[str, float]) -> str:
+    return f"{found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
+
+
+def main(arguments: Sequence[str]) -> int:
+    known = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
+    results = {run["name"]: run for run in known if run["name"] in NAMES}
+    for name in arguments or NAMES:
+        with tempfile.TemporaryDirectory() as folder:
+            results[name] = measure(name, Path(folder) / "run")
+        print(table_line(results[name]), flush=True)
+        runs = [results[name] for name in NAMES if name in results]
+        RESULT.write_text(json.dumps({"base": BASE, "runs": runs}, indent=1) + "\n")
+    write_page([results[name] for name in NAMES if name in results])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
