@@ -169,8 +169,8 @@ def test_the_folder_of_a_run_means_its_newest_checkpoint(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (Reward(model="a", name="math"), "exactly one of the three"),
-        (Reward(model="a", function=len), "exactly one of the three"),
+        (Reward(model="a", name="math"), "exactly one of the four"),
+        (Reward(model="a", function=len), "exactly one of the four"),
         (Reward(model="a", settings={"normalise": True}), "has no setting 'normalise'; did you mean \"normalize\""),
         (Reward(model="a", settings={"normalize": 1}), "normalize = 1 of a reward model; allowed: true or false"),
     ],

@@ -8,13 +8,11 @@ B rows, T tokens, L packed tokens, N ends of steps.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForTokenClassification
+from transformers import AutoConfig, AutoModelForTokenClassification
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
 from posttrain.models.load import LoadedModel
@@ -41,13 +39,13 @@ def load_step_model(
     return load_reward_model(config, seed=seed, trained=trained, device=device, form=STEP_SCORES)
 
 
-def scores_steps(folder: Path) -> bool:
-    """Whether a folder holds such a model; False also for what is no model folder."""
+def scores_steps(place: str) -> bool:
+    """Whether a folder, or a name on the Hub, holds such a model; False also for what is no model."""
     try:
-        declared = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-    except (OSError, ValueError, AttributeError):
+        declared = AutoConfig.from_pretrained(place).architectures or []
+    except (OSError, ValueError):
         return False
-    return any(str(name).endswith(STEP_SCORES.suffix) for name in declared)
+    return any(name.endswith(STEP_SCORES.suffix) for name in declared)
 
 
 def step_scores(model: nn.Module, tokens: Tokens, ends_BT: Tensor) -> Tensor:

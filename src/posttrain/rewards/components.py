@@ -218,13 +218,14 @@ def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Componen
 
 
 def _load_model(reward: RewardLike, folder: Path | None, device: str) -> Component:
-    from posttrain.rewards.model import FORM, ModelReward  # imports torch and transformers
+    from posttrain.rewards.model import FORM  # imports torch and transformers
+    from posttrain.rewards.step_model import load_model_reward
 
     assert reward.model is not None
     common = {"weight": float(reward.weight), "timeout": float(reward.timeout), "settings": dict(reward.settings)}
     component = Component(label=reward.label or MODEL_LABEL, signature=FORM, **common)
     _check_settings(component)
-    return replace(component, model=ModelReward.load(reward.model, reward.settings, folder=folder, device=device))
+    return replace(component, model=load_model_reward(reward.model, reward.settings, folder=folder, device=device))
 
 
 def _make_judge(reward: RewardLike, folder: Path | None, device: str) -> Component:

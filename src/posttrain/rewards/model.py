@@ -4,6 +4,8 @@ What it scores is the text of a completion, as an answer to the prompt of the da
 reward model's own data was, with its system prompt and not with the policy's; chat messages are taken as they are. An
 answer that ended gets the EOS with which answers ended in the reward model's training. One that was cut has none and is
 scored at its last token all the same (RULE 43).
+
+Models that score steps are in step_model.py.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,22 @@ from posttrain.config import ModelConfig
 from posttrain.data.collate import collate
 from posttrain.data.pairs import Text, render_answer
 from posttrain.data.prompts import Renderer
+from posttrain.data.steps import Solution
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import plan_microbatches
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores
 from posttrain.rewards.calls import Outcome, Signature, failed
-from posttrain.types import Completion, Prompt
+from posttrain.types import Completion, Prompt, Tokens
 
 FORM = Signature(
-    batch=False, is_async=False, required=("prompt", "completion"), optional=("normalize",), takes_any=False
+    batch=False,
+    is_async=False,
+    required=("prompt", "completion"),
+    optional=("normalize", "aggregate"),
+    takes_any=False,
 )
-"""A reward model takes what a reward function for one sample does, and has one setting."""
+"""A reward model takes what a reward function for one sample does; one that scores steps has the second setting."""
 
 TOKENS_PER_PASS = 8192
 """Tokens that are scored together."""
@@ -60,14 +67,14 @@ class ModelReward:
         normalize = settings.get("normalize", False)
         if not isinstance(normalize, bool):
             raise ConfigError(given=f"settings.normalize = {normalize!r} of a reward model", allowed="true or false")
+        if "aggregate" in settings:
+            raise ConfigError(
+                given=f"settings.aggregate = {settings['aggregate']!r} of a reward model that scores whole answers",
+                allowed="aggregate for a model that scores steps (…ForTokenClassification)",
+                fix="Leave aggregate out.",
+            )
         place = find_model(path, folder)
-        try:
-            loaded = load_reward_model(ModelConfig(path=place, device=device), trained=True)  # type: ignore[arg-type]
-        except ModelError as error:
-            given = error.given.replace("model.path", "rewards.model")
-            raise ModelError(given=given, allowed=error.allowed, fix=error.fix) from error
-        loaded.model.requires_grad_(False)
-        return ModelReward(loaded, ScoringFacts.read(Path(place)), normalize=normalize)
+        return ModelReward(open_model(load_reward_model, place, device), facts_of(place), normalize=normalize)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Before training: DataError for prompts that this model's template cannot render."""
@@ -86,36 +93,37 @@ class ModelReward:
         seconds = (time.perf_counter() - started) / max(1, len(rows))
         return [row if isinstance(row, Outcome) else self._outcome(next(scores), seconds) for row in found]
 
-    @torch.no_grad()
-    def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The raw score of each row of ids."""
-        scores = [math.nan] * len(rows)
-        for part in plan_microbatches([len(row) for row in rows], TOKENS_PER_PASS):
-            tokens, _ = collate([(rows[row], ()) for row in part], self.loaded.pad_id)
-            with self.loaded.autocast():
-                found = row_scores(self.loaded.model, tokens).float().tolist()
-            for row, score in zip(part, found, strict=True):
-                scores[row] = score
-        return scores
+    def score(self, rows: Sequence[Solution]) -> list[float]:
+        """The score of each row in the units of the data that the model was trained on."""
+
+        def scores_of(tokens: Tokens, part: Sequence[Solution]) -> list[float]:
+            return self.facts.in_units(row_scores(self.loaded.model, tokens).float()).tolist()
+
+        return score_in_parts(self.loaded, rows, scores_of)
+
+    def read(self, prompt: Prompt, completion: Completion) -> Solution | Outcome:
+        """What the model reads, and at which place; or why there is nothing to score."""
+        ids = self.ids(prompt, completion.text, truncated=completion.truncated)
+        return Solution(ids, (len(ids) - 1,))
 
     def ids(self, prompt: Prompt, text: str, *, truncated: bool) -> tuple[int, ...]:
         """Prompt and answer as this model reads them."""
-        asked, renderer = _asked(prompt), self.renderer
-        if not isinstance(asked, str) and asked[0]["role"] == "system":
-            renderer = replace(renderer, system_prompt=None)  # a conversation that brings its own keeps it
+        asked, renderer = asked_by(prompt, self.renderer)
         where = f"prompt {prompt.index}"
         ids = render_answer(asked, text, renderer, self.eos_ids, index=prompt.index, origin=where).input_ids
         return ids[:-1] if truncated and ids[-1] in self.eos_ids else ids
 
-    def _prepare(self, prompt: Prompt, completion: Completion) -> tuple[int, ...] | Outcome:
+    def _prepare(self, prompt: Prompt, completion: Completion) -> Solution | Outcome:
         try:
-            ids = self.ids(prompt, completion.text, truncated=completion.truncated)
+            row = self.read(prompt, completion)
         except Exception as error:  # a template is a program, and the answer may be anything
             return failed(error)
         context = self.loaded.context_length
-        if context is not None and len(ids) > context:
-            return Outcome(kind="exception", message=f"{len(ids)} tokens in the reward model's context of {context}")
-        return ids
+        if not isinstance(row, Outcome) and context is not None and len(row.ids) > context:
+            return Outcome(
+                kind="exception", message=f"{len(row.ids)} tokens in the reward model's context of {context}"
+            )
+        return row
 
     def _outcome(self, score: float, seconds: float) -> Outcome:
         if not math.isfinite(score):
@@ -137,11 +145,45 @@ def find_model(path: str, folder: Path | None = None) -> str:
     return path
 
 
-def _asked(prompt: Prompt) -> Text:
-    """The prompt as the dataset gave it."""
+def open_model(load: Callable[..., LoadedModel], place: str, device: str) -> LoadedModel:
+    """A trained model, frozen; errors name it as the setting of a reward."""
+    try:
+        loaded = load(ModelConfig(path=place, device=device), trained=True)  # type: ignore[arg-type]
+    except ModelError as error:
+        given = error.given.replace("model.path", "rewards.model")
+        raise ModelError(given=given, allowed=error.allowed, fix=error.fix) from error
+    loaded.model.requires_grad_(False)
+    return loaded
+
+
+def facts_of(place: str) -> ScoringFacts:
+    return ScoringFacts.read(Path(place))
+
+
+@torch.no_grad()
+def score_in_parts(
+    loaded: LoadedModel, rows: Sequence[Solution], scores_of: Callable[[Tokens, Sequence[Solution]], list[float]]
+) -> list[float]:
+    """One score per row, of parts that fit into a pass."""
+    scores = [math.nan] * len(rows)
+    for part in plan_microbatches([len(row.ids) for row in rows], TOKENS_PER_PASS):
+        tokens, _ = collate([(rows[row].ids, ()) for row in part], loaded.pad_id)
+        with loaded.autocast():
+            found = scores_of(tokens, [rows[row] for row in part])
+        for row, score in zip(part, found, strict=True):
+            scores[row] = score
+    return scores
+
+
+def asked_by(prompt: Prompt, renderer: Renderer) -> tuple[Text, Renderer]:
+    """The prompt as the dataset gave it, and the renderer for it: a conversation that brings its own system prompt
+    keeps it."""
     if prompt.plain is not None:
-        return prompt.plain
-    return prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
+        return prompt.plain, renderer
+    if prompt.messages is None:
+        return prompt.text, renderer
+    own = prompt.messages[0]["role"] == "system"
+    return [dict(message) for message in prompt.messages], replace(renderer, system_prompt=None) if own else renderer
 
 
 def _scale(facts: ScoringFacts) -> tuple[float, float]:
