@@ -71,7 +71,7 @@ def save_model(
     weights = merged_weights(model)
     with without_progress_bars():
         lm.save_pretrained(folder, state_dict=dict(weights))
-        _generation_config(lm, eos_ids, pad_id).to_json_file(folder / "generation_config.json")
+        generation_config(lm, eos_ids, pad_id).to_json_file(folder / "generation_config.json")
         tokenizer.save_pretrained(folder)
         verify_weights(folder, lm, weights)
     if not isinstance(model, PeftModel):
@@ -129,7 +129,8 @@ def _merge(weight: Tensor, layers: Iterable[Any]) -> Tensor:
     return merged.cpu()
 
 
-def _generation_config(lm: PreTrainedModel, eos_ids: frozenset[int], pad_id: int) -> GenerationConfig:
+def generation_config(lm: PreTrainedModel, eos_ids: frozenset[int], pad_id: int) -> GenerationConfig:
+    """That of the model with every EOS id, the pad id, and without what would change greedy answers."""
     config = copy.deepcopy(lm.generation_config) if isinstance(lm.generation_config, GenerationConfig) else None
     config = config or GenerationConfig()
     for name in GREEDY_CHANGES:
