@@ -59,3 +59,17 @@ def test_at_least_one_row_is_held_out_and_one_is_left(write):
 
 def test_nothing_is_held_out_at_zero(hundred):
     assert [len(part) for part in read_split(DataConfig(train=hundred, eval_fraction=0.0), seed=0)] == [100, 0]
+
+
+def test_a_part_of_the_training_rows_is_taken_in_their_order_beside_the_same_held_out_rows(hundred):
+    whole = read_split(DataConfig(train=hundred, eval_fraction=0.2), seed=0)
+    parts = [read_split(DataConfig(train=hundred, eval_fraction=0.2, part=f"{k}/3"), seed=0) for k in (1, 2, 3)]
+    assert [len(part.train) for part in parts] == [26, 27, 27]
+    assert [n for part in parts for n in numbers(part.train)] == numbers(whole.train)
+    assert all(numbers(part.heldout) == numbers(whole.heldout) for part in parts)
+
+
+def test_more_parts_than_rows_are_refused(write):
+    few = str(write("few.jsonl", jsonl({"prompt": "1"}, {"prompt": "2"})))
+    with pytest.raises(DataError, match="leaves parts without any"):
+        read_split(DataConfig(train=few, eval_fraction=0, part="1/3"), seed=0)
