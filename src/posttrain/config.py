@@ -78,6 +78,7 @@ __all__ = [
     "Resolved",
     "RewardConfig",
     "RunConfig",
+    "SampledPairsConfig",
     "SamplingConfig",
     "TeacherConfig",
     "TrainConfig",
@@ -554,6 +555,23 @@ class SamplingConfig(Part):
     """Rows that are decoded together: more is faster and needs more memory for their caches."""
 
 
+class SampledPairsConfig(Part):
+    """Which pairs are made of the answers that the start model gives before training: one round of iterative DPO."""
+
+    select: Literal["best_worst", "random"] = "best_worst"
+    """Of each prompt's answers: the best against the worst, then the second best against the second worst; or any two
+    of different score, drawn at random."""
+    min_gap: NonNegative = 0.0
+    """Least difference of the two scores."""
+    correct_at: Number | None = None
+    """Only pairs of a right answer and a wrong one, an answer being right from this score on (iterative RPO). null: any
+    two of different score."""
+    max_per_prompt: Count = 1
+    """Most pairs of one prompt."""
+    max_without: Share = 0.9
+    """Share of prompts that may give no pair before it is an error that says why."""
+
+
 class TrainConfig(Part):
     """The optimizer and the size of a step."""
 
@@ -672,6 +690,10 @@ class RunConfig(Part):
     unless given. An entry `{model: reward_model}` of rewards or check scores with it."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""
+    sampled_pairs: SampledPairsConfig | None = None
+    """For algorithms that learn from pairs: answer the prompts of data.train with the model that the run starts with,
+    order the answers by rewards, and train on the pairs (pairs.jsonl in the run's folder). One round of iterative DPO;
+    a pipeline repeats it. data.train may list pairs.jsonl of earlier rounds beside the prompts, to keep their pairs."""
     train: TrainConfig = Field(examples=[{"steps": 200}])
     """The optimizer and the size of a step."""
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -71,13 +71,40 @@ def _rewards_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
     """An algorithm that learns from examples takes no rewards and no check: its evaluations measure the loss."""
     scorers = {"rewards": config.rewards, "check": config.check}
     given = [f"{name} = {', '.join(s.metric_name for s in those)}" for name, those in scorers.items() if those]
-    if _samples(algorithm) or not given:
+    if _samples(algorithm) or config.sampled_pairs is not None or not given:
         return None
     return ConfigError(
         given=f"{' and '.join(given)}, but {config.algorithm.name} learns from {algorithm.data_kind} and would never "
         "call them",
         allowed="no rewards and no check",
         fix="Leave them out, or choose an algorithm that samples; `posttrain eval` scores any model with any reward.",
+    )
+
+
+def _pairs_can_be_sampled(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """The section sampled_pairs: an algorithm that trains a policy on pairs, rewards, and answers that can differ."""
+    sampling, name = config.sampling, config.algorithm.name
+    if config.sampled_pairs is None:
+        return None
+    if algorithm.data_kind != "pairs" or "scores" in algorithm.needs:
+        return ConfigError(
+            given=f"the section sampled_pairs, but {name} does not train a policy on pairs",
+            allowed="an algorithm that learns from pairs: dpo, ipo, simpo ...",
+            fix="Set algorithm = dpo, or leave sampled_pairs out.",
+        )
+    if not config.rewards:
+        return ConfigError(
+            given="the section sampled_pairs without rewards: nothing says which answer is better",
+            allowed="at least one reward",
+            fix="Set rewards = [{name: math}], [{model: FOLDER}] or [{judge: {...}}].",
+        )
+    if sampling.group_size >= 2 and sampling.temperature > 0:
+        return None
+    alike = "group_size = 1" if sampling.group_size < 2 else "temperature = 0"
+    return ConfigError(
+        given=f"sampling.{alike} with sampled_pairs: the answers to a prompt could not differ",
+        allowed="at least two answers, drawn at a temperature above 0",
+        fix="Set sampling.group_size = 8 and sampling.temperature = 1.0.",
     )
 
 
@@ -375,6 +402,7 @@ RULES: tuple[Rule, ...] = (
     _group_is_large_enough,
     _there_is_a_reward,
     _rewards_are_used,
+    _pairs_can_be_sampled,
     _whole_distribution,
     _training_explores,
     _evaluation_samples_differ,

@@ -416,7 +416,15 @@ def holds_run(folder: Path) -> bool:
 
 
 def _has_begun(folder: Path) -> bool:
-    marks = ("metrics.jsonl", "evaluation.json", "evaluations", "checkpoints/*", "rollouts/*", "reward_model/*/*")
+    marks = (
+        "metrics.jsonl",
+        "evaluation.json",
+        "evaluations",
+        "checkpoints/*",
+        "rollouts/*",
+        "reward_model/*/*",
+        "sampled/*",
+    )
     return any(found for mark in marks for found in folder.glob(mark))
 
 

@@ -1,0 +1,74 @@
+"""Pairs that a run sampled, as rows of a file: readable as preference data anywhere, and here by their token ids.
+
+    {"prompt": ..., "chosen": ..., "rejected": ..., "margin": 0.5, "prompt_ids": [...], "chosen_ids": [...], ...}
+
+The ids are what was sampled: text that is tokenised anew may give others, which the policy would never have written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.data.dropped import Unusable
+from posttrain.data.read import Row
+from posttrain.types import Completion, Example, Pair, Prompt
+
+IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+
+
+def is_sampled_pair(row: Row) -> bool:
+    """Does the row bring the token ids of a prompt and two answers?"""
+    return all(isinstance(row.values.get(name), list) for name in IDS)
+
+
+def sampled_pair(prompt_ids: tuple[int, ...], chosen_ids: tuple[int, ...], rejected_ids: tuple[int, ...]) -> Pair:
+    """All tokens of the answers are trained."""
+
+    def side(answer: tuple[int, ...]) -> Example:
+        mask = (False,) * len(prompt_ids) + (True,) * len(answer)
+        return Example(index=0, input_ids=(*prompt_ids, *answer), completion_mask=mask)
+
+    return Pair(index=0, chosen=side(chosen_ids), rejected=side(rejected_ids))
+
+
+def read_sampled_pair(row: Row, tokenizer: PreTrainedTokenizerBase) -> Pair:
+    """The pair by its ids. Raises Unusable where they do not spell its texts under this tokenizer."""
+    values = row.values
+    prompt_ids, chosen_ids, rejected_ids = (tuple(values[name]) for name in IDS)
+    for name, ids in (("chosen", chosen_ids), ("rejected", rejected_ids)):
+        if not _spells(tokenizer, ids, _text(values.get(name))):
+            raise Unusable(f"{name}_ids of another tokenizer: leave the columns of ids out to have its text tokenised")
+    return sampled_pair(prompt_ids, chosen_ids, rejected_ids)
+
+
+def write_sampled_pair(prompt: Prompt, chosen: Completion, rejected: Completion) -> dict[str, Any]:
+    """The columns by which a pair is read back, and those that any other reader of preference data knows."""
+
+    def answer(completion: Completion) -> Any:
+        return completion.text if prompt.messages is None else [{"role": "assistant", "content": completion.text}]
+
+    return {
+        "prompt": prompt.text if prompt.messages is None else list(prompt.messages),
+        "chosen": answer(chosen),
+        "rejected": answer(rejected),
+        "prompt_ids": list(prompt.ids),
+        "chosen_ids": list(chosen.ids),
+        "rejected_ids": list(rejected.ids),
+    }
+
+
+def _text(answer: Any) -> str | None:
+    """Of an answer as text or as one assistant turn."""
+    if isinstance(answer, list) and len(answer) == 1 and isinstance(answer[0], Mapping):
+        answer = answer[0].get("content")
+    return answer if isinstance(answer, str) else None
+
+
+def _spells(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], text: str | None) -> bool:
+    """A stop string, which is not part of the text, may follow it in the ids."""
+    if text is None or not ids or not all(isinstance(i, int) and 0 <= i < len(tokenizer) for i in ids):
+        return False
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True)).startswith(text)

@@ -1,0 +1,60 @@
+"""The prompts that a run answers: rendered, short enough, and such that its rewards can judge the answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
+from posttrain.data.split import Split
+from posttrain.errors import ConfigError
+from posttrain.models.load import LoadedModel
+from posttrain.train.source import context_length
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.train.setup import Judges
+
+
+def checked_prompts(config: RunConfig, rows: Split, loaded: LoadedModel, judges: Judges) -> tuple[PromptSet, PromptSet]:
+    """The training prompts and the held-out ones. Raises what rewards and check find wrong with their columns."""
+    train, heldout = prompt_sets(config, rows, loaded)
+    for what, part in (("training data", train), ("held-out data", heldout)):
+        if part.prompts and judges.rewards is not None:
+            judges.rewards.check(part.prompts, what)
+    if judges.check is not None and heldout.prompts:
+        judges.check.check(heldout.prompts, "held-out data")
+    return train, heldout
+
+
+def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[PromptSet, PromptSet]:
+    """The training prompts and the held-out ones, none longer than the context leaves room for."""
+    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
+    context, longest = context_length(loaded), config.sampling.max_completion_length
+    room = context - longest
+    if room < 1:
+        raise ConfigError(
+            given=f"sampling.max_completion_length = {longest} in a context of {context} tokens: no prompt fits",
+            allowed="less than the context, with room for the prompts",
+            fix=f"Set sampling.max_completion_length = {context // 2}.",
+        )
+    train = render_prompts(rows.train, config.data, renderer, max_prompt_length=room, what="training data")
+    if not rows.heldout:
+        return train, PromptSet(prompts=())
+    heldout = render_prompts(rows.heldout, config.data, renderer, max_prompt_length=room, what="held-out data")
+    return train, heldout
+
+
+def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:
+    """What the user should know about the data, in sentences."""
+    parts = (("training data", train), ("held-out data", heldout))
+    notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
+    if shared := overlap(train.prompts, heldout.prompts):
+        notes.append(
+            f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
+            "show what the model learned to do"
+        )
+    if not heldout.prompts:
+        notes.append(
+            "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
+        )
+    return notes
