@@ -1,0 +1,266 @@
+"""Under any chat template the answers and their ends are trained and nothing else, or it is said why that cannot be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.data import templates
+from tests.data.samples import real_tokenizer, rows_of
+from tests.data.test_examples import only, render
+
+from posttrain.data.masks import WAYS, Conversation, assistant_segments, find_answers
+from posttrain.data.prompts import Renderer
+from posttrain.data.template import template_problems
+from posttrain.errors import DataError
+
+HEAR = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+TWO = [
+    {"role": "user", "content": "one?"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "two?"},
+    {"role": "assistant", "content": "2"},
+]
+REASONED = [
+    {"role": "user", "content": "one?"},
+    {"role": "assistant", "content": "<think>\nx\n</think>\n\n1"},
+    {"role": "user", "content": "two?"},
+    {"role": "assistant", "content": "<think>\ny\n</think>\n\n2"},
+]
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"n": 1}}}
+
+
+def under(template: str, tokenizer, **settings) -> Renderer:
+    tokenizer.chat_template = template
+    return Renderer(tokenizer=tokenizer, chat=True, **settings)
+
+
+def trained_text(messages, renderer: Renderer, **options) -> str:
+    eos = {renderer.tokenizer.eos_token_id}
+    segments = assistant_segments(messages, renderer, eos, origin="here", **options)
+    return "|".join(renderer.tokenizer.decode(s.ids) for s in segments if s.trained)
+
+
+def way(template: str, tokenizer, messages=TWO, trained=(1, 3)) -> str:
+    renderer = under(template, tokenizer)
+    talk = Conversation(messages=messages, trained=trained, renderer=renderer, eos_ids={tokenizer.eos_token_id})
+    return find_answers(talk, "here")[1]
+
+
+# --- the ways --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("APPENDS", "prefix"),
+        ("TRIMS", "prefix"),
+        ("TAGS", "tags"),
+        ("COUNTS", "marks"),
+        ("TAKES_REASONING_OUT", "marks"),
+    ],
+)
+def test_each_template_has_its_way(tokenizer, template, expected):
+    assert way(getattr(templates, template), tokenizer) == expected
+
+
+def test_reasoning_that_is_taken_out_of_earlier_answers_is_not_trained(tokenizer):
+    renderer = under(templates.TAKES_REASONING_OUT, tokenizer)
+    expected = (
+        "<bos>u:one?<eos>a:[1][<eos>]u:two?<eos>a:" + "".join(f"[{c}]" for c in "<think>\ny\n</think>\n\n2") + "[<eos>]"
+    )
+    assert only(rows_of({"messages": REASONED}), renderer) == expected
+
+
+def test_the_empty_reasoning_of_the_generation_prompt_is_no_part_of_the_answer(tokenizer):
+    with_thinking = under(templates.TAKES_REASONING_OUT, tokenizer)
+    without = under(templates.TAKES_REASONING_OUT, tokenizer, template_kwargs={"enable_thinking": False})
+    assert trained_text(TWO, with_thinking) == "1<eos>|<think>\n\n</think>\n\n2<eos>"
+    assert trained_text(TWO, without) == "1<eos>|2<eos>"
+
+
+def test_tags_of_the_template_count_and_the_eos_behind_them_is_trained(tokenizer):
+    renderer = under(templates.TAGS, tokenizer)
+    talk = [*TWO[:2], TWO[2], {"role": "assistant", "content": "abc"}]
+    assert only(rows_of({"messages": talk}), renderer) == "".join(
+        ["4 turns. u:one?<eos>a:[1][<eos>]u:two?<eos>a:", "[c][b][a][<eos>]"]
+    )
+
+
+def test_the_last_answer_can_be_trained_alone_under_any_template(tokenizer):
+    for template in ("APPENDS", "TAKES_REASONING_OUT", "COUNTS", "FORGETS", "TAGS"):
+        renderer = under(getattr(templates, template), tokenizer, train_on="last")
+        assert trained_text(REASONED, renderer).endswith("2<eos>") or template == "TAGS"
+        assert "|" not in trained_text(REASONED, renderer)
+
+
+def test_an_answer_of_weight_0_is_not_trained(tokenizer):
+    weighted = [TWO[0], {**TWO[1], "weight": 0}, TWO[2], {**TWO[3], "weight": 1}]
+    renderer = under(templates.APPENDS, tokenizer)
+    assert only(rows_of({"messages": weighted}), renderer) == "<bos>u:one?<eos>a:1<eos>u:two?<eos>a:[2][<eos>]"
+    nothing = [TWO[0], {**TWO[1], "weight": 0}]
+    found = render(rows_of({"messages": TWO}, {"messages": nothing}), renderer)
+    assert [dropped.reason for dropped in found.dropped] == ["nothing to train on"]
+
+
+def test_without_an_eos_in_the_template_the_last_answer_gets_one(tokenizer):
+    assert trained_text(TWO, under(templates.NO_EOS, tokenizer)) == "1\n|2\n<eos>"
+
+
+def test_where_nothing_can_be_told_the_reasons_are_given(tokenizer):
+    message = (
+        r"here: the chat template rewrites earlier turns when a turn is added, so the assistant's tokens cannot be "
+        r"told from the rest \(the template has no \{% generation %\} tags; the template leaves out an answer or changes "
+        r"it\); allowed: (.|\n)*data.train_on = last"
+    )
+    with pytest.raises(DataError, match=message):
+        trained_text(TWO, under(templates.FORGETS, tokenizer))
+
+
+def test_what_a_template_refuses_is_a_row_that_is_dropped(tokenizer):
+    renderer = under(templates.ALTERNATES, tokenizer)
+    bad = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "assistant", "content": "c"},
+    ]
+    found = render(rows_of({"messages": TWO}, {"messages": bad}), renderer)
+    assert found.dropped[0].reason == "the chat template refuses it (Roles must alternate)"
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+def test_tools_reach_the_template_and_calls_are_trained(tokenizer):
+    talk = [
+        {"from": "human", "value": "1?"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"n": 1}}'},
+        {"from": "observation", "value": "2"},
+        {"from": "gpt", "value": "two"},
+    ]
+    row = {"conversations": talk, "tools": '[{"name": "add"}]', "system": "Count."}
+    renderer = under(templates.CALLS, tokenizer)
+    (example,) = render(rows_of(row), renderer).examples
+    text = tokenizer.decode(example.input_ids)
+    assert text == '<bos>tools:add<eos>s:Count.<eos>u:1?<eos>a:[add {"n": 1}]<eos>t:2<eos>a:two<eos>'
+    trained = [token for token, on in zip(example.input_ids, example.completion_mask, strict=True) if on]
+    assert tokenizer.decode(trained) == '[add {"n": 1}]<eos>two<eos>'
+
+
+def test_calls_are_found_where_earlier_turns_are_rewritten(tokenizer):
+    talk = [
+        TWO[0],
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "2"},
+        TWO[3],
+    ]
+    renderer = under("{{ messages | length }}" + templates.CALLS, tokenizer)
+    assert way("{{ messages | length }}" + templates.CALLS, tokenizer, talk) == "marks"
+    assert trained_text(talk, renderer) == '[add {"n": 1}]<eos>|2<eos>'
+
+
+def test_a_template_that_leaves_calls_out_does_not_teach_empty_answers(tokenizer):
+    talk = [TWO[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    found = render(rows_of({"messages": TWO}, {"messages": talk}), under(templates.APPENDS, tokenizer))
+    assert found.dropped[0].reason == "the chat template leaves out tool calls"
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+lower, upper = (st.text(alphabet, min_size=1, max_size=6) for alphabet in ("bcd ", "XYZ "))
+talks = st.lists(st.tuples(lower.filter(str.strip), upper.filter(str.strip)), min_size=1, max_size=4).map(
+    lambda turns: [
+        {"role": role, "content": content}
+        for pair in turns
+        for role, content in zip(("user", "assistant"), pair, strict=True)
+    ]
+)
+
+
+@HEAR
+@given(talks, st.sampled_from(["APPENDS", "TRIMS", "COUNTS", "TAKES_REASONING_OUT", "TAGS"]))
+def test_no_token_of_a_prompt_is_trained_and_every_token_of_an_answer_is(tokenizer, talk, template):
+    """Questions are in small letters, answers in capitals."""
+    found = trained_text(talk, under(getattr(templates, template), tokenizer))
+    said = [message["content"] for message in talk if message["role"] == "assistant"]
+    said = [text.strip() if template == "TRIMS" else text[::-1] if template == "TAGS" else text for text in said]
+    if template == "TAKES_REASONING_OUT":
+        said[-1] = f"<think>\n\n</think>\n\n{said[-1]}"
+    assert found == "|".join(f"{text}<eos>" for text in said)
+
+
+@HEAR
+@given(talks, st.sampled_from(["APPENDS", "TRIMS", "COUNTS", "TAKES_REASONING_OUT", "TAGS"]))
+def test_the_segments_together_are_what_the_template_writes(tokenizer, talk, template):
+    renderer = under(getattr(templates, template), tokenizer)
+    segments = assistant_segments(talk, renderer, {tokenizer.eos_token_id}, origin="here")
+    whole = tokenizer.apply_chat_template(talk, tokenize=True, return_dict=False)
+    assert [token for segment in segments for token in segment.ids] == whole
+
+
+@HEAR
+@given(talks)
+def test_marks_and_tags_find_what_the_prefix_finds(tokenizer, talk):
+    trained = [place for place, message in enumerate(talk) if message["role"] == "assistant"]
+    tagged = templates.APPENDS.replace(
+        "{{ m['content'] }}",
+        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}"
+        "{% else %}{{ m['content'] }}{% endif %}",
+    )
+    conversation = Conversation(
+        messages=talk, trained=trained, renderer=under(tagged, tokenizer), eos_ids={tokenizer.eos_token_id}
+    )
+    by = {name: [(s.ids, s.trained) for s in find(conversation) if s.ids] for name, find in WAYS.items()}
+    assert by["prefix"] == by["tags"] == by["marks"]
+
+
+@pytest.mark.parametrize("name", ["tokenizers/qwen2.5", "tokenizers/smollm2", "models/minimind2-small"])
+@settings(max_examples=25, deadline=None)
+@given(talk=talks)
+def test_with_real_templates_marks_find_what_the_prefix_finds(name, talk):
+    tokenizer = real_tokenizer(name)
+    talk = [{**message, "content": message["content"].strip()} for message in talk]
+    trained = [place for place, message in enumerate(talk) if message["role"] == "assistant"]
+    renderer = Renderer(tokenizer=tokenizer, chat=True)
+    conversation = Conversation(messages=talk, trained=trained, renderer=renderer, eos_ids={tokenizer.eos_token_id})
+    prefix, marks = WAYS["prefix"](conversation), WAYS["marks"](conversation)
+    assert prefix == marks
+    whole = tokenizer.apply_chat_template(talk, tokenize=True, return_dict=False)
+    assert [token for segment in prefix for token in segment.ids] == whole
+
+
+# --- problems of templates -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "kinds"),
+    [
+        ("APPENDS", []),
+        ("CALLS", []),
+        ("TAKES_REASONING_OUT", ["prefix"]),
+        ("COUNTS", ["prefix"]),
+        ("FORGETS", ["masks"]),
+        ("NO_PROMPT", ["generation prompt"]),
+        ("NO_EOS", ["end of turn"]),
+    ],
+)
+def test_what_is_wrong_with_a_template_is_said(tokenizer, template, kinds):
+    found = template_problems(under(getattr(templates, template), tokenizer), {tokenizer.eos_token_id})
+    assert [problem.kind for problem in found] == kinds
+    assert all(problem.message and problem.fix.endswith(".") for problem in found)
+
+
+def test_tools_that_a_template_does_not_write_are_a_problem(tokenizer):
+    for template, kinds in ((templates.APPENDS, ["tools"]), (templates.CALLS, [])):
+        found = template_problems(under(template, tokenizer), {tokenizer.eos_token_id}, tools=True)
+        assert [problem.kind for problem in found] == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), [("tokenizers/qwen2.5", []), ("tokenizers/smollm2", ["tools"]), ("models/minimind2-small", [])]
+)
+def test_real_templates_have_the_problems_that_they_have(name, kinds):
+    tokenizer = real_tokenizer(name)
+    found = template_problems(Renderer(tokenizer=tokenizer, chat=True), {tokenizer.eos_token_id}, tools=True)
+    assert [problem.kind for problem in found] == kinds
