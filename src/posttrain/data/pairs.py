@@ -18,6 +18,7 @@ from posttrain.data.masks import Tools
 from posttrain.data.messages import Text, implicit_prompt
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
+from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair
 from posttrain.data.stream import collect
 from posttrain.types import Example, Pair
 
@@ -64,11 +65,13 @@ def render_pairs(
 def render_pair(
     row: Row, index: int, form: Form, renderer: Renderer, *, eos_ids: Collection[int], max_length: int
 ) -> Pair | Dropped:
-    """One row of the form; `index` is its number in the data."""
+    """One row of the form; `index` is its number in the data. Of one that a run sampled, its token ids are the pair."""
     values = form.read(row, chat=renderer.chat)
     if isinstance(values, Dropped):
         return values
     try:
+        if is_sampled_pair(row):
+            return read_sampled_pair(row, renderer.tokenizer, index)
         chosen, rejected = (_side(values, name, index, row, renderer, eos_ids) for name in ("chosen", "rejected"))
     except Unusable as reason:
         return Dropped(row.origin, str(reason))

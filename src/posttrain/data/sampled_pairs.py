@@ -24,24 +24,24 @@ def is_sampled_pair(row: Row) -> bool:
     return all(isinstance(row.values.get(name), list) for name in IDS)
 
 
-def sampled_pair(prompt_ids: tuple[int, ...], chosen_ids: tuple[int, ...], rejected_ids: tuple[int, ...]) -> Pair:
-    """All tokens of the answers are trained."""
+def sampled_pair(values: Mapping[str, Any], index: int) -> Pair:
+    """By the ids alone; all tokens of the answers are trained."""
+    prompt_ids, chosen_ids, rejected_ids = (tuple(values[name]) for name in IDS)
 
     def side(answer: tuple[int, ...]) -> Example:
         mask = (False,) * len(prompt_ids) + (True,) * len(answer)
-        return Example(index=0, input_ids=(*prompt_ids, *answer), completion_mask=mask)
+        return Example(index=index, input_ids=(*prompt_ids, *answer), completion_mask=mask)
 
-    return Pair(index=0, chosen=side(chosen_ids), rejected=side(rejected_ids))
+    return Pair(index=index, chosen=side(chosen_ids), rejected=side(rejected_ids), margin=values.get("margin"))
 
 
-def read_sampled_pair(row: Row, tokenizer: PreTrainedTokenizerBase) -> Pair:
-    """The pair by its ids. Raises Unusable where they do not spell its texts under this tokenizer."""
+def read_sampled_pair(row: Row, tokenizer: PreTrainedTokenizerBase, index: int) -> Pair:
+    """The same of a row of a file. Raises Unusable where they do not spell its texts under this tokenizer."""
     values = row.values
-    prompt_ids, chosen_ids, rejected_ids = (tuple(values[name]) for name in IDS)
-    for name, ids in (("chosen", chosen_ids), ("rejected", rejected_ids)):
-        if not _spells(tokenizer, ids, _text(values.get(name))):
+    for name in ("chosen", "rejected"):
+        if not _spells(tokenizer, values[f"{name}_ids"], _text(values.get(name))):
             raise Unusable(f"{name}_ids of another tokenizer: leave the columns of ids out to have its text tokenised")
-    return sampled_pair(prompt_ids, chosen_ids, rejected_ids)
+    return sampled_pair(values, index)
 
 
 def write_sampled_pair(prompt: Prompt, chosen: Completion, rejected: Completion) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def _text(answer: Any) -> str | None:
     return answer if isinstance(answer, str) else None
 
 
-def _spells(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], text: str | None) -> bool:
+def _spells(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str | None) -> bool:
     """A stop string, which is not part of the text, may follow it in the ids."""
     if text is None or not ids or not all(isinstance(i, int) and 0 <= i < len(tokenizer) for i in ids):
         return False
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True)).startswith(text)
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).startswith(text)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from posttrain.data.read import Row, read_rows, size_of
+from posttrain.data.sampled_pairs import is_sampled_pair
 from posttrain.data.stream import STREAMED_FROM, Source, StreamedRows
 from posttrain.errors import DataError
 
@@ -39,7 +40,18 @@ def _read_whole(config: DataConfig, seed: int) -> Split:
         )
     if _is_task(config.train):
         return Split(train, open_rows(config, config.train, "eval", seed))
-    return _hold_out(train, config.eval_fraction, seed)
+    prompts, sampled = _apart(train)
+    split = _hold_out(prompts, config.eval_fraction, seed)
+    return Split([*split.train, *sampled], split.heldout) if sampled else split
+
+
+def _apart(rows: Sequence[Row]) -> tuple[Sequence[Row], list[Row]]:
+    """Pairs of earlier rounds beside the prompts of this one are all trained on, so that the prompts held out are the
+    same in every round; rows of one kind are left together."""
+    sampled = [row for row in rows if is_sampled_pair(row)] if isinstance(rows, list) else []
+    if len(sampled) in (0, len(rows)):
+        return rows, []
+    return [row for row in rows if not is_sampled_pair(row)], sampled
 
 
 def open_rows(config: DataConfig, source: str | list[str], split: str, seed: int) -> Sequence[Row]:

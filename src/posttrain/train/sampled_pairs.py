@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
 from posttrain.data.read import Row
-from posttrain.data.sampled_pairs import IDS, is_sampled_pair, read_sampled_pair, sampled_pair, write_sampled_pair
+from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair, sampled_pair, write_sampled_pair
 from posttrain.data.split import Split
 from posttrain.errors import DataError
 from posttrain.models.load import LoadedModel
@@ -96,7 +96,7 @@ def earlier_pairs(
     given = [row for row in rows if is_sampled_pair(row)]
     for row in given:
         try:
-            pair = read_sampled_pair(row, loaded.tokenizer)
+            pair = read_sampled_pair(row, loaded.tokenizer, len(found))
         except Unusable as reason:
             dropped.append(Dropped(row.origin, str(reason)))
             continue
@@ -188,7 +188,7 @@ class Round:
             write_durably(about, json.dumps(found).encode())
             write_durably(file, _lines(rows))
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        pairs = [replace(sampled_pair(*(tuple(row[name]) for name in IDS)), margin=row["margin"]) for row in rows]
+        pairs = [sampled_pair(row, number) for number, row in enumerate(rows)]
         return pairs, [json.loads(about.read_bytes())]
 
     def make(self) -> tuple[list[dict[str, Any]], str]:
