@@ -125,7 +125,8 @@ TASKS: dict[str, Task] = {
 
 def find_task(name: str) -> RowSource:
     """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`; preferences:
-    `pairs/sort`, `labels/sort`, and `pairs/taste`, `labels/taste`, in which only the preferences tell what is good.
+    `pairs/sort`, `labels/sort`, and `pairs/taste`, `labels/taste`, in which only the preferences tell what is good;
+    demonstrations: `examples/sort`, `examples/taste`.
 
     Raises `DataError` for a name or a difficulty that there is not.
 
@@ -143,7 +144,8 @@ def find_task(name: str) -> RowSource:
     if name.startswith("labels/"):
         return LabelTask(task=find_builtin(name.removeprefix("labels/")))
     if name.startswith("examples/"):
-        return ExampleTask(task=find_builtin(name.removeprefix("examples/")))
+        stem = name.removeprefix("examples/")
+        return ExampleTask(task=TasteTask() if stem == "taste" else find_builtin(stem))
     return find_builtin(name)
 
 
