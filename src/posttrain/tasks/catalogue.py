@@ -145,7 +145,7 @@ def find_task(name: str) -> RowSource:
         return LabelTask(task=find_builtin(name.removeprefix("labels/")))
     if name.startswith("examples/"):
         stem = name.removeprefix("examples/")
-        return ExampleTask(task=TasteTask() if stem == "taste" else find_builtin(stem))
+        return ExampleTask(task=TasteTask(labelled=False) if stem == "taste" else find_builtin(stem))
     return find_builtin(name)
 
 
