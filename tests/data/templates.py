@@ -11,7 +11,7 @@ TAKES_REASONING_OUT = """\
 {%- if m.role == 'assistant' and '</think>' in m.content %}
 {%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}
 {%- set why = m.content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
-{%- if loop.index0 > last.question %}{{ '<think>\\n' + why + '\\n</think>\\n\\n' + said }}{% else %}{{ said }}{% endif %}
+{%- if loop.index0 > last.question %}{{ '<think>\\n' + why + '\\n</think>\\n\\n' }}{% endif %}{{ said }}
 {%- else %}{% if m.role == 'assistant' and loop.last %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{{ m.content }}
 {%- endif %}{{ eos_token }}{% endfor %}
 {%- if add_generation_prompt %}a:
