@@ -114,6 +114,7 @@ BY_ANOTHER = TAUGHT | {"teacher": "other_model"}
 PTX = {"algorithm": "kimi_k2", "algorithm.ptx_coef": 0.5, "data.auxiliary": "examples.jsonl"}
 SLOW = {"rewards": [reward("slow")], "guards.max_unscored": 1.0}
 LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
+TALKS = CHAT | {"algorithm": "sft", "data.train": "talks.jsonl", "rewards": []}
 PAIRS = {"data.train": "pairs.jsonl", "rewards": [], "train.learning_rate": 1e-3}
 STAGE = {"data": {"train": "pairs.jsonl"}, "train": {"steps": 1, "learning_rate": 1e-2}, "report": False}
 LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
@@ -208,6 +209,7 @@ CASES = [
     Case("data.prompt", "{prompt} {hint}", "rollouts/prompt"),
     Case("data.system_prompt", "99 ", "rollouts/prompt"),
     Case("data.chat", False, "rollouts/prompt", given=CHAT),
+    Case("data.train_on", "last", "weights", given=TALKS),
     Case("data.answer", "other_answer", "rollouts/reward"),
     Case("data.max_prompt_length", 4, "rollouts/prompt"),
     Case("data.max_rows", 8, "rollouts/prompt"),
@@ -535,6 +537,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
         cache_on_hub(folder / "hub" / "models--me--tiny", revision, seed=seed)
     write_prompts(folder / "prompts.jsonl", seed=0)
     write_pairs(folder / "pairs.jsonl")
+    write_talks(folder / "talks.jsonl")
     for seed, name in enumerate(("a_reward_model", "other_reward_model")):
         reward_model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=seed)
         save_reward_model(reward_model, folder / name, ScoringFacts(chat=False))
@@ -595,6 +598,16 @@ def write_prompts(file: Path, *, seed: int, count: int = 24) -> None:
         for number, prompt in enumerate(prompts)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_talks(path: Path, *, count: int = 24) -> None:
+    """Two questions, each with its answer."""
+    roles = ("user", "assistant") * 2
+    rows = [
+        {"messages": [{"role": role, "content": str(number * place)} for place, role in enumerate(roles, start=1)]}
+        for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_examples(file: Path, *, completion: str, count: int = 24) -> None:
