@@ -724,6 +724,10 @@ BROKEN = {
         "train.max_sampling_rounds = 3, but grpo as configured trains on the groups of the first round, with signal or "
         "without; allowed: an algorithm with dynamic sampling.",
     ),
+    "_reference_is_used": (
+        ["reference=larger"],
+        "reference = larger, but grpo as configured never asks it; allowed: an algorithm that holds the policy to a",
+    ),
     "_teacher_is_there": (
         ["teacher=larger"],
         "teacher = larger, but grpo as configured never asks it; allowed: no teacher, or an algorithm that learns from",
@@ -844,6 +848,9 @@ def test_a_preset_consists_of_settings(name):
 def beside(preset: str) -> dict:
     """A configuration that leaves open what the preset gives: the training, and its algorithm where it has one."""
     covered = {"train", *PRESETS[preset]}
+    name = PRESETS[preset].get("algorithm", {}).get("name", "grpo")
+    if ALGORITHMS[name].data_kind != "prompts":
+        covered.add("rewards")  # which nothing would call
     return {k: v for k, v in MINIMAL.items() if k not in covered} | {"preset": preset}
 
 
@@ -860,20 +867,23 @@ def test_the_meaning_of_a_preset_is_pinned():
         "checkpoint.every": 1,
     }
     parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "openrlhf-group-norm", "openrlhf-reinforce"}
-    assert set(PRESETS) == {"smoke", *parity, "areal-decoupled"}  # their numbers: tests/algorithms/test_presets.py
+    parity |= {"areal-decoupled", "trl-dpo", "trl-ipo", "openrlhf-ipo", "trl-kto", "trl-orpo", "trl-simpo"}
+    assert set(PRESETS) == {"smoke", *parity}  # their numbers: tests/algorithms/test_presets.py
 
 
 @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if "algorithm" in preset])
 def test_a_preset_with_an_algorithm_does_not_mix_with_another_one(name):
     mixed = beside(name) | {"algorithm": "grpo", "train": {"steps": 1}}
+    own = dict(PRESETS[name]["algorithm"])
     assert refusal(mixed).startswith(
-        f"preset {name} stands for algorithm policy_gradient with settings of its own, but the configuration names"
+        f"preset {name} stands for algorithm {own.pop('name')} with settings of its own, but the configuration names"
     )
     assert "Leave one of the two out" in refusal(mixed)
-    resolved = load_config(beside(name) | {"train": {"steps": 1}}, ["algorithm.kl_coef=0.07"])
-    assert resolved.config.algorithm.settings["kl_coef"] == 0.07
-    assert resolved.origins["algorithm.kl_coef"] == "command line"
-    assert resolved.origins["algorithm.clip_low"] == f"preset:{name}"
+    changed, kept = ("kl_coef", "clip_low") if "kl_coef" in own else (next(iter(own)), list(own)[-1])
+    resolved = load_config(beside(name) | {"train": {"steps": 1}}, [f"algorithm.{changed}=0.07"])
+    assert resolved.config.algorithm.settings[changed] == 0.07
+    assert resolved.origins[f"algorithm.{changed}"] == "command line"
+    assert kept == changed or resolved.origins[f"algorithm.{kept}"] == f"preset:{name}"
 
 
 def test_a_correction_is_saved_and_changed_in_part(tmp_path):

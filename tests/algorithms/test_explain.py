@@ -189,6 +189,8 @@ def logged(algorithm: Algorithm) -> set[str]:
         whole_step = set(algorithm.step_metrics(experience, batch))
     elif algorithm.data_kind == "pairs":
         batch = Batch.from_pairs(torch.ones(4, 3), logprobs_BT if "reference" in algorithm.needs else None)
+    elif algorithm.data_kind == "labels":
+        batch = Batch.from_labels(torch.ones(4, 3), torch.tensor([1, 0, 1, 0]), logprobs_BT, torch.zeros(4))
     else:
         batch = Batch(completion_mask_BT=torch.ones(4, 3, dtype=torch.bool), groups_B=torch.arange(4))
     batch = algorithm.prepare(batch)

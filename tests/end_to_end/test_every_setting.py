@@ -26,6 +26,7 @@ import torch
 import transformers.dynamic_module_utils
 from datasets.packaged_modules.json.json import Json
 from tests.algorithms.compositions import SETTINGS
+from tests.end_to_end.judging import HERE, KEY, LOSSES, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
@@ -116,8 +117,11 @@ SLOW = {"rewards": [reward("slow")], "guards.max_unscored": 1.0}
 LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
 TALKS = CHAT | {"algorithm": "sft", "data.train": "talks.jsonl", "rewards": []}
 PAIRS = {"data.train": "pairs.jsonl", "rewards": [], "train.learning_rate": 1e-3}
+LABELS = {"data.train": "labels.jsonl", "rewards": [], "train.learning_rate": 1e-2}
 STAGE = {"data": {"train": "pairs.jsonl"}, "train": {"steps": 1, "learning_rate": 1e-2}, "report": False}
 LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
+SMOOTHED = ("dpo", "cdpo", "robust_dpo", "length_normalized_dpo", "hinge", "exo", "discopop", "aot")
+BETA_OF_PAIRS = (*SMOOTHED, "rpo", "dpop", "cpo", "simpo", "orpo", "apo_zero", "apo_down", "nca", "sppo")
 STALE = {"train.publish_every": 2, "train.learning_rate": 0.05}
 """The second step learns from what the weights of the first wrote."""
 MASKED = {"action": "mask", "low": 0.8, "high": 1.25}
@@ -155,6 +159,27 @@ COMPOSED = {
     for name, (beside, value) in (SETTINGS | OTHERWISE).items()
 }
 NO_GPU = not torch.cuda.is_available()
+
+
+def judge_cases(section: str, verdicts: str, losses: str) -> Iterator[Case]:
+    """A case for each setting of a judge in rewards or check, and what differs with the verdicts and with less of them.
+
+    The model that is here is random and gives no verdict: with it the limit of unscored answers is lifted.
+    """
+    lifted = {"guards.max_unscored": 1.0, "guards.no_signal_steps": 9}
+    name = f"{section}.N.judge"
+    yield Case(name, {"rubric": "Be brief."}, verdicts, given={section: [{"judge": SERVED}]})
+    for setting, (judge, value) in VERDICTS.items():
+        yield Case(f"{name}.{setting}", value, verdicts, given={section: [{"judge": judge}]})
+    for setting, (judge, value) in LOSSES.items():
+        yield Case(f"{name}.{setting}", value, losses, given={section: [{"judge": judge}]} | lifted)
+    alone = {section: [{"judge": HERE}], "sampling.max_batch_rows": 1} | lifted
+    yield Case(f"{name}.concurrency", 2, "effort/decoded_rows", given=alone)
+    kept = {section: [{"judge": SERVED}], "output": f"kept_{section}"}
+    yield Case(f"{name}.cache", f"kept_{section}/said", "files", given=kept)
+
+
+PAIRWISE = {"rewards": [{"judge": SERVED | {"mode": "pairwise"}}], "guards.max_unscored": 1.0}
 
 CASES = [
     Case("model.path", "other_model", "weights"),
@@ -222,7 +247,11 @@ CASES = [
     Case("rewards.N.timeout", 0.05, "metrics/unscored_fraction", given=SLOW),
     Case("rewards.N.settings", {"absolute_tolerance": 500}, "rollouts/reward"),
     Case("rewards.N.label", "close", "metric names"),
+    *judge_cases("rewards", "rollouts/reward", "metrics/unscored_fraction"),
+    Case("rewards.N.judge.max_comparisons", 2, "metrics/judge/calls", given=PAIRWISE),
     Case("check", [NUMERIC], "evaluation/baseline/check"),
+    *judge_cases("check", "evaluation/check", "evaluation/baseline/errors"),
+    Case("check.N.judge.max_comparisons", 2, refused="in mode score", given={"check": [{"judge": SERVED}]}),
     Case("check.N.name", "exact_match", "evaluation/check", given={"check": [{"name": "numeric"}]}),
     Case("check.N.function", "rewards.py:length", "evaluation/check", given={"check": [reward("digits")]}),
     Case("check.N.model", "other_reward_model", "evaluation/check", given={"check": [{"model": "a_reward_model"}]}),
@@ -468,6 +497,42 @@ CASES = [
     Case("online_dpo.pairs", "all", "rollouts/role"),
     Case("online_dpo.missing_eos_penalty", 0.5, "metrics/score"),
     Case("online_dpo.label_smoothing", 0.1, "metrics/grad_norm"),
+    Case("reference", "other_model", "weights", given={"algorithm.kl_coef": 0.1}),
+    Case("reference", "other_model", "weights", given=PAIRS | {"algorithm": "dpo"}),
+    Case("reference.path", "other_model", "weights", given=PAIRS | {"algorithm": "dpo", "reference": "model"}),
+    Case(
+        "reference.revision",
+        "v2",
+        "weights",
+        given=PAIRS | {"algorithm": "dpo", "model": "me/tiny", "reference": "me/tiny"},
+    ),
+    Case(
+        "reference.trust_remote_code",
+        False,
+        refused="ModelError: .* needs Python code that comes with the model",
+        given=PAIRS | {"algorithm": "dpo", "reference": {"path": "custom_model", "trust_remote_code": True}},
+    ),
+    *(Case(f"{key}.beta", 0.7, "metrics/loss", given=PAIRS) for key in BETA_OF_PAIRS),
+    *(Case(f"{key}.label_smoothing", 0.2, "metrics/loss", given=PAIRS) for key in SMOOTHED),
+    Case("dpo.divergence", "forward_kl", "metrics/loss", given=PAIRS),
+    Case("dpo.alpha", 0.2, "metrics/loss", given=PAIRS | {"algorithm.divergence": "alpha"}),
+    Case("dpo.tail_weight", 0.3, "metrics/loss", given=PAIRS),
+    Case("discopop.tau", 0.5, "metrics/loss", given=PAIRS),
+    Case("ipo.tau", 0.5, "metrics/loss", given=PAIRS),
+    Case("ipo.length_average", False, "metrics/grad_norm", given=PAIRS),
+    *(Case(f"{key}.alpha", 0.3, "metrics/loss", given=PAIRS) for key in ("rpo", "dpop", "cpo", "simpo")),
+    *(
+        Case(f"{key}.nll_normalization", "sum", "metrics/loss", given=PAIRS | beside)
+        for key, beside in {"rpo": {}, "cpo": {}, "orpo": {}, "dpop": {"algorithm.alpha": 1.0}}.items()
+    ),
+    Case("dpop.penalty", 5.0, "metrics/loss", given=PAIRS | {"reference": "other_model"}),
+    Case("simpo.gamma", 0.1, "metrics/loss", given=PAIRS),
+    Case("simpo.gamma_beta_ratio", 0.9, "metrics/loss", given=PAIRS),
+    *(Case(f"{key}.beta", 0.7, "metrics/grad_norm", given=LABELS) for key in ("kto", "bco")),
+    Case("kto.desirable_weight", 3.0, "metrics/loss", given=LABELS),
+    Case("kto.undesirable_weight", 3.0, "metrics/loss", given=LABELS),
+    Case("bco.reduction", "class_means", "metrics/loss", given=LABELS),
+    Case("aot.comparison", "unpaired", "metrics/loss", given=PAIRS),
     Case("reward_model.margin", 1.0, "weights", given=PAIRS),
     Case("reward_model.margin", "data", "weights", given=PAIRS),
     Case("reward_model.center_coef", 1.0, "weights", given=PAIRS),
@@ -530,6 +595,8 @@ def place(tmp_path_factory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("settings")
     tiny_model(folder / "model", characters=CHARACTERS)
     tiny_model(folder / "other_model", characters=CHARACTERS, seed=1)
+    tiny_model(folder / "judge_model", characters=CHARACTERS, max_position_embeddings=4096)
+    (folder / "judge.txt").write_text("{prompt} <answer>\n{completion}\n</answer> Score: N")
     custom_model(folder / "custom_model")
     for name, seed in (("model.gguf", 0), ("other.gguf", 1)):
         write_gguf(folder / "gguf" / name, seed=seed)
@@ -537,6 +604,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
         cache_on_hub(folder / "hub" / "models--me--tiny", revision, seed=seed)
     write_prompts(folder / "prompts.jsonl", seed=0)
     write_pairs(folder / "pairs.jsonl")
+    write_labels(folder / "labels.jsonl")
     write_talks(folder / "talks.jsonl")
     for seed, name in enumerate(("a_reward_model", "other_reward_model")):
         reward_model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=seed)
@@ -556,7 +624,9 @@ def place(tmp_path_factory) -> Iterator[Place]:
         patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
         patch.setattr(sys, "path", sys.path.copy())  # transformers adds its folder of modules
         patch.setattr(os, "fsync", lambda descriptor: None)  # that files survive a crash is tested elsewhere
-        yield Place(folder, PLAIN)
+        patch.setenv(KEY, "a key")
+        with verdicts_by_hash():
+            yield Place(folder, PLAIN)
 
 
 REWARDS = """
@@ -600,6 +670,11 @@ def write_prompts(file: Path, *, seed: int, count: int = 24) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_examples(file: Path, *, completion: str, count: int = 24) -> None:
+    rows = [{"prompt": str(number), "completion": completion} for number in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def write_talks(path: Path, *, count: int = 24) -> None:
     """Two questions, each with its answer."""
     roles = ("user", "assistant") * 2
@@ -610,9 +685,14 @@ def write_talks(path: Path, *, count: int = 24) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_examples(file: Path, *, completion: str, count: int = 24) -> None:
-    rows = [{"prompt": str(number), "completion": completion} for number in range(count)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_labels(path: Path) -> None:
+    """Digits repeated, desirable where the repetition is right."""
+    rows = [
+        {"prompt": f"{n} {n}", "completion": str(n + wrong) * (2 + wrong), "label": not wrong}
+        for n in range(9)
+        for wrong in (0, 1)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_pairs(file: Path) -> None:
