@@ -252,7 +252,7 @@ def test_a_supervised_run_is_judged_by_its_held_out_loss(run_folder):
     write_lines(run_folder / "events.jsonl", [{"kind": "end"}])
     text = Page(write_report(run_folder).read_text()).text
     assert "The model improved." in text
-    assert "Held-out loss (nats per token, lower is better), 9 prompts before and after." in text
+    assert "on the same 9 examples before and after" in text
 
 
 def test_a_run_of_one_step_has_a_page(run_folder):

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.report.heldout import WORDS, headline_span, kind_of, measure_of
 from posttrain.report.phases import PHASES, phase_rows, phase_sums, who_waits
+from posttrain.report.plots import PLOTS, Form, Plot
+from posttrain.report.spans import Span, span
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import (
     IntervalRow,
@@ -20,9 +23,7 @@ from posttrain.report.svg import (
     smooth,
     stacked_chart,
 )
-from posttrain.report.verdict import Span, check_spans, headline_span, measure_of, span
-
-Form = Callable[[float], str]
+from posttrain.report.verdict import check_spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,98 +45,12 @@ class Chart:
     """Every line is constant: a number says as much as a plot."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plot:
-    """What to draw: metric name -> legend, and how."""
-
-    title: str
-    metrics: Mapping[str, str]
-    hint: str = ""
-    form: Form = compact
-    low: float | None = 0.0
-    high: float | None = None
-    log: bool = False
-    invert: bool = False
-    """Draw 1 - value: the share with signal from the share without."""
-
-
-_PLOTS = (
-    Plot(
-        title="Groups with signal",
-        metrics={"frac_reward_zero_std": "share of groups"},
-        hint="Groups whose answers got different rewards. The others move no weight.",
-        form=percent,
-        high=1.0,
-        invert=True,
-    ),
-    Plot(
-        title="Completion length",
-        metrics={"completions/mean_length": "all", "completions/mean_terminated_length": "ended by themselves"},
-        hint="Tokens. The band runs from the shortest to the longest answer.",
-    ),
-    Plot(
-        title="Truncated and unscored",
-        metrics={"completions/clipped_ratio": "truncated", "unscored_fraction": "unscored"},
-        hint="Truncated answers ran into the length limit; unscored ones got no reward and were left out.",
-        form=percent,
-        high=0.1,
-    ),
-    Plot(
-        title="Entropy",
-        metrics={"entropy": "nats per token"},
-        hint="Falls as the model becomes sure; a collapse ends exploration.",
-    ),
-    Plot(
-        title="KL to the reference",
-        metrics={"kl": "k3, nats per token"},
-        hint="How far the policy has moved from the model it started from.",
-    ),
-    Plot(
-        title="Size of the update",
-        metrics={"policy/approx_kl_k1": "k1", "policy/approx_kl_k2": "k2", "policy/approx_kl_k3": "k3"},
-        hint="Estimates of the KL from the policy that sampled to the policy being trained, nats per token.",
-        low=None,
-    ),
-    Plot(
-        title="Gradient norm", metrics={"grad_norm": "before clipping"}, hint="Length of the gradient of all weights."
-    ),
-    Plot(
-        title="Clipped tokens",
-        metrics={
-            "clip_ratio/low_mean": "low, advantage < 0",
-            "clip_ratio/high_mean": "high, advantage > 0",
-            "clip_ratio/region_mean": "together",
-        },
-        hint="Share of tokens whose ratio left the clipping range: 0 in the first update on fresh samples.",
-        form=percent,
-        high=0.01,
-    ),
-    Plot(
-        title="Sampler against trainer",
-        metrics={"sampling/sampling_logp_difference/mean": "mean", "sampling/sampling_logp_difference/max": "largest"},
-        hint="Difference of their log-probabilities of the same tokens, in nats.",
-        log=True,
-    ),
-    Plot(
-        title="Loss",
-        metrics={"loss": "loss"},
-        hint="Near 0 by construction for group-relative advantages; not a measure of progress.",
-        low=None,
-    ),
-    Plot(title="Learning rate", metrics={"learning_rate": "learning rate"}),
-    Plot(
-        title="Memory",
-        metrics={"memory/rss_gb": "process", "memory/peak_rss_gb": "its peak", "memory/peak_cuda_gb": "GPU, peak"},
-        hint="Gigabytes.",
-    ),
-)
-
-
 def learning_charts(run: RunRecord) -> list[Chart]:
     """The curated dozen, in reading order; plots without data are left out. Those that never change have `flat` set."""
     supervised = not run.series("reward")
     charts = [_reward_chart(run), _heldout_chart(run), _parts_chart(run)]
-    plots = sorted(_PLOTS, key=lambda plot: plot.title != "Loss") if supervised else _PLOTS
+    plots = [plot for plot in PLOTS if plot.title != "Groups with signal" or run.compares_groups]
+    plots = sorted(plots, key=lambda plot: plot.title != "Loss") if supervised else plots
     charts += [_plot_chart(run, plot, supervised) for plot in plots]
     charts.insert(3 if supervised else 9, _time_chart(run))
     return [chart for chart in charts if chart is not None]
@@ -191,9 +106,18 @@ def _measures(
 ) -> list[tuple[str, Callable[[Mapping[str, Any]], Span | None]]]:
     """(label, how to read it) of the bars: what both evaluations offer for this measure."""
     readers: list[tuple[str, Callable[[Mapping[str, Any]], Span | None]]] = [
-        (_headline_label(sides, measure), lambda side: headline_span(side, measure))
+        (WORDS[kind_of(*sides.values())].short, lambda side: headline_span(side, measure))
     ]
-    if measure == "loss":
+    kind = kind_of(*sides.values())
+    if kind == "policy pairs":
+        return [
+            *readers,
+            ("per token", lambda side: span(side.get("accuracy_per_token"))),
+            ("implicit", lambda side: span(mapping(side.get("implicit")).get("accuracy"))),
+        ]
+    if kind == "labels":
+        return [*readers, ("implicit", lambda side: span(mapping(side.get("implicit")).get("auc")))]
+    if kind != "answers":
         return readers
     if measure == "score":
         return [*readers, ("sampled", lambda side: span(mapping(side.get("sampled")).get("score")))]
@@ -207,12 +131,6 @@ def _measures(
 
                 readers.append((kind.replace("@k", f"@{k}"), read))
     return readers
-
-
-def _headline_label(sides: Mapping[str, Mapping[str, Any]], measure: str) -> str:
-    if measure == "loss":
-        return "loss"
-    return "pairs" if any("pairs" in side for side in sides.values()) else "greedy"
 
 
 def _interval_row(label: str, sides: Mapping[str, Span | None]) -> IntervalRow | None:
@@ -255,19 +173,18 @@ def _heldout_chart(run: RunRecord) -> Chart | None:
     measure, spans = heldout_points(run)
     if len(spans) < 2:
         return None
-    form = percent if measure == "accuracy" else compact
+    form, kind = percent if measure == "accuracy" else compact, kind_of(mapping(run.evaluation.get("baseline")))
     finite = [(x, s) for x, s in spans if math.isfinite(s.low) and math.isfinite(s.high)]
     line = Series(
-        name="loss" if measure == "loss" else f"greedy {measure}",
+        name=f"greedy {measure}" if kind == "answers" else measure,
         points=[(x, s.mean) for x, s in spans],
         band=[(x, s.low, s.high) for x, s in finite],
         colour=2,
         dots=True,
     )
-    high = 1.0 if measure == "accuracy" else None
-    return _chart(
-        "Held-out score", [line], form, "Prompts that training never sees, with intervals.", y_range=(0.0, high)
-    )
+    high = 1.0 if measure in ("accuracy", "auc") else None
+    hint = f"{WORDS[kind].unit.capitalize()} that training never sees, with intervals."
+    return _chart("Held-out score", [line], form, hint, y_range=(0.0, high))
 
 
 def _parts_chart(run: RunRecord) -> Chart | None:

@@ -5,29 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
 
+from posttrain.report.likelihood_notes import displacement, memorising, overfitting
+from posttrain.report.note import Note, fifths
 from posttrain.report.store import RunRecord, number
 from posttrain.report.svg import compact, percent
-from posttrain.report.verdict import fifths, verdict
+from posttrain.report.verdict import verdict
 
 LOSS_IS_SMALL = 0.05
 MISMATCH_IS_LARGE = 0.05
 """Nats per token. bfloat16 against float32 gives about 0.01; different weights or templates give far more."""
 
 
-class Note(NamedTuple):
-    """One observation: a title that states it, a text that explains it and says what to change."""
-
-    level: Literal["ok", "info", "warn"]
-    title: str
-    text: str
-
-
 def observations(run: RunRecord) -> list[Note]:
     """What there is to notice, most serious first."""
     finders = (
         _reward, _signal, _truncation, _unscored, _entropy, _mismatch, _clipping, _spikes, _length, _loss,
+        displacement, memorising, overfitting,
     )  # fmt: skip
     notes = [note for finder in finders if (note := finder(run)) is not None]
     return sorted(notes, key=lambda note: ("warn", "info", "ok").index(note.level))
@@ -52,9 +46,10 @@ def _reward(run: RunRecord) -> Note | None:
     course = f"{compact(first)} in the first fifth of the run, {compact(last)} in the last"
     noise = _noise(values)
     if abs(last - first) <= 2 * noise:
-        causes = "too few groups with signal, a learning rate that is too small, too few steps"
+        groups = ["too few groups with signal"] if run.compares_groups else []
+        causes = ", ".join([*groups, "a learning rate that is too small", "too few steps"])
         if verdict(run).change < 0:
-            causes = "a learning rate that is too high (the held-out score fell), too few groups with signal"
+            causes = ", ".join(["a learning rate that is too high (the held-out score fell)", *groups])
         text = f"{course}: within the noise of {compact(noise)} between steps. Causes, most likely first: {causes}."
         return Note("warn", "The reward is flat", text)
     return (
@@ -64,7 +59,7 @@ def _reward(run: RunRecord) -> Note | None:
 
 def _signal(run: RunRecord) -> Note | None:
     points = run.series("frac_reward_zero_std")
-    if not points:
+    if not points or not run.compares_groups:
         return None
     dead = statistics.fmean(value for _, value in points)
     first, last = fifths(points)
@@ -129,11 +124,12 @@ def _entropy(run: RunRecord) -> Note | None:
         return None
     first, last = fifths(points)
     course = f"From {compact(first)} to {compact(last)} nats per token"
-    if last < 0.15 * first:
+    if last < 0.15 * first and not run.answers_are_given:
+        groups = "groups lose their signal, " if run.compares_groups else ""
         return Note(
             "info",
             "The entropy collapsed",
-            f"{course}. Answers to one prompt become alike, groups lose their signal, and pass@k for large k usually "
+            f"{course}. Answers to one prompt become alike, {groups}and pass@k for large k usually "
             "falls. A higher clip_high or a small entropy_coef keeps some variety.",
         )
     if last > 2 * first and last > 0.5:
@@ -177,7 +173,8 @@ def _spikes(run: RunRecord) -> Note | None:
     limit = number(run.setting("train.max_grad_norm"), 0.0)
     clipped = f" It was clipped to {compact(limit)}." if 0 < limit < worst else ""
     text = f"{compact(worst)} at step {step}, against a median of {compact(typical)}.{clipped}"
-    return Note("info", "The gradient had a spike", f"{text} The rollouts of that step show its text.")
+    shown = " The rollouts of that step show its text." if run.rollout_steps else ""
+    return Note("info", "The gradient had a spike", text + shown)
 
 
 def _length(run: RunRecord) -> Note | None:

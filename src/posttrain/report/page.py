@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.report.charts import Chart, check_bars, heldout_bars, learning_charts, other_charts
+from posttrain.report.heldout import headline_span, measure_of
+from posttrain.report.note import fifths
 from posttrain.report.notes import observations
 from posttrain.report.proofs import proofs
 from posttrain.report.samples import samples_html
+from posttrain.report.spans import show_span, show_value
 from posttrain.report.store import RunRecord, config_lines, mapping, number, read_run
 from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, escaped, script_json
-from posttrain.report.verdict import Verdict, fifths, headline_span, measure_of, show_span, show_value, verdict
+from posttrain.report.verdict import Verdict, verdict
 
 _EVENT_KINDS = ("warning", "guard", "error", "resume", "start", "end", "evaluation")
 """Shown in full; the others, publishes and checkpoints, are counted."""
@@ -172,8 +175,11 @@ def _tiles(run: RunRecord) -> str:
         ("reward at the end", "reward", compact),
         ("groups with signal", "frac_reward_zero_std", lambda dead: percent(1 - dead)),
         ("truncated answers", "completions/clipped_ratio", percent),
+        ("training pairs in order", "rewards/accuracies", percent),
+        ("margin at the end", "rewards/margins", compact),
+        ("training perplexity", "sft/perplexity", compact),
     ):
-        if points := run.series(name):
+        if (points := run.series(name)) and (name != "frac_reward_zero_std" or run.compares_groups):
             tiles.append((label, form(fifths(points)[1])))
     cells = "".join(f"<div><dt>{label}</dt><dd>{escaped(value)}</dd></div>" for label, value in tiles)
     return f'<dl class="tiles">{cells}</dl>' if cells else ""

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from posttrain.report.heldout import WORDS, kind_of
 from posttrain.report.notes import MISMATCH_IS_LARGE
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact, percent
@@ -28,9 +29,10 @@ def proofs(run: RunRecord) -> list[Proof]:
 
 def _measured(run: RunRecord) -> Iterator[Proof]:
     sides = [mapping(run.evaluation.get(side)) for side in ("baseline", "trained")]
-    unit = "pairs" if any("pairs" in side for side in sides) else "prompts"
+    words = WORDS[kind_of(*sides)]
+    unit = words.unit
     claim = f"Improvement was measured on held-out {unit}, before and after"
-    counts = [number(side.get(unit)) for side in sides]
+    counts = [number(side.get(words.count)) for side in sides]
     if None not in counts:
         yield Proof(claim, "yes", f"{counts[0]:.0f} {unit} before, {counts[1]:.0f} after, each with an interval")
     else:

@@ -66,6 +66,16 @@ class RunRecord:
             value = value[part]
         return value
 
+    @property
+    def compares_groups(self) -> bool:
+        """Does the algorithm compare answers to one prompt with each other? True where the run does not say."""
+        return next((bool(e["compares_groups"]) for e in self.events if "compares_groups" in e), True)
+
+    @property
+    def answers_are_given(self) -> bool:
+        """Does it learn from answers of its data and samples none?"""
+        return bool(self.series("sft/nll") or self.series("logps/chosen")) and not self.series("reward")
+
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of one metric, finite numbers only."""
         found = ((row["step"], number(row.get(name))) for row in self.metrics)

@@ -20,17 +20,31 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.report.heldout import headline_span, kind_of, measure_of
+from posttrain.report.likelihood_notes import fallen
+from posttrain.report.lines import evaluation_line, short_line
 from posttrain.report.phases import PHASES, who_waits
+from posttrain.report.spans import show_change, show_span, show_value, span
 from posttrain.report.store import mapping, number
 from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, visible
-from posttrain.report.verdict import headline_span, measure_of, show_span, show_value
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24
 _RECENT = 20
 """Steps whose median time gives the estimate of the time left."""
 _LOUD = ("warning", "guard")
+_GIVEN_ANSWERS: list[tuple[str, str, Callable[[float], str]]] = [
+    ("loss", "loss", compact),
+    ("margin", "rewards/margins", compact),
+    ("in order", "rewards/accuracies", percent),
+    ("logp chosen", "logps/chosen", compact),
+    ("perplexity", "sft/perplexity", compact),
+    ("right tokens", "sft/token_accuracy", percent),
+    ("grad", "grad_norm", compact),
+    ("tokens", "num_tokens", compact),
+]
+"""What a step of a run that learns from given answers shows: label, metric, form."""
 
 
 def _never_stops_a_run(method: Callable[..., None]) -> Callable[..., None]:
@@ -61,6 +75,8 @@ class TerminalView:
         self.stream = stream or sys.stdout
         self.quiet, self.show_samples = quiet, show_samples
         self.broken = False
+        self.compares_groups = True
+        """Is the share of groups with signal worth showing?"""
         self._live: Live | None = None
         self._metrics: dict[str, Any] = {}
         self._rewards: list[float] = []
@@ -96,7 +112,7 @@ class TerminalView:
     def evaluation(self, name: str, evaluation: Mapping[str, Any]) -> None:
         """A held-out result (`Evaluation.to_json`), called "baseline", "step 30" or "trained"."""
         self._heldout[name] = evaluation
-        self._say(f"held-out {name}: {_evaluation_line(evaluation)}")
+        self._say(f"held-out {name}: {evaluation_line(evaluation)}")
 
     @_never_stops_a_run
     def event(self, kind: str, message: str) -> None:
@@ -124,8 +140,13 @@ class TerminalView:
         measure = measure_of(before, after)
         baseline, trained = headline_span(before, measure), headline_span(after, measure)
         if baseline and trained:
-            apart = "intervals disjoint" if baseline.disjoint(trained) else "intervals overlap"
-            self._say(f"held-out {measure} {show_span(measure, baseline)} → {show_span(measure, trained)}, {apart}")
+            told = "intervals disjoint" if baseline.disjoint(trained) else "intervals overlap"
+            change = span(mapping(mapping(summary.get("evaluation")).get("difference")).get(measure))
+            if change is not None and change.finite and kind_of(after) != "answers":
+                told = f"difference {show_change(measure, change)}"
+            self._say(f"held-out {measure} {show_span(measure, baseline)} → {show_span(measure, trained)}, {told}")
+        if (fell := fallen(mapping(summary.get("evaluation")))) is not None:
+            self.event("warning", f"held-out chosen answers became less likely: {show_change('logps', fell[0])} nats")
 
     def close(self) -> None:
         """Give the terminal back; may be called at any time, and twice."""
@@ -144,11 +165,12 @@ class TerminalView:
     def _facts(self) -> list[tuple[str, str]]:
         metrics = self._metrics
         if number(metrics.get("reward")) is None:
-            shown = [("loss", "loss", compact), ("grad", "grad_norm", compact), ("tokens", "num_tokens", compact)]
+            shown = _GIVEN_ANSWERS
         else:
+            signal = [("signal", "frac_reward_zero_std", lambda dead: percent(1 - dead))]
             shown = [
                 ("reward", "reward", lambda value: f"{value:.3f}"),
-                ("signal", "frac_reward_zero_std", lambda dead: percent(1 - dead)),
+                *(signal if self.compares_groups else []),
                 ("truncated", "completions/clipped_ratio", percent),
                 ("unscored", "unscored_fraction", percent),
                 ("length", "completions/mean_length", lambda value: f"{value:.1f}"),
@@ -189,7 +211,9 @@ class TerminalView:
             spark = Text(sparkline(self._rewards), style="blue")
             body.add_row(Text("reward", style="dim"), Text.assemble((facts.pop(0)[1], "bold"), "  ", spark))
         for name, evaluation in list(self._heldout.items())[-1:]:
-            body.add_row(Text("held-out", style="dim"), Text(f"{_short(evaluation)}  {name}{self._change(evaluation)}"))
+            body.add_row(
+                Text("held-out", style="dim"), Text(f"{short_line(evaluation)}  {name}{self._change(evaluation)}")
+            )
         row = Text()
         for label, value in facts:
             row.append(f"{label} ", style="dim").append(f"{value}   ")
@@ -244,30 +268,6 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     means = [statistics.fmean(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means), max(means)
     return "".join(_SPARKS[round((value - low) / (high - low or 1) * (len(_SPARKS) - 1))] for value in means)
-
-
-def _short(evaluation: Mapping[str, Any]) -> str:
-    measure = measure_of(evaluation)
-    found = headline_span(evaluation, measure)
-    return f"{measure} {show_span(measure, found)}" if found else "no score"
-
-
-def _evaluation_line(evaluation: Mapping[str, Any]) -> str:
-    parts = [_short(evaluation)]
-    at_k = mapping(mapping(evaluation.get("sampled")).get("pass@k"))
-    for k in list(at_k)[-1:]:
-        mean = number(mapping(at_k[k]).get("mean"))
-        if mean is not None and measure_of(evaluation) == "accuracy":
-            parts.append(f"pass@{k} {percent(mean)}")
-    for label, found in mapping(evaluation.get("check")).items():
-        mean = number(mapping(found).get("mean"))
-        if mean is not None:
-            parts.append(f"check {label} {compact(mean)}")
-    parts.append(
-        f"{evaluation['pairs']} pairs" if "pairs" in evaluation else f"{evaluation.get('prompts', '?')} prompts"
-    )
-    unscored = number(evaluation.get("unscored"), 0)
-    return ", ".join(parts) + (f", {unscored:.0f} answers unscored" if unscored else "")
 
 
 def _samples_table(step: int, rows: Sequence[Mapping[str, Any]]) -> Table:

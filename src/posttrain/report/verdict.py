@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from posttrain.report.heldout import LOWER_IS_BETTER, comparison, headline_span, measure_of
+from posttrain.report.note import fifths
+from posttrain.report.spans import Span, show_span, span
 from posttrain.report.store import RunRecord, mapping, number
-from posttrain.report.svg import compact, percent
+from posttrain.report.svg import compact
 
 Tone = Literal["good", "bad", "plain"]
 NOTICEABLE = 0.02
 """Relative change of the loss on the reference text that is worth calling one."""
-
-
-class Span(NamedTuple):
-    """An interval as it stands in `evaluation.json`; limits that were not finite are infinite again."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    def disjoint(self, other: Span) -> bool:
-        return self.low > other.high or other.low > self.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +24,12 @@ class Verdict:
     headline: str
     tone: Tone
     measure: str = ""
-    """Which number the verdict is about: accuracy or score; empty when neither was measured."""
+    """Which number the verdict is about, such as accuracy or loss; empty when none was measured."""
     change: int = 0
     """1: better, -1: worse, 0: not shown or not measured."""
     baseline: Span | None = None
     trained: Span | None = None
     sentences: list[str] = field(default_factory=list)
-
-
-def span(value: Any) -> Span | None:
-    """`{"mean", "low", "high", "n"}` -> Span; None when there is no mean."""
-    found = mapping(value)
-    mean = number(found.get("mean"))
-    if mean is None:
-        return None
-    low, high = number(found.get("low"), -math.inf), number(found.get("high"), math.inf)
-    return Span(mean, low, high, int(number(found.get("n"), 0)))
 
 
 def verdict(run: RunRecord) -> Verdict:
@@ -61,9 +40,8 @@ def verdict(run: RunRecord) -> Verdict:
     if baseline is None or trained is None:
         return _unmeasured(run, measure, baseline, trained)
     difference = span(mapping(run.evaluation.get("difference")).get(measure))
-    change = _direction(baseline, trained, difference) * (-1 if measure == "loss" else 1)
-    unit = "pairs" if "pairs" in after else "prompts"
-    sentences = [_comparison(measure, unit, baseline, trained, difference, _confidence(after))]
+    change = _direction(baseline, trained, difference) * (-1 if measure in LOWER_IS_BETTER else 1)
+    sentences = comparison(measure, after, baseline, trained, difference)
     sentences += _check_sentences(run.evaluation, change)
     sentences += _reward_model_sentence(run.evaluation)
     sentences += _forgetting_sentence(run.evaluation)
@@ -85,38 +63,6 @@ def verdict(run: RunRecord) -> Verdict:
     )
 
 
-def measure_of(*evaluations: Mapping[str, Any]) -> str:
-    """Which number tells most: `loss` for supervised runs, `accuracy` for rewards of that scale, else `score`.
-
-    Of that scale are totals from 0 to 1 of which some reached 1, or none was above 0.
-    """
-    if any("loss" in found and "greedy" not in found for found in evaluations):
-        return "loss"
-    edges = [number(edge) for found in evaluations for edge in (found.get("score_range") or [])]
-    seen = [edge for edge in edges if edge is not None]
-    if not seen:
-        return "accuracy"
-    return "accuracy" if min(seen) >= 0 and (abs(max(seen) - 1) < 1e-6 or max(seen) == 0) else "score"
-
-
-def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:
-    """The interval of one evaluation that the verdict is about."""
-    of_answers = mapping(evaluation.get("greedy"))
-    return span(of_answers.get(measure) if of_answers else evaluation.get(measure))
-
-
-def show_value(measure: str, value: float) -> str:
-    """Accuracies in percent, scores as plain numbers."""
-    return percent(value) if measure == "accuracy" else compact(value)
-
-
-def show_span(measure: str, found: Span) -> str:
-    """`95% (91% to 98%)`"""
-    if not math.isfinite(found.low) or not math.isfinite(found.high):
-        return f"{show_value(measure, found.mean)} (no interval: {found.n} prompt{'' if found.n == 1 else 's'})"
-    return f"{show_value(measure, found.mean)} ({show_value(measure, found.low)} to {show_value(measure, found.high)})"
-
-
 def check_spans(evaluation: Mapping[str, Any]) -> list[tuple[str, Span | None, Span | None]]:
     """(label, baseline, trained) of the independent check, wherever the file holds it."""
     top = mapping(evaluation.get("check"))
@@ -134,13 +80,6 @@ def check_spans(evaluation: Mapping[str, Any]) -> list[tuple[str, Span | None, S
     return found
 
 
-def fifths(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Mean of the first and of the last fifth."""
-    size = max(1, len(points) // 5)
-    values = [value for _, value in points]
-    return statistics.fmean(values[:size]), statistics.fmean(values[-size:])
-
-
 def _direction(baseline: Span, trained: Span, difference: Span | None) -> int:
     """1 for a rise, -1 for a fall, 0 when neither the two intervals nor the paired one tells them apart."""
     if baseline.disjoint(trained):
@@ -148,36 +87,6 @@ def _direction(baseline: Span, trained: Span, difference: Span | None) -> int:
     if difference is not None and (difference.low > 0 or difference.high < 0):
         return 1 if difference.low > 0 else -1
     return 0
-
-
-def _confidence(evaluation: Mapping[str, Any]) -> str:
-    return percent(number(evaluation.get("confidence")) or 0.95)
-
-
-def _comparison(
-    measure: str, unit: str, baseline: Span, trained: Span, difference: Span | None, confidence: str
-) -> str:
-    what = "loss (nats per token, lower is better)" if measure == "loss" else f"{measure} of greedy answers"
-    if unit == "pairs":
-        what = "accuracy: how often the chosen answer of a pair scored higher"
-    text = f"Held-out {what}, {trained.n} {unit} before and after. "
-    if baseline.disjoint(trained):
-        text += (
-            f"The {confidence} intervals do not overlap: chance in the choice of prompts does not explain the change."
-        )
-    else:
-        text += f"The {confidence} intervals overlap: on their own they do not show a change."
-    if difference is not None and math.isfinite(difference.low):
-        mean, low, high = (_signed(measure, edge) for edge in difference[:3])
-        unit = " points" if measure == "accuracy" else ""
-        text += f" Prompt by prompt the change is {mean}{unit}, interval {low} to {high}"
-        text += "." if difference.low > 0 or difference.high < 0 else ", which contains 0."
-    return text
-
-
-def _signed(measure: str, value: float) -> str:
-    text = f"{100 * value:+.0f}" if measure == "accuracy" else f"{value:+.3g}"
-    return text.replace("-", "−")
 
 
 def _check_sentences(evaluation: Mapping[str, Any], change: int) -> list[str]:
@@ -241,7 +150,7 @@ def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Sp
         headline, tone = "The run has not finished.", "plain"
     else:
         headline, tone = "No held-out evaluation.", "plain"
-        sentences.append("Without held-out prompts before and after, this page cannot say whether the model improved.")
+        sentences.append("Without held-out data before and after, this page cannot say whether the model improved.")
     if baseline is not None:
         sentences.append(f"Before training, held-out {measure} was {show_span(measure, baseline)}.")
     if rewards:

@@ -1,0 +1,151 @@
+"""What was measured on held-out data, and how it is said: by the names in `evaluation.json`, not by the algorithm's.
+
+answers   sampled and scored            pairs     ranked by a policy (`ranked_by`) or by a reward model
+loss      of given answers              labels    desirable answers told from undesirable ones
+ratings   predicted by a reward model   steps     judged by a process reward model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from posttrain.report.spans import Span, show_change, show_span, show_value, span
+from posttrain.report.store import mapping, number
+from posttrain.report.svg import percent
+
+Kind = Literal["answers", "loss", "policy pairs", "scored pairs", "labels", "ratings", "steps"]
+LOWER_IS_BETTER = ("loss", "rmse")
+
+
+class Words(NamedTuple):
+    """How a kind of measurement is called."""
+
+    what: str
+    unit: str
+    count: str
+    """The key that holds how many there were."""
+    short: str
+    """On a plot and on a line of the terminal."""
+
+
+WORDS: dict[Kind, Words] = {
+    "answers": Words("of greedy answers", "prompts", "prompts", "greedy"),
+    "loss": Words("loss (nats per token, lower is better)", "examples", "prompts", "loss"),
+    "policy pairs": Words("pair accuracy (chosen answer likelier than rejected one)", "pairs", "pairs", "pairs"),
+    "scored pairs": Words("accuracy: how often the chosen answer of a pair scored higher", "pairs", "pairs", "pairs"),
+    "labels": Words(
+        "AUC (how often a desirable answer is likelier per token than an undesirable one)", "answers", "answers", "AUC"
+    ),
+    "ratings": Words("error of predicted ratings (root mean square, lower is better)", "ratings", "ratings", "rmse"),
+    "steps": Words("accuracy of judged steps", "answers", "answers", "steps"),
+}
+_TOLD_BY: tuple[tuple[str, Kind], ...] = (
+    ("greedy", "answers"),
+    ("ranked_by", "policy pairs"),
+    ("pairs", "scored pairs"),
+    ("ratings", "ratings"),
+    ("steps", "steps"),
+    ("desirable", "labels"),
+    ("loss", "loss"),
+)
+
+
+def kind_of(*evaluations: Mapping[str, Any]) -> Kind:
+    """What was measured; `answers` where nothing says otherwise."""
+    for key, kind in _TOLD_BY:
+        if any(key in found for found in evaluations):
+            return kind
+    return "answers"
+
+
+def measure_of(*evaluations: Mapping[str, Any]) -> str:
+    """Which number tells most: `loss` for supervised runs, `accuracy` for rewards of that scale, else `score`.
+
+    Of that scale are totals from 0 to 1 of which some reached 1, or none was above 0.
+    """
+    own = {"loss": "loss", "labels": "auc", "ratings": "rmse"}
+    if (kind := kind_of(*evaluations)) in own:
+        return own[kind]
+    edges = [number(edge) for found in evaluations for edge in (found.get("score_range") or [])]
+    seen = [edge for edge in edges if edge is not None]
+    if not seen:
+        return "accuracy"
+    return "accuracy" if min(seen) >= 0 and (abs(max(seen) - 1) < 1e-6 or max(seen) == 0) else "score"
+
+
+def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:
+    """The interval of one evaluation that the verdict is about."""
+    of_answers = mapping(evaluation.get("greedy"))
+    return span(of_answers.get(measure) if of_answers else evaluation.get(measure))
+
+
+def confidence_of(evaluation: Mapping[str, Any]) -> str:
+    return percent(number(evaluation.get("confidence")) or 0.95)
+
+
+def comparison(
+    measure: str, after: Mapping[str, Any], baseline: Span, trained: Span, difference: Span | None
+) -> list[str]:
+    """Before against after, in sentences."""
+    kind, level = kind_of(after), confidence_of(after)
+    if kind == "answers":
+        return [_of_answers(measure, baseline, trained, difference, level)]
+    words = WORDS[kind]
+    text = f"Held-out {words.what}: {show_value(measure, baseline.mean)} → {show_value(measure, trained.mean)}"
+    if difference is not None and difference.finite:
+        text += f" (difference {show_change(measure, difference).replace('interval', f'{level} interval')}"
+        text += ")" if difference.low > 0 or difference.high < 0 else ", which contains 0)"
+    text += f", on the same {trained.n or after.get(words.count)} {words.unit} before and after."
+    apart = "do not overlap" if baseline.disjoint(trained) else "overlap"
+    text += f" The {level} intervals of the two {apart}: {show_span(measure, baseline)}, {show_span(measure, trained)}."
+    return [text, *_more(kind, after)]
+
+
+def _of_answers(measure: str, baseline: Span, trained: Span, difference: Span | None, level: str) -> str:
+    text = f"Held-out {measure} of greedy answers, {trained.n} prompts before and after. "
+    if baseline.disjoint(trained):
+        text += f"The {level} intervals do not overlap: chance in the choice of prompts does not explain the change."
+    else:
+        text += f"The {level} intervals overlap: on their own they do not show a change."
+    if difference is not None and difference.finite:
+        text += f" Prompt by prompt the change is {show_change(measure, difference)}"
+        text += "." if difference.low > 0 or difference.high < 0 else ", which contains 0."
+    return text
+
+
+# --- what else is known of a kind -------------------------------------------------------------------------------------
+
+
+def _more(kind: Kind, after: Mapping[str, Any]) -> list[str]:
+    known = {"policy pairs": _of_pairs, "labels": _of_labels, "loss": _of_loss}
+    return known[kind](after) if kind in known else []
+
+
+def _of_pairs(after: Mapping[str, Any]) -> list[str]:
+    sentences = []
+    implicit, per_token = span(mapping(after.get("implicit")).get("accuracy")), span(after.get("accuracy_per_token"))
+    if implicit is not None:
+        sentences.append(
+            "By the implicit reward, the log-ratio to the model before training, "
+            f"{show_span('accuracy', implicit)} of the pairs are in the right order; 50% is chance."
+        )
+    if per_token is not None:
+        sentences.append(f"Ranked per token, so that length does not decide, it is {show_span('accuracy', per_token)}.")
+    return sentences
+
+
+def _of_labels(after: Mapping[str, Any]) -> list[str]:
+    implicit = span(mapping(after.get("implicit")).get("auc"))
+    if implicit is None:
+        return []
+    return [f"By the log-ratio to the model before training the AUC is {show_span('auc', implicit)}; 0.5 is chance."]
+
+
+def _of_loss(after: Mapping[str, Any]) -> list[str]:
+    perplexity, accuracy = span(after.get("perplexity")), span(after.get("token_accuracy"))
+    sentences = [f"Perplexity after training: {show_span('perplexity', perplexity)}."] if perplexity else []
+    if accuracy is not None:
+        shown = show_span("accuracy", accuracy)
+        sentences.append(f"The right token is the most likely one at {shown} of the trained places.")
+    return sentences

@@ -1,0 +1,95 @@
+"""What a careful reader would notice about a run that learns from given answers, compared or imitated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.report.note import Note, fifths
+from posttrain.report.spans import Span, signed, span
+from posttrain.report.store import RunRecord, mapping
+from posttrain.report.svg import compact, percent
+
+ALL_IN_ORDER = 0.99
+GROWN = 1.5
+MEMORISED = 0.1
+"""Share of pairs by which training data is ranked better than held-out data before that is called memorising."""
+CURES = (
+    "Losses that hold it: dpop (a penalty for the fall), rpo and cpo (a likelihood term on the chosen answers); "
+    "a larger beta and a lower train.learning_rate move less of it."
+)
+
+
+def fallen(evaluation: Mapping[str, Any]) -> tuple[Span, Span | None] | None:
+    """Change of the summed log-probability of chosen (or desirable) held-out answers, and of the others, if it fell."""
+    difference = mapping(evaluation.get("difference"))
+    for better, worse in (("chosen", "rejected"), ("desirable", "undesirable")):
+        changed = span(difference.get(f"logps_{better}"))
+        if changed is not None and changed.high < 0:
+            return changed, span(difference.get(f"logps_{worse}"))
+    return None
+
+
+def displacement(run: RunRecord) -> Note | None:
+    """The answers that were meant to become likelier became less likely."""
+    found = fallen(run.evaluation)
+    if found is not None:
+        chosen, rejected = found
+        text = f"On held-out data by {_nats(chosen)} per answer"
+        text += f", the rejected ones by {_nats(rejected)}" if rejected is not None else ""
+    else:
+        points = run.series("logps/chosen")
+        if len(points) < 10 or mapping(run.evaluation.get("difference")).get("logps_chosen"):
+            return None
+        first, last = fifths(points)
+        if not last < first - 0.1 * abs(first):
+            return None
+        text = f"In training from {compact(first)} to {compact(last)} nats per answer"
+    return Note(
+        "warn",
+        "The chosen answers became less likely",
+        f"{text}. The loss asks for a difference only, and got it by pushing both down: the likelihood has gone to "
+        f"answers that nobody compared. {CURES}",
+    )
+
+
+def memorising(run: RunRecord) -> Note | None:
+    """Every training pair is in order, and margins go on growing."""
+    accuracies, margins = run.series("rewards/accuracies"), run.series("rewards/margins")
+    if len(accuracies) < 10 or len(margins) < 10:
+        return None
+    in_order = fifths(accuracies)[1]
+    middle, last = fifths(margins[len(margins) // 2 :])
+    if in_order < ALL_IN_ORDER or not last > GROWN * abs(middle):
+        return None
+    after = mapping(run.evaluation.get("trained"))
+    held_out = span(mapping(after.get("implicit")).get("accuracy")) or span(after.get("accuracy"))
+    text = (
+        f"{percent(in_order)} in the last fifth, with margins that still grew from {compact(middle)} to "
+        f"{compact(last)}: nothing is left to learn from the order, and the model moves on"
+    )
+    if held_out is not None and held_out.mean < in_order - MEMORISED:
+        text += f". On held-out pairs it is {percent(held_out.mean)}: the pairs are being learned by heart"
+    advice = "Fewer steps, a larger beta or a lower train.learning_rate stop here; ipo and cdpo aim at a finite margin."
+    return Note("warn", "All training pairs are in order and the margins grow on", f"{text}. {advice}")
+
+
+def overfitting(run: RunRecord) -> Note | None:
+    """The loss fell on what was trained and rose on what was not."""
+    losses, change = run.series("sft/nll"), span(mapping(run.evaluation.get("difference")).get("loss"))
+    if len(losses) < 5 or change is None or change.low <= 0:
+        return None
+    first, last = fifths(losses)
+    if last >= first:
+        return None
+    return Note(
+        "warn",
+        "The held-out loss rose while the training loss fell",
+        f"By {signed('loss', change.mean)} nats per token, against {compact(first)} → {compact(last)} in training: the "
+        "answers are being learned by heart. Fewer steps, a lower train.learning_rate or more data help.",
+    )
+
+
+def _nats(change: Span) -> str:
+    mean, low, high = (signed("logps", edge) for edge in change[:3])
+    return f"{mean} nats (interval {low} to {high})"

@@ -1,0 +1,22 @@
+"""What an observation is, and what several of them look at."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+
+class Note(NamedTuple):
+    """One observation: a title that states it, a text that explains it and says what to change."""
+
+    level: Literal["ok", "info", "warn"]
+    title: str
+    text: str
+
+
+def fifths(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Mean of the first and of the last fifth."""
+    size = max(1, len(points) // 5)
+    values = [value for _, value in points]
+    return statistics.fmean(values[:size]), statistics.fmean(values[-size:])
