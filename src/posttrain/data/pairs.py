@@ -66,12 +66,12 @@ def render_pair(
     row: Row, index: int, form: Form, renderer: Renderer, *, eos_ids: Collection[int], max_length: int
 ) -> Pair | Dropped:
     """One row of the form; `index` is its number in the data. Of one that a run sampled, its token ids are the pair."""
+    if is_sampled_pair(row):
+        return _sampled(row, index, renderer, max_length)
     values = form.read(row, chat=renderer.chat)
     if isinstance(values, Dropped):
         return values
     try:
-        if is_sampled_pair(row):
-            return read_sampled_pair(row, renderer.tokenizer, index)
         chosen, rejected = (_side(values, name, index, row, renderer, eos_ids) for name in ("chosen", "rejected"))
     except Unusable as reason:
         return Dropped(row.origin, str(reason))
@@ -82,6 +82,15 @@ def render_pair(
     if not (any(chosen.completion_mask) and any(rejected.completion_mask)):
         return Dropped(row.origin, "nothing to compare")
     return Pair(index=index, chosen=chosen, rejected=rejected, margin=values.get("margin"))
+
+
+def _sampled(row: Row, index: int, renderer: Renderer, max_length: int) -> Pair | Dropped:
+    try:
+        pair = read_sampled_pair(row, renderer.tokenizer, index)
+    except Unusable as reason:
+        return Dropped(row.origin, str(reason))
+    longest = max(len(pair.chosen.input_ids), len(pair.rejected.input_ids))
+    return pair if longest <= max_length else Dropped(row.origin, f"longer than {max_length} tokens")
 
 
 def _side(
