@@ -1,0 +1,204 @@
+"""What is said of runs that learn from given answers: pairs, labels, demonstrations."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.report.charts import heldout_bars, learning_charts
+from posttrain.report.notes import observations
+from posttrain.report.page import render
+from posttrain.report.store import RunRecord
+from posttrain.report.terminal import TerminalView
+from posttrain.report.verdict import verdict
+
+
+def interval(mean: float, half: float, n: int = 200) -> dict[str, Any]:
+    return {"mean": mean, "low": mean - half, "high": mean + half, "n": n}
+
+
+def pairs(accuracy: float, *, half: float = 0.06, **more: Any) -> dict[str, Any]:
+    """What a policy's measurement on held-out pairs leaves in evaluation.json."""
+    shared = {"accuracy": interval(accuracy, half), "accuracy_per_token": interval(0.6, 0.06)}
+    kept = {"margin": interval(1.25, 0.3), "logps_chosen": interval(-40.0, 2.0), "logps_rejected": interval(-45.0, 2.0)}
+    return {"pairs": 200, "confidence": 0.95, "ranked_by": "sequence log-probability", **shared, **kept, **more}
+
+
+def pair_run(before: float, after: float, change: dict[str, Any], **more: Any) -> RunRecord:
+    implicit = {"accuracy": interval(0.74, 0.05), "margin": interval(0.8, 0.2)}
+    evaluation = {
+        "baseline": pairs(before),
+        "trained": pairs(after, implicit=implicit),
+        "difference": {"accuracy": change, **more},
+    }
+    rows = [
+        {
+            "step": step,
+            "loss": 0.69 - 0.02 * step,
+            "rewards/margins": 0.1 * step,
+            "rewards/accuracies": min(1.0, 0.5 + 0.03 * step),
+            "rewards/chosen": 0.05 * step,
+            "rewards/rejected": -0.05 * step,
+            "logps/chosen": -40.0 + 0.1 * step,
+            "logps/rejected": -45.0 - step,
+            "entropy": 1.0 / step,
+            "grad_norm": 1.0,
+            "num_tokens": 100 * step,
+        }
+        for step in range(1, 21)
+    ]
+    return RunRecord(folder=Path("run"), status="finished", metrics=rows, evaluation=evaluation)
+
+
+def titles(run: RunRecord) -> list[str]:
+    return [note.title for note in observations(run)]
+
+
+def test_the_verdict_on_pairs_names_both_accuracies_and_the_interval_of_their_difference():
+    found = verdict(pair_run(0.52, 0.71, interval(0.19, 0.06)))
+    assert found.headline == "The model improved."
+    assert "Held-out pair accuracy (chosen answer likelier than rejected one): 52% → 71%" in found.sentences[0]
+    assert "(difference +19 points, 95% interval +13 to +25), on the same 200 pairs" in found.sentences[0]
+    assert "By the implicit reward" in found.sentences[1]
+    assert "74% (69% to 79%)" in found.sentences[1]
+    assert "Ranked per token" in found.sentences[2]
+
+
+def test_a_difference_that_may_be_nothing_is_called_that():
+    found = verdict(pair_run(0.52, 0.55, interval(0.03, 0.05)))
+    assert found.headline == "No improvement is shown."
+    assert "95% interval −2 to +8, which contains 0)" in found.sentences[0]
+    assert "intervals of the two overlap" in found.sentences[0]
+
+
+def test_labels_are_judged_by_their_auc():
+    auc = {"answers": 90, "desirable": 40, "undesirable": 50, "confidence": 0.95}
+    evaluation = {
+        "baseline": {**auc, "auc": interval(0.5, 0.1, 90)},
+        "trained": {**auc, "auc": interval(0.8, 0.08, 90), "implicit": {"auc": interval(0.85, 0.07, 90)}},
+        "difference": {"auc": interval(0.3, 0.1, 90)},
+    }
+    run = RunRecord(folder=Path("run"), status="finished", evaluation=evaluation)
+    found = verdict(run)
+    assert (found.measure, found.change) == ("auc", 1)
+    assert "0.5 → 0.8 (difference +0.3, 95% interval +0.2 to +0.4), on the same 90 answers" in found.sentences[0]
+    assert "0.85 (0.78 to 0.92); 0.5 is chance" in found.sentences[1]
+    assert "implicit" in heldout_bars(run)
+
+
+def test_a_supervised_verdict_tells_perplexity_and_right_tokens():
+    side = {"prompts": 9, "loss": interval(2.0, 0.1, 9)}
+    after = {"loss": interval(1.0, 0.1, 9), "perplexity": interval(2.72, 0.2, 9), "token_accuracy": interval(0.6, 0.1)}
+    evaluation = {"baseline": side, "trained": {**side, **after}, "difference": {"loss": interval(-1.0, 0.05, 9)}}
+    found = verdict(RunRecord(folder=Path("run"), status="finished", evaluation=evaluation))
+    assert found.headline == "The model improved."
+    assert "2 → 1 (difference −1, 95% interval −1.05 to −0.95), on the same 9 examples" in found.sentences[0]
+    assert found.sentences[1] == "Perplexity after training: 2.72 (2.52 to 2.92)."
+    assert "60% (50% to 70%)" in found.sentences[2]
+
+
+def test_ratings_improve_downwards():
+    sides = [{"ratings": 20, "rmse": interval(mean, 0.1)} for mean in (2.0, 1.0)]
+    run = RunRecord(
+        folder=Path("run"), status="finished", evaluation={"baseline": sides[0], "trained": sides[1], "difference": {}}
+    )
+    assert verdict(run).headline == "The model improved."
+
+
+# --- what is noticed --------------------------------------------------------------------------------------------------
+
+
+def test_chosen_answers_that_became_less_likely_are_a_warning_with_its_cures():
+    fell = {"logps_chosen": interval(-11.0, 1.0), "logps_rejected": interval(-25.0, 1.0)}
+    (note,) = [n for n in observations(pair_run(0.5, 0.7, interval(0.2, 0.05), **fell)) if "less likely" in n.title]
+    assert (note.level, note.title) == ("warn", "The chosen answers became less likely")
+    assert "−11 nats (interval −12 to −10) per answer, the rejected ones by −25 nats" in note.text
+    assert "dpop" in note.text
+    assert "rpo" in note.text
+
+
+def test_without_held_out_data_the_steps_tell_of_displacement():
+    run = pair_run(0.5, 0.7, interval(0.2, 0.05))
+    rows = [{**row, "logps/chosen": -40.0 - row["step"]} for row in run.metrics]
+    assert "The chosen answers became less likely" in titles(replace(run, metrics=rows, evaluation={}))
+
+
+def test_chosen_answers_that_became_likelier_are_no_news():
+    rose = {"logps_chosen": interval(3.0, 1.0), "logps_rejected": interval(-25.0, 1.0)}
+    assert "The chosen answers became less likely" not in titles(pair_run(0.5, 0.7, interval(0.2, 0.05), **rose))
+
+
+@pytest.mark.parametrize(("held_out", "by_heart"), [(0.7, True), (0.97, False)])
+def test_margins_that_grow_when_all_pairs_are_in_order_are_a_warning(held_out: float, by_heart: bool):
+    run = pair_run(0.5, 0.9, interval(0.4, 0.05))
+    run.evaluation["trained"]["implicit"] = {"accuracy": interval(held_out, 0.02)}
+    rows = [{**row, "rewards/accuracies": 1.0, "rewards/margins": 1.2 ** row["step"]} for row in run.metrics]
+    (note,) = [n for n in observations(replace(run, metrics=rows)) if "margins grow" in n.title]
+    assert ("learned by heart" in note.text) == by_heart
+
+
+def test_a_held_out_loss_that_rises_while_the_training_loss_falls_is_a_warning():
+    rows = [{"step": step, "sft/nll": 2.0 - 0.1 * step} for step in range(1, 11)]
+    run = RunRecord(
+        folder=Path("run"), status="finished", metrics=rows, evaluation={"difference": {"loss": interval(0.3, 0.1)}}
+    )
+    assert titles(run) == ["The held-out loss rose while the training loss fell"]
+    falling = replace(run, evaluation={"difference": {"loss": interval(-0.3, 0.1)}})
+    assert titles(falling) == []
+
+
+def test_an_entropy_that_falls_on_given_answers_says_nothing():
+    assert "The entropy collapsed" not in titles(pair_run(0.5, 0.7, interval(0.2, 0.05)))
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_only_an_algorithm_that_compares_answers_is_told_about_groups(compares: bool):
+    rows = [{"step": step, "reward": 0.2, "frac_reward_zero_std": 0.9, "loss": 0.5} for step in range(1, 21)]
+    event = {"kind": "start", "message": "", "compares_groups": compares}
+    run = RunRecord(folder=Path("run"), status="finished", metrics=rows, events=[event])
+    page = render(run)
+    assert ("Few groups had a signal" in page) == compares
+    assert ("groups with signal" in page) == compares
+    stream = io.StringIO()
+    view = TerminalView(stream)
+    view.compares_groups = compares
+    view.step(rows[0], 20)
+    assert ("signal" in stream.getvalue()) == compares
+
+
+# --- drawn and printed ------------------------------------------------------------------------------------------------
+
+
+def test_margins_accuracies_and_likelihoods_are_drawn():
+    run = pair_run(0.52, 0.71, interval(0.19, 0.06))
+    drawn = {chart.title for chart in learning_charts(run)}
+    assert {"Reward margin", "Training pairs in order", "Likelihood of the answers", "Worth of the answers"} <= drawn
+    bars = heldout_bars(run)
+    assert all(label in bars for label in ("pairs", "per token", "implicit"))
+
+
+def test_a_step_on_pairs_shows_margin_order_and_likelihood():
+    stream = io.StringIO()
+    TerminalView(stream).step({**pair_run(0.5, 0.7, interval(0.2, 0.05)).metrics[9], "time/step": 1.0}, 20)
+    line = "step 10/20  loss 0.49  margin 1  in order 80%  logp chosen -39  grad 1  tokens 1,000  1.0 s  10.0 s left\n"
+    assert stream.getvalue().replace("−", "-") == line
+
+
+def test_the_last_lines_tell_the_difference_and_warn_of_displacement():
+    fell = {"logps_chosen": interval(-11.0, 1.0)}
+    run, stream = pair_run(0.52, 0.71, interval(0.19, 0.06), **fell), io.StringIO()
+    view = TerminalView(stream)
+    view.evaluation("trained", run.evaluation["trained"])
+    view.finished({"evaluation": run.evaluation})
+    assert stream.getvalue().splitlines() == [
+        "held-out trained: accuracy 71% (65% to 77%), margin 1.25, implicit accuracy 74%, 200 pairs",
+        "held-out accuracy 52% (46% to 58%) → 71% (65% to 77%), difference +19 points, interval +13 to +25",
+        "warning: held-out chosen answers became less likely: −11, interval −12 to −10 nats",
+    ]
