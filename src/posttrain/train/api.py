@@ -19,6 +19,7 @@ from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.heldout_scores import in_words
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
@@ -125,16 +126,10 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
             raise
     measured = dict(read_run(folder).evaluation)
     if "trained" in measured:
-        text = pair_accuracy(measured["trained"])
-        store.event("evaluation", f"{REWARD_MODEL}: {text}", accuracy=measured["trained"]["accuracy"])
+        text = in_words(measured["trained"])
+        store.event("evaluation", f"{REWARD_MODEL}: {text}")
         view.event(REWARD_MODEL, text)
     return {REWARD_MODEL: measured}
-
-
-def pair_accuracy(measured: Mapping[str, Any]) -> str:
-    accuracy = measured["accuracy"]
-    share, low, high = (f"{accuracy[name]:.1%}" for name in ("mean", "low", "high"))
-    return f"{share} of {measured['pairs']} held-out pairs in the right order ({low} to {high})"
 
 
 def resumable(store: RunStore, steps: int | None) -> tuple[Resolved, Checkpoint | None]:

@@ -269,6 +269,19 @@ def probability_record(
     }
 
 
+def in_words(measured: Record) -> str:
+    """What was found about a scoring model, in a line."""
+    if "ratings" in measured:
+        found, n = measured["spearman"], measured["ratings"]
+        if found["mean"] is None:
+            return f"all scores of {n} held-out answers are the same"
+        return "rank correlation {mean:.2f} ({low:.2f} to {high:.2f})".format(**found) + f" with {n} held-out ratings"
+    share, low, high = (f"{measured['accuracy'][name]:.1%}" for name in ("mean", "low", "high"))
+    if "steps" in measured:
+        return f"{share} of the steps of {measured['answers']} held-out answers judged rightly ({low} to {high})"
+    return f"{share} of {measured['pairs']} held-out pairs in the right order ({low} to {high})"
+
+
 def sigmoid(x: float) -> float:
     """Of x >= 0."""
     return 1 / (1 + math.exp(-x))
