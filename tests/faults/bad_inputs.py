@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 
+from tests.data.malformed import GOOD, TABLE, Malformed
+from tests.data.templates import CALLS
 from tests.tiny import tiny_model, write_prompts
 
 from posttrain.cli import run
@@ -164,6 +166,32 @@ output: run
 """,
     "sft.jsonl": rows(*[{"prompt": a, "completion": b} for a, b in zip("abcdefgh", "bcdefghi", strict=True)]),
 }
+READ_BY = {
+    "prompts": "",
+    "examples": " algorithm=sft",
+    "pairs": " algorithm=dpo",
+    "labels": " algorithm=kto",
+    "ratings": " algorithm=reward_regression",
+    "steps": " algorithm=process_reward_model",
+}
+"""An algorithm for each kind of data."""
+
+
+def bad_row(bad: Malformed) -> BadInput:
+    """A file of two rows, the second of which is bad, where no row may be dropped."""
+    algorithm, chat = READ_BY[bad.kind], bad.layout in ("conversations", "ShareGPT", "Alpaca")
+    settings = " data.eval_fraction=0 data.max_dropped=0" + " rewards=[]" * bool(algorithm)
+    return BadInput(
+        name=bad.name,
+        command=f"train run.yaml{algorithm} data.train=rows.jsonl data.eval=null{settings}"
+        + " model.chat_template=chat.jinja" * chat,
+        files={"rows.jsonl": rows(GOOD[bad.layout], bad.row)} | ({"chat.jinja": CALLS} if chat else {}),
+        says="dropped 1 of 2 rows: 1 "
+        + re.sub(r"\d+(?= tokens)", r"\\d+", re.escape(bad.reason).replace(r"\ ", " "))
+        + r" \(rows.jsonl:2\)",
+    )
+
+
 OFFLINE = "import os; os.environ |= {'HF_HUB_OFFLINE': '1', 'HF_HOME': 'cache'}"
 
 CASES: Mapping[str, tuple[BadInput, ...]] = {
@@ -399,6 +427,12 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             says="train.jsonl, line 3, column 16: broken JSON.*line 3",
         ),
         BadInput(
+            name="A line that is not UTF-8",
+            change=lambda folder: (folder / "train.jsonl").write_bytes(b'{"prompt": "ab"}\n{"prompt": "\xe9"}\n'),
+            says="train.jsonl cannot be read.*utf-8.*allowed: a whole file in UTF-8",
+            note="The second line of `train.jsonl` holds the byte E9, an é of Latin-1.",
+        ),
+        BadInput(
             name="JSON that is no list of rows",
             command="train run.yaml data.train=train.json",
             files={"train.json": '{"prompt": "ab"}'},
@@ -460,6 +494,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             note="Without a network.",
         ),
     ),
+    "Rows that can be read but not used": tuple(map(bad_row, TABLE)),
     "Rewards": (
         BadInput(
             name="An unknown built-in",

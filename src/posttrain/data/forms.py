@@ -224,8 +224,15 @@ def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataErr
     return DataError(
         given=f"{what} {', '.join(columns) or '(none)'}",
         allowed=("; " if kind != "prompts" else ", ").join(names),
-        fix=_other_kinds(kind, columns, rows) or _renaming(kind, columns),
+        fix=_set_prompt(columns)
+        if kind == "prompts"
+        else _other_kinds(kind, columns, rows) or _renaming(kind, columns),
     )
+
+
+def _set_prompt(columns: Sequence[str]) -> str:
+    known = _under_another_name("prompt", columns) or next(iter(columns), "column")
+    return f'Set data.prompt to a column, or to a template such as "{{{known}}}".'
 
 
 def _renaming(kind: Kind, columns: Sequence[str]) -> str:
@@ -238,9 +245,6 @@ def _renaming(kind: Kind, columns: Sequence[str]) -> str:
             best = {old: new for new, old in known.items() if old}
     if best:
         return f"Rename {' and '.join(f'{old} to {new}' for old, new in best.items())}."
-    if kind == "prompts":
-        example = "{" + columns[0] + "}" if columns else "{column}"
-        return f'Set data.prompt to a column, or to a template such as "{example}".'
     usual = {"examples": "prompt + completion", "pairs": "prompt + chosen + rejected"}.get(kind, forms_of(kind)[0].name)
     return f"Rename the columns of the data to {usual.replace(' + ', ', ')}."
 
