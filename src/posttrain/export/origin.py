@@ -129,7 +129,10 @@ def _head(folder: Path) -> Head:
         declared = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
     except (OSError, ValueError, AttributeError):  # whatever is wrong with it is said where it is loaded
         return "tokens"
-    return next((head for suffix, head in _HEADS.items() if any(str(n).endswith(suffix) for n in declared)), "tokens")
+    for suffix, head in _HEADS.items():
+        if any(str(name).endswith(suffix) for name in declared):
+            return head
+    return "tokens"
 
 
 def _name(source: str) -> str:

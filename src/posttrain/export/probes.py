@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from posttrain.algorithms import ALGORITHMS
@@ -79,11 +80,12 @@ def find_probes(origin: Origin, loaded: LoadedModel, *, file: str | None, count:
                 return Probes(rows=found, source="held-out rows of the run")
         except (DataError, OSError) as error:
             note = f"the run's data cannot be read any more, so built-in prompts were replayed: {error}"
-    found = make.first([Row(values={"prompt": text}, origin="built-in") for text in BUILT_IN], count, kind="prompts")
+    rows = [Row(values={"prompt": text}, origin="built-in") for text in BUILT_IN]
+    found = make.first(rows, count, kind="prompts", known_only=True)
     if not found:
         raise DataError(
-            given="none of the built-in prompts fits the model's context",
-            allowed=f"prompts with 1 to {room} tokens",
+            given="none of the built-in prompts can be replayed",
+            allowed=f"prompts of words that the vocabulary knows, with 1 to {room} tokens",
             fix="Give some that do: --prompts FILE.",
         )
     return Probes(rows=found, source="built-in prompts", notes=(note,) if note else ())
@@ -98,13 +100,18 @@ class _Maker:
     origin: Origin
     room: int
 
-    def first(self, rows: Sequence[Row], count: int, *, kind: str | None = None) -> tuple[Probe, ...]:
+    def first(
+        self, rows: Sequence[Row], count: int, *, kind: str | None = None, known_only: bool = False
+    ) -> tuple[Probe, ...]:
+        """`known_only`: none with the token for unknown words, which says nothing."""
         if not rows:
             return ()
         kind = kind or self._kind(rows)
         made = (probe for row in rows for probe in self._of_row(row, self._canonical(rows, kind, row)))
-        fitting = (probe for probe in made if 1 <= len(probe.ids) <= self.room)
-        return tuple(probe for probe, _ in zip(fitting, range(count), strict=False))
+        unknown: Any = self.renderer.tokenizer.unk_token_id if known_only else None
+        fitting = (probe for probe in made if 1 <= len(probe.ids) <= self.room and unknown not in probe.ids)
+        first = enumerate(islice(fitting, count), start=1)
+        return tuple(replace(probe, name=f"prompt {number} ({probe.name})") for number, probe in first)
 
     def _kind(self, rows: Sequence[Row]) -> str:
         """Of the run's data, or whatever a file looks like."""

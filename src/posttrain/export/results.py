@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.report.store import RunRecord, mapping
@@ -41,5 +41,5 @@ def _shown(found: Span | None) -> str:
     return "" if found is None else f"{compact(found.mean)} ({compact(found.low)} to {compact(found.high)})"
 
 
-def _count(sides: list[Mapping[str, Span]], name: str) -> str:
+def _count(sides: Sequence[Mapping[str, Span]], name: str) -> str:
     return str(next(side[name].n for side in reversed(sides) if name in side))

@@ -79,16 +79,17 @@ def _add_vocabulary(writer: _Writer, words: Vocabulary) -> None:
 
 def _add_special(writer: _Writer, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], pad_id: int) -> None:
     """llama.cpp ends an answer at the ids of EOS, of a turn's end and of a message's end: one key for each."""
-    first = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_ids else eos_ids[0]
-    others = [number for number in eos_ids if number != first]
-    writer.add_eos_token_id(first)
-    for add, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
-        add(number)
-    if tokenizer.bos_token_id is not None:
-        writer.add_bos_token_id(tokenizer.bos_token_id)
-    if tokenizer.unk_token_id is not None:
-        writer.add_unk_token_id(tokenizer.unk_token_id)
-    writer.add_pad_token_id(pad_id)
+    own: Any = tokenizer.eos_token_id
+    ends: Sequence[Any] = [own, *(i for i in eos_ids if i != own)] if own in eos_ids else eos_ids
+    adds = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    others: Sequence[tuple[Any, Any]] = [
+        (writer.add_bos_token_id, tokenizer.bos_token_id),
+        (writer.add_unk_token_id, tokenizer.unk_token_id),
+        (writer.add_pad_token_id, pad_id),
+    ]
+    for add, number in (*zip(adds, ends, strict=False), *others):
+        if number is not None:
+            add(number)
     ids = tokenizer("a").input_ids
     writer.add_add_bos_token(tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id])
     writer.add_add_eos_token(ids[-1:] == [tokenizer.eos_token_id])
