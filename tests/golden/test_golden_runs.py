@@ -126,10 +126,10 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def answers_to(word: str) -> dict[str, str]:
-    """Its letters in order, as an answer to imitate or to prefer to the order backwards."""
+def answers_to(word: str) -> dict[str, str | bool]:
+    """Its letters in order, as an answer to imitate, to prefer to the order backwards, or to label as one likes."""
     ordered = "".join(sorted(word))
-    return {"completion": ordered, "chosen": ordered, "rejected": ordered[::-1]}
+    return {"completion": ordered, "chosen": ordered, "rejected": ordered[::-1], "label": len(word) % 2 == 0}
 
 
 def recipe(folder: Path, algorithm: str) -> dict[str, Any]:
