@@ -111,8 +111,8 @@ def test_gsm8k_is_read_whole():
         ("quotes.csv", 'a,b\n1,"open\n', r"quotes.csv, line 2: broken CSV \(unexpected end of data\)"),
         (
             "latin.jsonl",
-            '{"prompt": "é"}\n'.encode("latin-1"),
-            r"latin.jsonl cannot be read .*utf-8.*whole file in UTF-8",
+            b'{"prompt": "e"}\n' + '{"prompt": "é"}\n'.encode("latin-1"),
+            r"latin.jsonl, line 2, byte 13: not UTF-8 \(invalid .*\n.*remove line 2",
         ),
         ("no.parquet", "PAR?", "no.parquet cannot be read"),
         ("notes.txt", "hello", r"notes.txt has a form that is not known; allowed: .jsonl, .json, .csv, .parquet"),

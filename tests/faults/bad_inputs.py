@@ -429,7 +429,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="A line that is not UTF-8",
             change=lambda folder: (folder / "train.jsonl").write_bytes(b'{"prompt": "ab"}\n{"prompt": "\xe9"}\n'),
-            says="train.jsonl cannot be read.*utf-8.*allowed: a whole file in UTF-8",
+            says="train.jsonl, line 2, byte 13: not UTF-8.*Mend or remove line 2",
             note="The second line of `train.jsonl` holds the byte E9, an é of Latin-1.",
         ),
         BadInput(

@@ -180,10 +180,21 @@ def _text(path: Path) -> io.TextIOBase:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with _text(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _as_row(_parse(line.rstrip(), path, number), f"{path.name}:{number}")
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        for number, raw in enumerate(lines, start=1):
+            if line := _decoded(raw, path, number).rstrip():
+                yield _as_row(_parse(line, path, number), f"{path.name}:{number}")
+
+
+def _decoded(raw: bytes, path: Path, number: int) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            given=f"{path.name}, line {number}, byte {error.start + 1}: not UTF-8 ({error.reason})",
+            allowed="text in UTF-8",
+            fix=f"Mend or remove line {number} of {path.name}, or write the whole file in UTF-8.",
+        ) from None
 
 
 def _parse(line: str, path: Path, number: int) -> Any:
