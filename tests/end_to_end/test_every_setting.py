@@ -119,6 +119,7 @@ TALKS = CHAT | {"algorithm": "sft", "data.train": "talks.jsonl", "rewards": []}
 PAIRS = {"data.train": "pairs.jsonl", "rewards": [], "train.learning_rate": 1e-3}
 LABELS = {"data.train": "labels.jsonl", "rewards": [], "train.learning_rate": 1e-2}
 STAGE = {"data": {"train": "pairs.jsonl"}, "train": {"steps": 1, "learning_rate": 1e-2}, "report": False}
+ROUND = {"algorithm": "dpo", "sampled_pairs": {}, "rewards": [reward("digits")], "train.learning_rate": 1e-3}
 LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
 SMOOTHED = ("dpo", "cdpo", "robust_dpo", "length_normalized_dpo", "hinge", "exo", "discopop", "aot")
 BETA_OF_PAIRS = (*SMOOTHED, "rpo", "dpop", "cpo", "simpo", "orpo", "apo_zero", "apo_down", "nca", "sppo")
@@ -161,25 +162,26 @@ COMPOSED = {
 NO_GPU = not torch.cuda.is_available()
 
 
-def judge_cases(section: str, verdicts: str, losses: str) -> Iterator[Case]:
-    """A case for each setting of a judge in rewards or check, and what differs with the verdicts and with less of them.
+LIFTED = {"guards.max_unscored": 1.0, "guards.no_signal_steps": 9}
+PAIRWISE = {"rewards": [{"judge": SERVED | {"mode": "pairwise"}}]}
 
-    The model that is here is random and gives no verdict: with it the limit of unscored answers is lifted.
-    """
-    lifted = {"guards.max_unscored": 1.0, "guards.no_signal_steps": 9}
-    name = f"{section}.N.judge"
-    yield Case(name, {"rubric": "Be brief."}, verdicts, given={section: [{"judge": SERVED}]})
+
+def judge_cases() -> Iterator[Case]:
+    """A case for each setting of a judge. The model that is here is random and gives no verdict."""
+    yield Case("rewards.N.judge", {"rubric": "Be brief."}, "rollouts/reward", given={"rewards": [{"judge": SERVED}]})
+    yield Case("check.N.judge", {"rubric": "Be brief."}, "evaluation/check", given={"check": [{"judge": SERVED}]})
+    name = "rewards.N.judge"
     for setting, (judge, value) in VERDICTS.items():
-        yield Case(f"{name}.{setting}", value, verdicts, given={section: [{"judge": judge}]})
+        yield Case(f"{name}.{setting}", value, "rollouts/reward", given={"rewards": [{"judge": judge}]})
     for setting, (judge, value) in LOSSES.items():
-        yield Case(f"{name}.{setting}", value, losses, given={section: [{"judge": judge}]} | lifted)
-    alone = {section: [{"judge": HERE}], "sampling.max_batch_rows": 1} | lifted
+        unscored = "metrics/unscored_fraction"
+        yield Case(f"{name}.{setting}", value, unscored, given={"rewards": [{"judge": judge}]} | LIFTED)
+    yield Case(f"{name}.max_comparisons", 2, "metrics/judge/calls", given=PAIRWISE | LIFTED)
+    alone = {"rewards": [{"judge": HERE}], "sampling.max_batch_rows": 1} | LIFTED
     yield Case(f"{name}.concurrency", 2, "effort/decoded_rows", given=alone)
-    kept = {section: [{"judge": SERVED}], "output": f"kept_{section}"}
-    yield Case(f"{name}.cache", f"kept_{section}/said", "files", given=kept)
+    unmoved = {"rewards": [{"judge": ONCE}], "train.learning_rate": 0.0} | LIFTED
+    yield Case(f"{name}.cache", False, "evaluation/trained/errors", given=unmoved)
 
-
-PAIRWISE = {"rewards": [{"judge": SERVED | {"mode": "pairwise"}}], "guards.max_unscored": 1.0}
 
 CASES = [
     Case("model.path", "other_model", "weights"),
@@ -247,11 +249,8 @@ CASES = [
     Case("rewards.N.timeout", 0.05, "metrics/unscored_fraction", given=SLOW),
     Case("rewards.N.settings", {"absolute_tolerance": 500}, "rollouts/reward"),
     Case("rewards.N.label", "close", "metric names"),
-    *judge_cases("rewards", "rollouts/reward", "metrics/unscored_fraction"),
-    Case("rewards.N.judge.max_comparisons", 2, "metrics/judge/calls", given=PAIRWISE),
+    *judge_cases(),
     Case("check", [NUMERIC], "evaluation/baseline/check"),
-    *judge_cases("check", "evaluation/check", "evaluation/baseline/errors"),
-    Case("check.N.judge.max_comparisons", 2, refused="in mode score", given={"check": [{"judge": SERVED}]}),
     Case("check.N.name", "exact_match", "evaluation/check", given={"check": [{"name": "numeric"}]}),
     Case("check.N.function", "rewards.py:length", "evaluation/check", given={"check": [reward("digits")]}),
     Case("check.N.model", "other_reward_model", "evaluation/check", given={"check": [{"model": "a_reward_model"}]}),
@@ -491,6 +490,17 @@ CASES = [
     Case("distillation.clip_low", 0.1, "weights", given=CLIPPED | BY_ANOTHER),
     Case("distillation.clip_high", 0.1, "weights", given=CLIPPED | BY_ANOTHER),
     Case("distillation.entropy_coef", 0.1, "weights", given=BY_ANOTHER),
+    Case("sampled_pairs", {"max_per_prompt": 2}, "weights", given=ROUND),
+    Case("sampled_pairs.select", "random", "weights", given=ROUND),
+    Case("sampled_pairs.min_gap", 0.4, "weights", given=ROUND),
+    Case("sampled_pairs.correct_at", 0.7, "weights", given=ROUND),
+    Case("sampled_pairs.max_per_prompt", 2, "weights", given=ROUND),
+    Case(
+        "sampled_pairs.max_without",
+        0.0,
+        refused="DataError: sampled_pairs: .* prompts without a pair: .* max_without = 0%",
+        given=ROUND | {"sampled_pairs": {"correct_at": 0.7}},
+    ),
     Case("online_dpo.link", "ipo", "weights"),
     Case("online_dpo.beta", 0.5, "metrics/grad_norm"),
     Case("online_dpo.ties", "first", "rollouts/role"),
@@ -540,8 +550,8 @@ CASES = [
 
 
 def test_every_setting_has_a_case():
-    """A new setting fails here until it has a line above."""
-    settings = {doc.path for doc in describe_fields()}
+    """A new setting fails here until it has a line above. A judge of check is the section that it is in rewards."""
+    settings = {doc.path for doc in describe_fields() if not doc.path.startswith("check.N.judge.")}
     settings |= {f"{key}.{setting.name}" for key, algorithm in ALGORITHMS.items() for setting in fields(algorithm)}
     settings |= {f"algorithm.correction.{setting.name}" for setting in fields(Correction)}
     assert {case.setting for case in CASES} == settings
