@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from posttrain.report.calibration import calibration_sentences
 from posttrain.report.spans import Span, show_change, show_span, show_value, span
 from posttrain.report.store import mapping, number
 from posttrain.report.svg import percent
@@ -119,7 +120,7 @@ def _of_answers(measure: str, baseline: Span, trained: Span, difference: Span | 
 
 def _more(kind: Kind, after: Mapping[str, Any]) -> list[str]:
     known = {"policy pairs": _of_pairs, "labels": _of_labels, "loss": _of_loss}
-    return known[kind](after) if kind in known else []
+    return known.get(kind, calibration_sentences)(after)
 
 
 def _of_pairs(after: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.report.calibration import calibration_section
 from posttrain.report.charts import Chart, check_bars, heldout_bars, learning_charts, other_charts
 from posttrain.report.heldout import headline_span, measure_of
 from posttrain.report.note import fifths
@@ -51,6 +52,7 @@ def render(run: RunRecord) -> str:
     others = other_charts(run, charts)
     sections = [
         ("result", "Result", _result(run)),
+        ("calibration", "Calibration", calibration_section(run)),
         ("noticed", "Worth knowing", _noticed(run)),
         ("learning", "Learning", _learning(charts, others)),
         ("samples", "Samples", _samples(run)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from posttrain.report.text import escaped
 
@@ -135,6 +135,17 @@ def stacked_chart(
         outline = _path(upper + lower[::-1], x_axis, y_axis)
         body.append(f'<polygon class="stack s{i + 1}" points="{outline}"/>')
     return _svg("\n".join(body), label, chart_id)
+
+
+def agreement_chart(series: Sequence[Series], *, label: str, form: Format, low: float, high: float) -> str:
+    """What was found over what was predicted, on axes of one scale, with the diagonal on which both agree."""
+    x_axis = linear_axis(low, high, _LEFT, WIDTH - _RIGHT)
+    y_axis = linear_axis(low, high, HEIGHT - _BOTTOM, _TOP)
+    ends = [(axis(edge) for axis in (x_axis, y_axis)) for edge in (x_axis.low, x_axis.high)]
+    (x1, y1), (x2, y2) = ends
+    body = [_grid(x_axis, y_axis, form), f'<line class="mark" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>']
+    shown = [replace(s, band=[(x, max(a, y_axis.low), min(b, y_axis.high)) for x, a, b in s.band]) for s in series]
+    return _svg("\n".join(body + [_whiskers(s, x_axis, y_axis) for s in shown]), label, "")
 
 
 def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low: float, high: float) -> str:

@@ -101,13 +101,19 @@ def _check_sentences(evaluation: Mapping[str, Any], change: int) -> list[str]:
 def _reward_model_sentence(evaluation: Mapping[str, Any]) -> list[str]:
     """How far the learned reward can be trusted, where the run trained it."""
     trained = mapping(mapping(evaluation.get("reward_model")).get("trained"))
-    accuracy = span(trained.get("accuracy"))
-    if accuracy is None:
+    accuracy, ranks = span(trained.get("accuracy")), span(trained.get("spearman"))
+    if ranks is not None:
+        does = f"has a rank correlation of {show_span('score', ranks)} with the ratings of {ranks.n} held-out answers"
+    elif accuracy is not None and "steps" in trained:
+        does = f"judges {show_span('accuracy', accuracy)} of the steps of {accuracy.n} held-out answers rightly"
+    elif accuracy is not None:
+        shown = show_span("accuracy", accuracy)
+        does = f"puts {shown} of {accuracy.n} held-out pairs of given answers in the right order"
+    else:
         return []
-    shown = show_span("accuracy", accuracy)
     return [
-        f"The reward is learned: its model puts {shown} of {accuracy.n} held-out pairs of given answers in the right "
-        "order, which says nothing yet about answers that training finds. The check tells."
+        f"The reward is learned: its model {does}, which says nothing yet about answers that training finds. The check "
+        "tells."
     ]
 
 
