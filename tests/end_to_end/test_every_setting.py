@@ -26,7 +26,7 @@ import torch
 import transformers.dynamic_module_utils
 from datasets.packaged_modules.json.json import Json
 from tests.algorithms.compositions import SETTINGS
-from tests.end_to_end.judging import HERE, KEY, LOSSES, SERVED, VERDICTS, verdicts_by_hash
+from tests.end_to_end.judging import HERE, KEY, LOSSES, ONCE, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM

@@ -57,7 +57,7 @@ class Server:
     most_busy: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, body: dict[str, Any], key: str | None) -> tuple[int, dict[str, str]] | None:
+    def begin(self, body: dict[str, Any], key: str | None, path: str) -> tuple[int, dict[str, str]] | None:
         with self.lock:
             number = len(self.requests)
             self.requests.append(body)
@@ -67,13 +67,15 @@ class Server:
             self.most_busy = max(self.most_busy, self.busy)
         return self.always or self.faults.get(number)
 
-    def reply(self, body: dict[str, Any]) -> bytes:
+    def reply(self, body: dict[str, Any], key: str | None, path: str) -> bytes:
+        texts = texts_of(body["messages"][0]["content"]) | {"turns": str(len(body["messages"]))}
+        return self.completion(self.rule(texts))
+
+    def completion(self, text: str) -> bytes:
         if self.raw is not None:
             return self.raw
-        texts = texts_of(body["messages"][0]["content"]) | {"turns": str(len(body["messages"]))}
-        message = {"role": "assistant", "content": self.rule(texts)}
         usage = {} if self.without_usage else {"usage": {"total_tokens": 100}}
-        return json.dumps({"choices": [{"message": message}], **usage}).encode()
+        return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], **usage}).encode()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -82,12 +84,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         judge: Server = self.server.judge
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        fault = judge.begin(body, self.headers.get("Authorization"))
+        key = self.headers.get("Authorization")
+        fault = judge.begin(body, key, self.path)
         time.sleep(judge.seconds)
         with judge.lock:
             judge.busy -= 1
         status, headers = fault or (200, {})
-        content = b'{"error": "not now"}' if fault else judge.reply(body)
+        content = b'{"error": "not now"}' if fault else judge.reply(body, key, self.path)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -110,9 +113,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(**behaviour: Any) -> Iterator[Server]:
-    judge = Server(**behaviour)
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+def serving(judge: Server | None = None, *, port: int = 0, **behaviour: Any) -> Iterator[Server]:
+    judge = judge or Server(**behaviour)
+    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     http.judge = judge  # type: ignore[attr-defined]
     http.daemon_threads = True
     judge.url = f"http://127.0.0.1:{http.server_port}/v1"
