@@ -162,3 +162,12 @@ def test_text_and_table_say_the_same_and_the_table_escapes_labels():
 def test_a_score_that_is_the_accuracy_is_said_once():
     names = [name for name, _ in summary([scored(0, 1.0, "AAbb"), scored(1, 0.0, "bcde")]).rows()]
     assert names == ["greedy accuracy", "pass@1", "pass@2", "pass@4", "majority@4"]
+
+
+@pytest.mark.parametrize("scores", [(0.4, -1.7), (3.2, 1.0)])
+def test_scores_without_a_full_mark_are_never_called_accuracy(scores):
+    """As those of a reward model: its answers are neither right nor wrong."""
+    found = summary([scored(index, score, "AAbb") for index, score in enumerate(scores)])
+    assert [name for name, _ in found.rows()] == ["greedy score", "sampled score"]
+    assert "accuracy" not in found.render()
+    assert "accuracy" not in found._repr_html_()

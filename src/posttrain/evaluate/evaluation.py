@@ -185,14 +185,23 @@ class Evaluation:
         lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines() also splits at U+2028
         return tuple(_record(json.loads(line)) for line in lines if line)
 
+    @property
+    def has_full_mark(self) -> bool:
+        """Are scores of the kind of which 1 means right? A learned score, say, has no such mark, and its answers are
+        neither right nor wrong. (As `measure_of` of the report decides.)"""
+        low, high = self.score_range
+        return math.isnan(high) or (low >= 0 and (abs(high - 1) < 1e-6 or high == 0))
+
     def rows(self) -> list[tuple[str, Interval]]:
-        """Name and interval of what was measured, in reading order; a score that is the accuracy is said once."""
-        found = [("greedy accuracy", self.greedy_accuracy)]
-        if self.greedy_score != self.greedy_accuracy:
+        """Name and interval of what was measured, in reading order; a score that is the accuracy is said once, and
+        shares of right answers are said where answers can be right."""
+        found = [("greedy accuracy", self.greedy_accuracy)] if self.has_full_mark else []
+        if not found or self.greedy_score != self.greedy_accuracy:
             found.append(("greedy score", self.greedy_score))
-        found += [(f"pass@{k}", interval) for k, interval in self.pass_at_k.items()]
-        found += [(f"majority@{k}", interval) for k, interval in self.majority_at_k.items() if k > 2]
-        if self.sampled_score is not None and self.sampled_score != self.pass_at_1:
+        if self.has_full_mark:
+            found += [(f"pass@{k}", interval) for k, interval in self.pass_at_k.items()]
+            found += [(f"majority@{k}", interval) for k, interval in self.majority_at_k.items() if k > 2]
+        if self.sampled_score is not None and (not self.has_full_mark or self.sampled_score != self.pass_at_1):
             found.append(("sampled score", self.sampled_score))
         found += [(f"reward: {label}", interval) for label, interval in self.rewards.items() if len(self.rewards) > 1]
         return found + [(f"check: {label}", interval) for label, interval in self.check.items()]
