@@ -757,6 +757,10 @@ BROKEN = {
         ["rewards=[{model: reward_model}]", "reward_model={data: {train: p}, train: {steps: 3, warmup_steps: 4}}"],
         "reward_model: train.warmup_steps = 4, but the run has train.steps = 3",
     ),
+    "_judges_have_something_to_compare": (
+        ["check=[{judge: {model: policy}}]"],
+        "check.0.judge compares the answers of a group, and a check sees one answer per prompt",
+    ),
     "_forgetting_needs_language": (
         ["algorithm=reward_model", "rewards=[]", "evaluation.forgetting=text.txt"],
         "evaluation.forgetting = 'text.txt', but reward_model trains a model that scores and predicts no text",
