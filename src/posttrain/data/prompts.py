@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jinja2 import TemplateError
 
+from posttrain.data.cells import cell
 from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
 from posttrain.data.forms import ANSWER_COLUMNS, Form, columns_of, detect
-from posttrain.data.layouts import cell, read_prompt
+from posttrain.data.layouts import read_prompt
 from posttrain.data.read import Row
 from posttrain.errors import DataError
 from posttrain.types import Prompt
