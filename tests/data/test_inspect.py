@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.data.samples import jsonl, real_tokenizer, shared_file
 
 from posttrain.config import DataConfig
 from posttrain.data import inspect_data
+from posttrain.data.survey import kto_weights
 from posttrain.errors import DataError
 
 
@@ -39,16 +42,19 @@ def test_prompts_are_counted_measured_and_shown(write, tokenizer):
 
 
 def test_the_page_says_it_all(write, tokenizer):
-    rows = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+2=", "completion": None}]
-    text = inspect_data(str(write("sums.jsonl", jsonl(*rows))), tokenizer=tokenizer).render()
+    rows = [{"prompt": "1+1=", "completion": "2", "x": 0}, {"prompt": "1+2=", "completion": None}]
+    text = inspect_data(str(write("sums.jsonl", jsonl(*rows, rows[0]))), tokenizer=tokenizer).render()
     for part in (
-        "sums.jsonl: 2 rows",
+        "sums.jsonl: 3 rows",
         "completion  str, missing in 1 rows",
-        "supervised training, prompt and completion\n  usable      1 of 2 rows; dropped 1 of 2 rows: "
-        "1 no value in column 'completion' (sums.jsonl:2)",
-        "whole row   tokens: 7 to 7, median 7",
-        "trained     tokens: 2 to 2",
-        "training with rewards, prompt from column 'prompt', no answer column",
+        "x           int, missing in 1 rows, not read",
+        "supervised training, prompt + completion; for sft",
+        "also        prompt (TRL), for grpo and the other algorithms that learn from rewards; see it with --as prompts",
+        "usable      2 of 3 rows",
+        "dropped     1 no value in column 'completion' (sums.jsonl:2)",
+        "tokens      14, of which 4 are trained (29%)",
+        "whole row          7         7         7         7         7",
+        "! 1 rows repeat an earlier one (sums.jsonl:3)",
         "--- sums.jsonl:1\n<bos>1+1=⟦2<eos>⟧",
         "⟦…⟧ is what is trained.",
     ):
@@ -105,18 +111,151 @@ def test_long_samples_are_cut_on_the_page_only(write):
     assert len(report.uses[0].samples[0].parts[0][0]) == 5000
 
 
+def test_a_kind_can_be_asked_for(write, tokenizer):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": 3, "score_rejected": 1.5}]
+    path = str(write("pairs.jsonl", jsonl(*rows)))
+    assert [
+        inspect_data(path, tokenizer=tokenizer, kind=kind).uses[0].kind for kind in ("prompts", "ratings", None)
+    ] == [
+        "prompts",
+        "ratings",
+        "pairs",
+    ]
+    report = inspect_data(path, tokenizer=tokenizer)
+    assert report.also == {"ratings": "score_chosen + score_rejected", "prompts": "prompt (TRL)"}
+    assert report.uses[0].numbers["margin"] == (1.5,) * 5
+    rated = inspect_data(path, tokenizer=tokenizer, kind="ratings").uses[0]
+    assert (rated.usable, rated.records, rated.numbers["score"]) == (1, 2, (1.5, 1.5, 3.0, 3.0, 3.0))
+    assert not inspect_data(path, tokenizer=tokenizer, kind="labels").usable
+
+
+def test_both_sides_of_a_pair_are_shown_below_their_prompt(write, tokenizer):
+    path = str(write("pairs.jsonl", jsonl({"prompt": "1+1=", "chosen": "2", "rejected": "three", "margin": 2})))
+    text = inspect_data(path, tokenizer=tokenizer).render()
+    assert "--- pairs.jsonl:1\n<bos>1+1=\nchosen: ⟦2<eos>⟧\nrejected: ⟦three<eos>⟧\nmargin: 2.0\n" in text
+
+
+def test_contradictions_are_told_from_repetitions(write, tokenizer):
+    one, other = {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "c", "rejected": "b"}
+    (use,) = inspect_data(str(write("p.jsonl", jsonl(one, other, one))), tokenizer=tokenizer).uses
+    assert (use.duplicates, use.contradictions, use.repeated_prompts) == (1, 2, 2)
+    assert "2 rows contradict an earlier one: the same pair the other way round (p.jsonl:2, p.jsonl:3)" in str(
+        use.findings
+    )
+    good, bad = ({"prompt": "a", "completion": "b", "label": label} for label in (True, False))
+    (use,) = inspect_data(str(write("l.jsonl", jsonl(good, bad, good))), tokenizer=tokenizer).uses
+    assert (use.kind, use.duplicates, use.contradictions) == ("labels", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "advice"),
+    [
+        (1, 4, "algorithm.desirable_weight between 4 and 5.33 (kto)"),
+        (4, 1, "algorithm.undesirable_weight between 3 and 4 (kto)"),
+        (2, 2, ""),
+        (3, 0, "all answers are desirable: there is nothing to tell them from"),
+    ],
+)
+def test_classes_of_labels_come_with_the_weights_that_balance_them(write, tokenizer, good, bad, advice):
+    rows = [{"prompt": "a", "completion": str(n), "label": n < good} for n in range(good + bad)]
+    (use,) = inspect_data(str(write("labels.jsonl", jsonl(*rows))), tokenizer=tokenizer).uses
+    assert use.classes == {name: count for name, count in (("true", good), ("false", bad)) if count}
+    assert advice in str(use.findings) if advice else use.findings == ()
+
+
+@given(desirable=st.integers(1, 10_000), undesirable=st.integers(1, 10_000))
+def test_any_advised_weight_brings_the_ratio_where_kto_wants_it(desirable, undesirable):
+    advised = kto_weights(desirable, undesirable) or {"desirable_weight": (1.0, 1.0)}
+    for setting, limits in advised.items():
+        for weight in limits:
+            ratio = desirable / undesirable * (weight if setting == "desirable_weight" else 1 / weight)
+            assert 1 - 1e-9 <= ratio <= 4 / 3 + 1e-9
+
+
+@pytest.mark.parametrize(("chosen", "which"), [("xxxxxxxx", "longer"), ("x", "shorter")])
+def test_a_shortcut_by_length_is_worth_a_line(write, tokenizer, chosen, which):
+    rows = [{"prompt": f"{n}", "chosen": chosen + "x" * (n % 2), "rejected": "aaaa"} for n in range(20)]
+    (use,) = inspect_data(str(write("pairs.jsonl", jsonl(*rows))), tokenizer=tokenizer).uses
+    assert use.length_bias is not None
+    assert use.length_bias.difference.mean == (4.5 if which == "longer" else -2.5)
+    assert use.length_bias.longer_is_chosen.mean == (1.0 if which == "longer" else 0.0)
+    assert f"chosen answers are {which}" in use.findings[0].message
+    assert f"always taking the {which} one of two would be right in 100%" in use.findings[0].message
+
+
+def test_lengths_without_a_bias_are_not_worth_one(write, tokenizer):
+    rows = [{"prompt": f"{n}", "chosen": "x" * (1 + n % 5), "rejected": "a" * (1 + (n + 2) % 5)} for n in range(20)]
+    (use,) = inspect_data(str(write("pairs.jsonl", jsonl(*rows))), tokenizer=tokenizer).uses
+    assert use.findings == ()
+
+
+def test_margins_that_say_otherwise_are_counted(write, tokenizer):
+    rows = [{"prompt": str(n), "chosen": "b", "rejected": "c", "margin": n - 2} for n in range(5)]
+    (use,) = inspect_data(str(write("pairs.jsonl", jsonl(*rows))), tokenizer=tokenizer).uses
+    assert [finding.message[:34] for finding in use.findings] == [
+        "2 pairs have a negative margin: by",
+        "1 pairs have a margin of 0: by the",
+    ]
+
+
+def test_what_is_longer_than_the_limit_is_named(write, tokenizer):
+    path = str(write("rows.jsonl", jsonl({"prompt": "a", "completion": "b"}, {"prompt": "a" * 30, "completion": "b"})))
+    report = inspect_data(path, tokenizer=tokenizer, max_length=20)
+    assert [tuple(dropped) for dropped in report.uses[0].dropped] == [("rows.jsonl:2", "longer than 20 tokens")]
+    assert "usable      1 of 2 rows, of at most 20 tokens" in report.render()
+
+
+def test_the_chat_template_is_looked_at(write, chat_tokenizer):
+    path = str(write("rows.jsonl", jsonl({"prompt": "a", "completion": "b"})))
+    assert inspect_data(path, tokenizer=chat_tokenizer).findings == ()
+    chat_tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}{% endfor %}"
+    found = " ".join(finding.message for finding in inspect_data(path, tokenizer=chat_tokenizer).findings)
+    assert "chat template: nothing tells the model that it is its turn" in found
+    assert "chat template: no EOS at the end of an answer" in found
+
+
+def test_steps_are_counted(write, tokenizer):
+    rows = [
+        {"prompt": "a", "completions": ["b", "c"], "labels": [True, False]},
+        {"prompt": "d", "completions": ["e"], "labels": [0.5]},
+    ]
+    (use,) = inspect_data(str(write("steps.jsonl", jsonl(*rows))), tokenizer=tokenizer).uses
+    assert (use.kind, use.usable) == ("steps", 2)
+    assert use.classes == {"right": 1, "wrong": 1, "between": 1}
+    assert use.numbers["steps per answer"] == (1, 1, 2, 2, 2)
+
+
+def test_streamed_data_is_reported_alike(write, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    rows = [{"prompt": str(n % 7), "chosen": "b" * (n % 5), "rejected": "c"} for n in range(30)]
+    path = str(write("pairs.jsonl", jsonl(*rows)))
+    reports = [
+        inspect_data(path, tokenizer=tokenizer, config=DataConfig(train=path, streaming=streaming))
+        for streaming in (False, True)
+    ]
+    assert reports[0].to_json() == reports[1].to_json()
+    assert reports[0].render() == reports[1].render()
+
+
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
         ("math/gsm8k_test.jsonl", ["prompts"]),
         ("sft/llamafactory_alpaca_en_demo.jsonl.gz", ["examples", "prompts"]),
-        ("preference/llamafactory_kto_en_demo.jsonl.gz", ["examples"]),
-        ("preference/ultrafeedback_eval.jsonl.gz", ["prompts"]),
+        ("sft/llamafactory_glaive_toolcall_en_demo.jsonl.gz", ["examples", "prompts"]),
+        ("preference/llamafactory_kto_en_demo.jsonl.gz", ["labels", "examples", "prompts"]),
+        ("preference/llamafactory_dpo_en_demo.jsonl.gz", ["pairs", "prompts"]),
+        ("preference/ultrafeedback_eval.jsonl.gz", ["pairs", "ratings", "prompts"]),
+        ("preference/hh_rlhf_harmless_base_test.jsonl.gz", ["pairs"]),
+        ("preference/model_written_evals_agreeableness.jsonl", ["pairs", "prompts"]),
     ],
 )
 def test_real_files_are_recognised(name, kinds):
     path = str(shared_file(name))
     config = DataConfig(train=path, max_rows=40)
     report = inspect_data(path, tokenizer=real_tokenizer("tokenizers/smollm2"), config=config)
-    assert [use.kind for use in report.uses] == kinds
-    assert all(use.usable == 40 for use in report.uses)
+    assert [report.uses[0].kind, *report.also] == kinds
+    dropped = [dropped.reason for dropped in report.uses[0].dropped]
+    assert report.uses[0].usable == 40 - len(dropped)
+    assert set(dropped) <= {"the chat template leaves out tool calls"}
+    assert len(report.uses[0].samples) == 3

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from posttrain.cli.output import AsJson, answer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+Kind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 
 data_app = typer.Typer(help="Look at a dataset before anything is trained on it.", no_args_is_help=True)
 
@@ -19,12 +21,28 @@ def register(app: typer.Typer) -> None:
     app.add_typer(data_app, name="data")
 
 
+class Facts(NamedTuple):
+    """What of a model matters to data."""
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    eos_ids: frozenset[int] | None = None
+    context_length: int | None = None
+
+
 @data_app.command("check", no_args_is_help=True)
 def check(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="File, glob, Hugging Face dataset name or task:<name>.")
     ],
-    model: Annotated[str | None, typer.Option(help="Model or tokenizer: lengths in tokens, samples rendered.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model or tokenizer: lengths in tokens, its context as limit, its chat template.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="What is longer is dropped: as with a context of so many tokens.")
+    ] = None,
+    kind: Annotated[
+        Kind | None, typer.Option("--as", help="What to look at the data as, where it suits several kinds of training.")
+    ] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
@@ -32,31 +50,56 @@ def check(
     split: Annotated[str, typer.Option(help="Split of a Hugging Face dataset; train or eval for a task.")] = "train",
     json: AsJson = False,
 ) -> int:
-    """Detected format and columns, lengths, duplicates, what would be dropped and why, three rendered samples.
+    """Detected format and columns, lengths, repetitions, what would be dropped and why, three rendered samples.
 
     \b
     Examples:
       posttrain data check gsm8k_train.jsonl
       posttrain data check svamp.jsonl --prompt "{Body} {Question}"
-      posttrain data check sft.jsonl --model Qwen/Qwen3-0.6B --json
+      posttrain data check ultrafeedback.jsonl --as ratings
+      posttrain data check sft.jsonl --model Qwen/Qwen3-0.6B --max-length 2048 --json
     """
     from posttrain.config import DataConfig
     from posttrain.data.inspect import inspect_data
 
     config = DataConfig(train=source, prompt=prompt, answer=answer_column, split=split)
-    report = inspect_data(source, tokenizer=_tokenizer(model), config=config)
+    facts = _facts(model)
+    report = inspect_data(
+        source,
+        tokenizer=facts.tokenizer,
+        config=config,
+        eos_ids=facts.eos_ids,
+        max_length=max_length or facts.context_length,
+        kind=kind,
+    )
     answer(report.to_json(), report.render(), as_json=json)
     return 0 if report.usable else 2
 
 
-def _tokenizer(model: str | None) -> PreTrainedTokenizerBase | None:
+def _facts(model: str | None) -> Facts:
+    """Of a model, without its weights; of a folder with a tokenizer alone, what there is."""
     if model is None:
-        return None
+        return Facts()
     from posttrain.config import ModelConfig
-    from posttrain.models.reading import Source, find_source, read_tokenizer
+    from posttrain.models.reading import Source, find_source, read_config, read_tokenizer
+    from posttrain.models.special_tokens import find_eos_ids
     from posttrain.tasks.tiny import resolve_model_path
 
     config = resolve_model_path(ModelConfig(path=model), seed=0)
     folder = Path(config.path).expanduser()
-    alone = folder.is_dir() and not (folder / "config.json").exists()  # a tokenizer without a model is enough here
-    return read_tokenizer(config, Source(str(folder), folder, {}) if alone else find_source(config))
+    if folder.is_dir() and not (folder / "config.json").exists():
+        return Facts(tokenizer=read_tokenizer(config, Source(str(folder), folder, {})))
+    source = find_source(config)
+    tokenizer, text = read_tokenizer(config, source), read_config(config, source).get_text_config()
+    eos_ids = find_eos_ids(tokenizer, _generation_config(source.path), text.vocab_size)
+    return Facts(tokenizer, eos_ids, getattr(text, "max_position_embeddings", None))
+
+
+def _generation_config(path: str) -> GenerationConfig | None:
+    """It may know EOS ids that the tokenizer does not."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:
+        return None

@@ -7,45 +7,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posttrain.config import DataConfig
-from posttrain.data.dropped import Dropped, summary
-from posttrain.data.examples import detect_form, render_examples
-from posttrain.data.prompts import Renderer, render_prompts
-from posttrain.data.read import Row, read_rows
+from posttrain.data.forms import Kind, columns_of, detect
+from posttrain.data.looks import LOOKS, Looking, take
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import Row
+from posttrain.data.split import open_rows
+from posttrain.data.survey import Finding, Lengths, Sample, Use
+from posttrain.data.template import template_problems
 from posttrain.errors import DataError
-from posttrain.types import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+__all__ = ["Characters", "Column", "DataReport", "Lengths", "Sample", "Use", "inspect_data"]
+
 NO_LIMIT = 2**31
-SAMPLES = 3
-SHOWN_CHARACTERS = 600
-"""Of each sample in `render()`."""
-
-
-class Lengths(NamedTuple):
-    """Quantiles over the usable rows: each is a length that occurs."""
-
-    shortest: int
-    median: int
-    p90: int
-    p99: int
-    longest: int
-
-    @staticmethod
-    def of(lengths: Sequence[int]) -> Lengths:
-        """
-        >>> Lengths.of(range(1, 101))
-        Lengths(shortest=1, median=50, p90=90, p99=99, longest=100)
-        """
-        ordered = sorted(lengths)
-        return Lengths(*(ordered[max(0, -(-len(ordered) * percent // 100) - 1)] for percent in (0, 50, 90, 99, 100)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,33 +37,8 @@ class Column:
     types: tuple[str, ...]
     missing: int
     """Rows without a value."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One row as the model will read it."""
-
-    origin: str
-    parts: tuple[tuple[str, bool], ...]
-    """Stretches of text, and whether their tokens are trained."""
-    answer: Any = None
-    """The gold answer that rewards receive."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Use:
-    """One way to train on the data: with `prompts` that are answered and rewarded, or with given `examples`."""
-
-    kind: str
-    mapping: str
-    """Which columns are read as what."""
-    usable: int
-    dropped: tuple[Dropped, ...] = ()
-    duplicates: int = 0
-    """Usable rows that repeat an earlier one."""
-    lengths: Mapping[str, Lengths]
-    """By what is measured, for example "prompt"."""
-    samples: tuple[Sample, ...] = ()
+    read: bool = True
+    """Whether anything looks at it; rewards receive every column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +50,16 @@ class DataReport:
     columns: tuple[Column, ...]
     unit: str
     """Of the lengths: tokens, or characters where no tokenizer was given."""
+    max_length: int | None
+    """What is longer is dropped; None: no limit is known."""
     uses: tuple[Use, ...]
+    """The use that the data was looked at for; none when it cannot be used."""
+    also: Mapping[Kind, str]
+    """Other kinds of training that its columns suit, and which columns those are."""
+    findings: tuple[Finding, ...]
+    """What is worth a look about the chat template; of the rows: in `uses`."""
     problems: tuple[str, ...] = ()
-    """Why the data cannot be used in the other way, or in no way."""
+    """Why the data cannot be used."""
 
     @property
     def usable(self) -> bool:
@@ -104,31 +67,13 @@ class DataReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, ready for `json.dumps`."""
-        uses = [
-            {**asdict(use), "lengths": {what: found._asdict() for what, found in use.lengths.items()}}
-            for use in self.uses
-        ]
-        for use, plain in zip(self.uses, uses, strict=True):
-            plain["dropped"] = dict(Counter(dropped.reason for dropped in use.dropped))
-            plain["dropped_rows"] = [dropped._asdict() for dropped in use.dropped]
-        return json.loads(json.dumps({**asdict(self), "uses": uses, "usable": self.usable}, default=str))
+        return _plain({**_fields(self), "uses": [_use(use) for use in self.uses], "usable": self.usable})
 
     def render(self) -> str:
         """Plain text for a terminal."""
-        lines = [f"{self.source}: {self.rows} rows", "", "columns"]
-        width = max((len(column.name) for column in self.columns), default=0)
-        for column in self.columns:
-            missing = f", missing in {column.missing} rows" if column.missing else ""
-            lines.append(f"  {column.name:<{width}}  {' or '.join(column.types) or 'always empty'}{missing}")
-        for use in self.uses:
-            lines += ["", *_describe(use, self.rows, self.unit)]
-        lines += ["", *(f"not usable: {problem}" for problem in self.problems)] if not self.uses else []
-        for sample in self.uses[0].samples if self.uses else ():
-            lines += ["", f"--- {sample.origin}", _marked(sample)]
-            lines += [f"answer: {_cut(str(sample.answer))}"] if sample.answer is not None else []
-        if self.uses and self.uses[0].kind == "examples":
-            lines += ["", "⟦…⟧ is what is trained."]
-        return "\n".join(lines)
+        from posttrain.data.inspect_text import as_text
+
+        return as_text(self)
 
 
 def inspect_data(
@@ -137,141 +82,154 @@ def inspect_data(
     tokenizer: PreTrainedTokenizerBase | None = None,
     config: DataConfig | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    eos_ids: Collection[int] | None = None,
+    max_length: int | None = None,
+    kind: Kind | None = None,
 ) -> DataReport:
     """Read the whole source and report what a run would make of it.
 
     Without a tokenizer lengths are in characters and chat messages are shown in a plain form of their own. `config`
-    holds the other settings of `data`: prompt, answer, split and so on. Raises `DataError` when the source cannot be
-    read.
+    holds the other settings of `data`: prompt, answer, split and so on. What is longer than `max_length` (the context
+    of a model) is dropped. `kind` is what to look at the data as, where its columns suit several. Raises `DataError`
+    when the source cannot be read.
     """
     sources = source if isinstance(source, str) else list(source)
     settings = (config or DataConfig(train=sources)).model_copy(update={"max_dropped": 1.0})
-    rows = read_rows(sources, split=settings.split, max_rows=settings.max_rows)
-    renderer = (
-        Renderer.of(settings, tokenizer, template_kwargs)
-        if tokenizer is not None
-        else Renderer(
-            tokenizer=cast("PreTrainedTokenizerBase", Characters()), chat=False, system_prompt=settings.system_prompt
-        )
+    rows = open_rows(settings, sources, settings.split, seed=0)
+    look = Looking(
+        rows=rows,
+        settings=settings,
+        renderer=_renderer(settings, tokenizer, template_kwargs),
+        eos_ids=_eos_ids(tokenizer, eos_ids),
+        max_length=max_length or NO_LIMIT,
+        unit="characters" if tokenizer is None else "tokens",
     )
-    uses, problems = [], []
-    for look in (_as_examples, _as_prompts):
+    suited, problems = _suited(rows, settings, kind)
+    use = None
+    for taken in tuple(suited):
         try:
-            uses.append(look(rows, settings, renderer))
+            use = take(look, taken)
+            break
         except DataError as error:
             problems.append(str(error))
+            del suited[taken]
     return DataReport(
         source=source if isinstance(source, str) else ", ".join(source),
         rows=len(rows),
-        columns=_columns(rows),
-        unit="characters" if tokenizer is None else "tokens",
-        uses=tuple(uses),
-        problems=tuple(problems),
+        columns=_columns(rows, _unread(rows, None if use is None else use.kind)),
+        unit=look.unit,
+        max_length=max_length,
+        uses=() if use is None else (use,),
+        also={other: columns for other, columns in suited.items() if use is None or other != use.kind},
+        findings=() if use is None or tokenizer is None else _about_the_template(look, use.kind),
+        problems=() if use is not None else tuple(problems),
     )
 
 
-def _as_examples(rows: Sequence[Row], settings: DataConfig, renderer: Renderer) -> Use:
-    if settings.prompt is not None:
-        raise DataError(given="data.prompt is set, which only training with rewards reads")
-    eos = cast("int | None", renderer.tokenizer.eos_token_id)
-    found = render_examples(
-        rows,
-        renderer,
-        eos_ids=() if eos is None else (eos,),
-        max_length=NO_LIMIT,
-        max_dropped=1.0,
-        what="the data",
+def _renderer(
+    settings: DataConfig, tokenizer: PreTrainedTokenizerBase | None, template_kwargs: Mapping[str, Any] | None
+) -> Renderer:
+    if tokenizer is not None:
+        return Renderer.of(settings, tokenizer, template_kwargs)
+    plain = cast("PreTrainedTokenizerBase", Characters())
+    return Renderer(tokenizer=plain, chat=False, system_prompt=settings.system_prompt, train_on=settings.train_on)
+
+
+def _eos_ids(tokenizer: PreTrainedTokenizerBase | None, given: Collection[int] | None) -> frozenset[int]:
+    if given is not None:
+        return frozenset(given)
+    eos = None if tokenizer is None else cast("int | None", tokenizer.eos_token_id)
+    return frozenset() if eos is None else frozenset({eos})
+
+
+def _suited(rows: Sequence[Row], settings: DataConfig, kind: Kind | None) -> tuple[dict[Kind, str], list[str]]:
+    """The kinds that the columns suit, with what is read, and why they suit no other kind that comes first to mind."""
+    if settings.prompt is not None or settings.answer is not None:
+        kind = kind or "prompts"
+    suited: dict[Kind, str] = {}
+    problems = []
+    for one in LOOKS if kind is None else (kind,):
+        if one == "prompts" and settings.prompt is not None:
+            suited[one] = settings.prompt
+            continue
+        try:
+            suited[one] = _read_as(rows, one)
+        except DataError as error:
+            problems += [str(error)] if one in (kind, "examples", "prompts") else []
+    return suited, problems
+
+
+def _read_as(rows: Sequence[Row], kind: Kind) -> str:
+    scored = {"chosen", "rejected", "score_chosen", "score_rejected"}
+    if kind == "ratings" and scored <= set(columns_of(rows)):
+        return "score_chosen + score_rejected"
+    form = detect(rows, kind)
+    return f"{form.name} ({form.family})"
+
+
+def _about_the_template(look: Looking, kind: Kind) -> tuple[Finding, ...]:
+    """What of the chat template matters to this kind, and whether anything ends an answer."""
+    if not look.eos_ids:
+        message = "the tokenizer has no EOS: nothing tells the model where an answer ends"
+        return (Finding(message=message, fix='Add "eos_token" to tokenizer_config.json.'),)
+    if not look.renderer.tokenizer.chat_template or not look.renderer.chat:
+        return ()
+    matters = {"prompts": ("generation prompt", "tools"), "examples": None}.get(
+        kind, ("generation prompt", "end of turn", "tools")
     )
-    return Use(
-        kind="examples",
-        mapping=f"supervised training, {detect_form(rows)}",
-        usable=len(found),
-        dropped=found.dropped,
-        duplicates=_repeated([example.input_ids for example in found.examples]),
-        lengths={
-            "whole row": Lengths.of([len(example.input_ids) for example in found.examples]),
-            "trained": Lengths.of([sum(example.completion_mask) for example in found.examples]),
-        },
-        samples=tuple(
-            Sample(
-                origin=rows[example.index].origin,
-                parts=_parts(example, lambda ids: str(renderer.tokenizer.decode(ids))),
-            )
-            for example in found.examples[:SAMPLES]
-        ),
-    )
-
-
-def _as_prompts(rows: Sequence[Row], settings: DataConfig, renderer: Renderer) -> Use:
-    found = render_prompts(rows, settings, renderer, max_prompt_length=NO_LIMIT, what="the data")
-    return Use(
-        kind="prompts",
-        mapping=f"training with rewards, {found.columns}",
-        usable=len(found),
-        dropped=found.dropped,
-        duplicates=_repeated([prompt.text for prompt in found.prompts]),
-        lengths={"prompt": Lengths.of([len(prompt.ids) for prompt in found.prompts])},
-        samples=tuple(
-            Sample(
-                origin=rows[prompt.index].origin,
-                parts=((prompt.text, False),),
-                answer=prompt.columns.get("answer"),
-            )
-            for prompt in found.prompts[:SAMPLES]
-        ),
-    )
-
-
-def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
-    names = dict.fromkeys(name for row in rows for name in row.values)
-    values = {name: [row.values.get(name) for row in rows] for name in names}
+    found = template_problems(look.renderer, look.eos_ids, tools="tools" in columns_of(look.rows))
     return tuple(
-        Column(
-            name=name,
-            types=tuple(dict.fromkeys(type(value).__name__ for value in found if value is not None)),
-            missing=sum(value is None for value in found),
-        )
-        for name, found in values.items()
+        Finding(message=f"chat template: {problem.message}", fix=problem.fix)
+        for problem in found
+        if matters is None or problem.kind in matters
     )
 
 
-def _repeated(keys: Sequence[Any]) -> int:
-    return len(keys) - len(set(keys))
+def _unread(rows: Sequence[Row], kind: Kind | None) -> tuple[str, ...]:
+    """Columns that nothing looks at; of sampled answers the rewards may read any."""
+    if kind is None or kind == "prompts":
+        return ()
+    columns = columns_of(rows)
+    pairs = kind == "ratings" and "chosen" in columns
+    return detect(rows, "pairs" if pairs else kind).unused(columns)
 
 
-def _parts(example: Example, decode: Callable[[list[int]], str]) -> tuple[tuple[str, bool], ...]:
-    """The text in stretches that are trained or not."""
-    pairs = zip(example.input_ids, example.completion_mask, strict=True)
-    runs = groupby(pairs, key=lambda pair: pair[1])
-    return tuple((decode([token for token, _ in run]), trained) for trained, run in runs)
+def _columns(rows: Iterable[Row], unread: Sequence[str]) -> tuple[Column, ...]:
+    types: dict[str, dict[str, None]] = {}
+    present: Counter[str] = Counter()
+    count = 0
+    for row in rows:
+        count += 1
+        for name, value in row.values.items():
+            known = types.setdefault(name, {})
+            if value is not None:
+                known[type(value).__name__] = None
+                present[name] += 1
+    return tuple(
+        Column(name=name, types=tuple(found), missing=count - present[name], read=name not in unread)
+        for name, found in types.items()
+    )
 
 
-def _describe(use: Use, rows: int, unit: str) -> list[str]:
-    dropped = summary(use.dropped, rows)
-    lines = [use.mapping, f"  usable      {use.usable} of {rows} rows" + (f"; {dropped}" if dropped else "")]
-    if use.duplicates:
-        lines.append(f"  duplicates  {use.duplicates} rows repeat an earlier one")
-    for what, found in use.lengths.items():
-        lines.append(
-            f"  {what:<10}  {unit}: {found.shortest} to {found.longest}, median {found.median}, "
-            f"90% up to {found.p90}, 99% up to {found.p99}"
-        )
-    return lines
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _marked(sample: Sample) -> str:
-    shown, room = [], SHOWN_CHARACTERS
-    for text, trained in sample.parts:
-        if room <= 0:
-            shown.append(" […]")
-            break
-        text, room = _cut(text, room), room - len(text)
-        shown.append(f"⟦{text}⟧" if trained else text)
-    return "".join(shown)
+def _use(use: Use) -> dict[str, Any]:
+    bias = use.length_bias
+    return asdict(replace(use, dropped=())) | {
+        "lengths": {what: found._asdict() for what, found in use.lengths.items()},
+        "numbers": {what: found._asdict() for what, found in use.numbers.items()},
+        "length_bias": bias and {name: interval._asdict() for name, interval in _fields(bias).items()},
+        "dropped": dict(Counter(dropped.reason for dropped in use.dropped)),
+        "dropped_rows": [dropped._asdict() for dropped in use.dropped],
+    }
 
 
-def _cut(text: str, room: int = SHOWN_CHARACTERS) -> str:
-    return text if len(text) <= room else f"{text[:room]} […]"
+def _plain(found: dict[str, Any]) -> dict[str, Any]:
+    found["columns"] = [asdict(column) for column in found["columns"]]
+    found["findings"] = [asdict(finding) for finding in found["findings"]]
+    return json.loads(json.dumps(found, default=str))
 
 
 class Characters:
@@ -290,7 +248,19 @@ class Characters:
         return "".join(map(chr, ids))
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        turns = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return "".join(turns) + ("assistant: " if add_generation_prompt else "")
+        shown = [_shown(message) for message in messages]
+        turns = [f"{message['role']}: {said}\n" for message, said in zip(messages, shown, strict=True)]
+        head = [f"tools: {json.dumps(list(tools))}\n"] if tools else []
+        return "".join([*head, *turns]) + ("assistant: " if add_generation_prompt else "")
+
+
+def _shown(message: Mapping[str, Any]) -> str:
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return message["content"] + "".join(f"<tool call {json.dumps(call)}>" for call in calls)

@@ -1,0 +1,253 @@
+"""The records of each kind of training, as `data check` sees them: rendered as a run renders them, then counted.
+
+LOOKS has one entry per kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any
+
+from posttrain.data.dropped import Dropped
+from posttrain.data.examples import render_examples
+from posttrain.data.forms import MEANT, Kind
+from posttrain.data.labels import render_labels
+from posttrain.data.pairs import render_pairs
+from posttrain.data.prompts import Renderer, render_prompts
+from posttrain.data.ratings import render_ratings
+from posttrain.data.read import Row
+from posttrain.data.steps import render_steps
+from posttrain.data.survey import PLACES, Lengths, Sample, Seen, Survey, Use
+from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
+
+if TYPE_CHECKING:
+    from posttrain.config import DataConfig
+
+SAMPLES = 3
+SEPARATOR = "\n"
+"""Between steps, as process_reward_model has it by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looking:
+    """What a look is taken at, and with what."""
+
+    rows: Sequence[Row]
+    settings: DataConfig
+    renderer: Renderer
+    eos_ids: frozenset[int]
+    max_length: int
+    unit: str
+
+    @property
+    def rendering(self) -> dict[str, Any]:
+        return {"eos_ids": self.eos_ids, "max_length": self.max_length} | self.tolerance
+
+    @property
+    def tolerance(self) -> dict[str, Any]:
+        return {"max_dropped": self.settings.max_dropped, "what": "the data"}
+
+    def origins(self, indexes: Iterable[int]) -> dict[int, str]:
+        """Where rows stand, from one pass over as many of them as it takes."""
+        wanted = set(indexes)
+        rows = islice(self.rows, max(wanted, default=-1) + 1)
+        return {index: row.origin for index, row in enumerate(rows) if index in wanted}
+
+    def places(self, indexes: Sequence[int]) -> str:
+        """Some rows by name."""
+        some = self.origins(indexes[:PLACES])
+        return ", ".join([*some.values(), *(["…"] if len(indexes) > len(some) else [])])
+
+    def parts(self, example: Example) -> tuple[tuple[str, bool], ...]:
+        """The text in stretches that are trained or not."""
+        pairs = zip(example.input_ids, example.completion_mask, strict=True)
+        runs = groupby(pairs, key=lambda pair: pair[1])
+        decode = self.renderer.tokenizer.decode
+        return tuple((str(decode([token for token, _ in run])), trained) for trained, run in runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How one kind is rendered, counted and shown."""
+
+    render: Callable[[Looking], tuple[Sequence[Any], Sequence[Dropped], str]]
+    """Records, what was left out, and which columns were read as what."""
+    see: Callable[[Any], Seen]
+    show: Callable[[Looking, Any], dict[str, Any]]
+    """Fields of a `Sample`, but for its origin."""
+
+
+def take(look: Looking, kind: Kind) -> Use:
+    """What the data is for this kind. Raises `DataError` when it is nothing."""
+    how = LOOKS[kind]
+    records, dropped, columns = how.render(look)
+    survey = Survey()
+    for record in records:
+        survey.add(how.see(record))
+    first = [*islice(records, SAMPLES)]
+    origins = look.origins(record.index for record in first)
+    return Use(
+        kind=kind,
+        mapping=f"{MEANT[kind]}, {columns}",
+        usable=len(survey.rows),
+        records=len(records),
+        dropped=dropped,
+        duplicates=len(survey.duplicates),
+        repeated_prompts=len(survey.repeated_prompts),
+        contradictions=len(survey.contradictions),
+        tokens=survey.tokens,
+        trained=survey.trained,
+        lengths={name: Lengths.of(values) for name, values in survey.lengths.items()},
+        numbers={name: Lengths.of(values) for name, values in survey.numbers.items()},
+        classes=dict(survey.classes),
+        length_bias=survey.length_bias(),
+        samples=tuple(Sample(origin=origins[record.index], **how.show(look, record)) for record in first),
+        findings=survey.findings(kind, look.unit, look.places),
+    )
+
+
+# --- rendered as a run does it ----------------------------------------------------------------------------------------
+
+
+def _prompts(look: Looking) -> tuple[Sequence[Prompt], Sequence[Dropped], str]:
+    found = render_prompts(look.rows, look.settings, look.renderer, max_prompt_length=look.max_length, what="the data")
+    return found.prompts, found.dropped, found.columns
+
+
+def _examples(look: Looking) -> tuple[Sequence[Example], Sequence[Dropped], str]:
+    found = render_examples(look.rows, look.renderer, **look.rendering)
+    return found.examples, found.dropped, found.form
+
+
+def _pairs(look: Looking) -> tuple[Sequence[Pair], Sequence[Dropped], str]:
+    found = render_pairs(look.rows, look.renderer, **look.rendering)
+    return found.pairs, found.dropped, found.form
+
+
+def _labels(look: Looking) -> tuple[Sequence[LabelledExample], Sequence[Dropped], str]:
+    found = render_labels(look.rows, look.renderer, **look.rendering)
+    return found.rows, found.dropped, found.form
+
+
+def _ratings(look: Looking) -> tuple[Sequence[RatedExample], Sequence[Dropped], str]:
+    found = render_ratings(look.rows, look.renderer, **look.rendering)
+    return found.rows, found.dropped, "an answer and its score"
+
+
+def _steps(look: Looking) -> tuple[Sequence[StepExample], Sequence[Dropped], str]:
+    found = render_steps(look.rows, look.renderer, separator=SEPARATOR, max_length=look.max_length, **look.tolerance)
+    return found.rows, found.dropped, "steps and their labels"
+
+
+# --- counted ----------------------------------------------------------------------------------------------------------
+
+
+def _see_prompt(prompt: Prompt) -> Seen:
+    lengths = {"prompt": len(prompt.ids)}
+    return _seen(prompt.index, prompt.text, prompt.text, lengths, tokens=len(prompt.ids), trained=0)
+
+
+def _see_example(example: Example) -> Seen:
+    lengths = {"whole row": len(example.input_ids), "trained": sum(example.completion_mask)}
+    return _of(example, content=example.input_ids, lengths=lengths)
+
+
+def _see_pair(pair: Pair) -> Seen:
+    chosen, rejected = pair.chosen, pair.rejected
+    trained = [sum(side.completion_mask) for side in (chosen, rejected)]
+    return _seen(
+        pair.index,
+        _prompt(chosen),
+        (chosen.input_ids, rejected.input_ids),
+        {"prompt": len(_prompt(chosen)), "chosen": trained[0], "rejected": trained[1]},
+        tokens=len(chosen.input_ids) + len(rejected.input_ids),
+        trained=sum(trained),
+        contrary=(rejected.input_ids, chosen.input_ids),
+        numbers={} if pair.margin is None else {"margin": pair.margin},
+    )
+
+
+def _see_label(row: LabelledExample) -> Seen:
+    ids = row.example.input_ids
+    return _of(
+        row.example,
+        content=(ids, row.label),
+        contrary=(ids, not row.label),
+        classes=("true" if row.label else "false",),
+    )
+
+
+def _see_rating(row: RatedExample) -> Seen:
+    return _of(row.example, content=(row.example.input_ids, row.score), numbers={"score": row.score})
+
+
+def _see_steps(row: StepExample) -> Seen:
+    return _of(
+        row.example,
+        content=(row.example.input_ids, row.labels),
+        lengths={"whole row": len(row.example.input_ids)},
+        numbers={"steps per answer": len(row.labels)},
+        classes=tuple({1.0: "right", 0.0: "wrong"}.get(label, "between") for label in row.labels),
+    )
+
+
+def _of(example: Example, *, content: object, lengths: Mapping[str, int] | None = None, **more: Any) -> Seen:
+    """Of a record with one answer."""
+    prompt, trained = _prompt(example), sum(example.completion_mask)
+    lengths = {"prompt": len(prompt), "answer": trained} if lengths is None else lengths
+    return _seen(example.index, prompt, content, lengths, tokens=len(example.input_ids), trained=trained, **more)
+
+
+def _seen(
+    index: int,
+    prompt: object,
+    content: object,
+    lengths: Mapping[str, int],
+    *,
+    tokens: int,
+    trained: int,
+    numbers: Mapping[str, float] | None = None,
+    **more: Any,
+) -> Seen:
+    return Seen(index, prompt, content, lengths, tokens, trained, numbers or {}, **more)
+
+
+def _prompt(example: Example) -> tuple[int, ...]:
+    """What stands before the first trained token."""
+    return example.input_ids[: example.completion_mask.index(True)]
+
+
+# --- shown ------------------------------------------------------------------------------------------------------------
+
+
+def _show_prompt(look: Looking, prompt: Prompt) -> dict[str, Any]:
+    answer = prompt.columns.get("answer")
+    return {"parts": ((prompt.text, False),), "facts": {} if answer is None else {"answer": answer}}
+
+
+def _show_example(look: Looking, example: Example) -> dict[str, Any]:
+    return {"parts": look.parts(example)}
+
+
+def _show_pair(look: Looking, pair: Pair) -> dict[str, Any]:
+    facts = {} if pair.margin is None else {"margin": pair.margin}
+    return {"parts": look.parts(pair.chosen), "rejected": look.parts(pair.rejected), "facts": facts}
+
+
+def _show_judged(look: Looking, row: Any, *, fact: str) -> dict[str, Any]:
+    value = getattr(row, fact)
+    return {"parts": look.parts(row.example), "facts": {fact: list(value) if isinstance(value, tuple) else value}}
+
+
+LOOKS: Mapping[Kind, Look] = {
+    "steps": Look(render=_steps, see=_see_steps, show=partial(_show_judged, fact="labels")),
+    "pairs": Look(render=_pairs, see=_see_pair, show=_show_pair),
+    "labels": Look(render=_labels, see=_see_label, show=partial(_show_judged, fact="label")),
+    "ratings": Look(render=_ratings, see=_see_rating, show=partial(_show_judged, fact="score")),
+    "examples": Look(render=_examples, see=_see_example, show=_show_example),
+    "prompts": Look(render=_prompts, see=_see_prompt, show=_show_prompt),
+}
+"""The most telling kind first: what data is taken for, where it fits several."""

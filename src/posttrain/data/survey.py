@@ -1,0 +1,262 @@
+"""Counts over the records of a dataset: lengths, repetitions, contradictions, balance, and what is worth a look."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from posttrain.data.dropped import Dropped
+from posttrain.data.forms import Kind
+from posttrain.functional.intervals import Interval, mean_interval, wilson
+
+PLACES = 3
+"""Rows that are named where many have the same fault."""
+NOTABLE = 0.05
+"""A difference of length is worth a look from this share of the mean length on."""
+
+
+class Lengths(NamedTuple):
+    """Quantiles over the usable rows: each is a value that occurs."""
+
+    shortest: float
+    median: float
+    p90: float
+    p99: float
+    longest: float
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Lengths:
+        """
+        >>> Lengths.of(range(1, 101))
+        Lengths(shortest=1, median=50, p90=90, p99=99, longest=100)
+        """
+        ordered = sorted(values)
+        return Lengths(*(ordered[max(0, -(-len(ordered) * percent // 100) - 1)] for percent in (0, 50, 90, 99, 100)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One row as the model will read it."""
+
+    origin: str
+    parts: tuple[tuple[str, bool], ...]
+    """Stretches of text, and whether their tokens are trained."""
+    rejected: tuple[tuple[str, bool], ...] = ()
+    """The same with the answer that was not chosen, where `parts` has the chosen one."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What stands beside the text: the gold answer, a label, a score, a margin."""
+
+    @property
+    def answer(self) -> Any:
+        """The gold answer that rewards receive."""
+        return self.facts.get("answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that whoever trains on the data should know."""
+
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBias:
+    """How far the length of an answer alone tells which one was chosen."""
+
+    difference: Interval
+    """Mean of chosen minus rejected, in the unit of the lengths."""
+    longer_is_chosen: Interval
+    """Share of the pairs of different length in which the longer answer is the chosen one."""
+
+    @staticmethod
+    def of(chosen: Sequence[int], rejected: Sequence[int]) -> LengthBias:
+        differences = [a - b for a, b in zip(chosen, rejected, strict=True)]
+        return LengthBias(
+            difference=mean_interval(differences),
+            longer_is_chosen=wilson(sum(d > 0 for d in differences), max(1, sum(d != 0 for d in differences))),
+        )
+
+
+class Seen(NamedTuple):
+    """What is counted of one record."""
+
+    index: int
+    """Its row."""
+    prompt: object
+    """Equal for records with the same prompt."""
+    content: object
+    """Equal for records that are the same."""
+    lengths: Mapping[str, int]
+    tokens: int
+    trained: int
+    numbers: Mapping[str, float]
+    contrary: object = None
+    """The `content` of a record that says the opposite; None where there is no opposite."""
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What the data is for one kind of training."""
+
+    kind: Kind
+    mapping: str
+    """Which columns are read as what."""
+    usable: int
+    """Rows that are trained on."""
+    records: int
+    """What they amount to: a pair whose answers are rated one by one is two."""
+    dropped: Sequence[Dropped]
+    duplicates: int
+    """Rows that repeat an earlier one."""
+    repeated_prompts: int
+    """Rows whose prompt an earlier one has too."""
+    contradictions: int
+    """Rows that say the opposite of an earlier one: the same pair the other way round, the other label."""
+    tokens: int
+    trained: int
+    """Of the tokens; 0 where answers are sampled."""
+    lengths: Mapping[str, Lengths]
+    """By what is measured, for example "prompt"."""
+    numbers: Mapping[str, Lengths]
+    """The same of what is no length: margins, scores, steps per answer."""
+    classes: Mapping[str, int]
+    """How many answers, or steps, have which label."""
+    length_bias: LengthBias | None
+    samples: tuple[Sample, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(kw_only=True)
+class Survey:
+    """The counts, while they are counted: some numbers and three fingerprints a record."""
+
+    lengths: dict[str, array[int]] = field(default_factory=dict)
+    numbers: dict[str, array[float]] = field(default_factory=dict)
+    classes: Counter[str] = field(default_factory=Counter)
+    rows: set[int] = field(default_factory=set)
+    tokens: int = 0
+    trained: int = 0
+    duplicates: list[int] = field(default_factory=list)
+    contradictions: list[int] = field(default_factory=list)
+    repeated_prompts: list[int] = field(default_factory=list)
+    contents: set[bytes] = field(default_factory=set)
+    prompts: dict[bytes, int] = field(default_factory=dict)
+
+    def add(self, seen: Seen) -> None:
+        for name, value in seen.lengths.items():
+            self.lengths.setdefault(name, array("q")).append(value)
+        for name, value in seen.numbers.items():
+            self.numbers.setdefault(name, array("d")).append(value)
+        self.classes.update(seen.classes)
+        self.tokens += seen.tokens
+        self.trained += seen.trained
+        content, prompt = _fingerprint(seen.content), _fingerprint(seen.prompt)
+        if content in self.contents:
+            self.duplicates.append(seen.index)
+        if seen.contrary is not None and _fingerprint(seen.contrary) in self.contents:
+            self.contradictions.append(seen.index)
+        if self.prompts.setdefault(prompt, seen.index) != seen.index:
+            self.repeated_prompts.append(seen.index)
+        self.contents.add(content)
+        self.rows.add(seen.index)
+
+    def length_bias(self) -> LengthBias | None:
+        sides = [self.lengths.get(name) for name in ("chosen", "rejected")]
+        return None if sides[0] is None or sides[1] is None else LengthBias.of(sides[0], sides[1])
+
+    def findings(self, kind: Kind, unit: str, places: Callable[[Sequence[int]], str]) -> tuple[Finding, ...]:
+        """What is worth a look; `places` names rows."""
+        return (
+            *_repetitions(self, kind, places),
+            *_length_findings(self.length_bias(), self.lengths, unit),
+            *_margin_findings(self.numbers.get("margin", ())),
+            *(_class_findings(self.classes) if kind == "labels" else ()),
+            *_constant_findings(self.numbers.get("score", ()), "score"),
+        )
+
+
+def kto_weights(desirable: int, undesirable: int) -> dict[str, tuple[float, float]]:
+    """The setting, and from where to where, that brings λ_D n_D / (λ_U n_U) into [1, 4/3] (arXiv:2402.01306).
+
+    Empty where both weights may stay 1.
+
+    >>> kto_weights(100, 200), kto_weights(200, 100), kto_weights(110, 100)
+    ({'desirable_weight': (2.0, 2.6666666666666665)}, {'undesirable_weight': (1.5, 2.0)}, {})
+    """
+    ratio = desirable / undesirable
+    if ratio < 1:
+        return {"desirable_weight": (1 / ratio, 4 / 3 / ratio)}
+    return {"undesirable_weight": (0.75 * ratio, ratio)} if ratio > 4 / 3 else {}
+
+
+def _repetitions(survey: Survey, kind: Kind, places: Callable[[Sequence[int]], str]) -> list[Finding]:
+    found = []
+    if rows := survey.contradictions:
+        what = "the same pair the other way round" if kind == "pairs" else "the same answer with the other label"
+        message = f"{len(rows)} rows contradict an earlier one: {what} ({places(rows)})"
+        found.append(Finding(message=message, fix="Remove one of each two: together they teach nothing."))
+    if rows := survey.duplicates:
+        message = f"{len(rows)} rows repeat an earlier one ({places(rows)})"
+        fix = "Remove them: they count double, and one may be held out while the other is trained on."
+        found.append(Finding(message=message, fix=fix))
+    return found
+
+
+def _length_findings(bias: LengthBias | None, lengths: Mapping[str, Sequence[int]], unit: str) -> list[Finding]:
+    if bias is None:
+        return []
+    mean = sum(lengths["rejected"]) / len(lengths["rejected"])
+    difference, longer = bias.difference, bias.longer_is_chosen
+    if difference.low <= 0 <= difference.high or abs(difference.mean) < NOTABLE * mean:
+        return []
+    which = "longer" if difference.mean > 0 else "shorter"
+    right = longer.mean if which == "longer" else 1 - longer.mean
+    message = (
+        f"chosen answers are {which}, by {abs(difference.mean):.0f} {unit} on average; always taking the {which} one "
+        f"of two would be right in {right:.0%}"
+    )
+    fix = (
+        "A model can learn length instead of quality: compare its accuracy with that share, and watch the length of "
+        "its answers."
+    )
+    return [Finding(message=message, fix=fix)]
+
+
+def _margin_findings(margins: Sequence[float]) -> list[Finding]:
+    found = []
+    if wrong := sum(margin < 0 for margin in margins):
+        message = f"{wrong} pairs have a negative margin: by their own scores the rejected answer is the better one"
+        found.append(Finding(message=message, fix="Swap or remove them."))
+    if equal := sum(margin == 0 for margin in margins):
+        message = f"{equal} pairs have a margin of 0: by their own scores neither answer is better"
+        found.append(Finding(message=message, fix="Remove them: which one was chosen is chance."))
+    return found
+
+
+def _class_findings(classes: Mapping[str, int]) -> list[Finding]:
+    desirable, undesirable = classes.get("true", 0), classes.get("false", 0)
+    if not desirable or not undesirable:
+        only = "desirable" if desirable else "undesirable"
+        fix = "Add answers with the other label; desirable answers alone are imitated by sft."
+        return [Finding(message=f"all answers are {only}: there is nothing to tell them from", fix=fix)]
+    for setting, (low, high) in kto_weights(desirable, undesirable).items():
+        message = f"{desirable} answers are desirable and {undesirable} are not: with equal weights one class dominates"
+        fix = f"Set algorithm.{setting} between {low:.3g} and {high:.3g} (kto), the other weight being 1."
+        return [Finding(message=message, fix=fix)]
+    return []
+
+
+def _constant_findings(values: Sequence[float], what: str) -> list[Finding]:
+    if len(values) < 2 or min(values) < max(values):
+        return []
+    return [Finding(message=f"every {what} is {values[0]:g}: there is nothing to learn", fix="Check the column.")]
+
+
+def _fingerprint(content: object) -> bytes:
+    return blake2b(repr(content).encode(), digest_size=16).digest()
