@@ -306,6 +306,9 @@ class DataConfig(Part):
     """Column of the gold answer, given to rewards as `answer`. null: answer, Answer, solution, ground_truth or gold."""
     max_prompt_length: Count | None = None
     """Tokens. Longer prompts are dropped and counted, never cut. null: no limit of its own."""
+    max_length: Count | None = None
+    """Tokens of a given example, or of each answer of a pair, with its prompt. Longer rows are dropped and counted,
+    never cut. null: the context of the model."""
     max_rows: Count | None = None
     """Use only so many rows."""
     streaming: Literal["auto"] | bool = "auto"
@@ -827,8 +830,8 @@ def load_config(
     """The configuration of a run, from a YAML or TOML file (or a mapping, or a RunConfig) and overrides.
 
     Overrides are `a.b=value` with the value read as YAML, or a mapping with nested or dotted keys. Mappings are merged
-    key by key, lists are replaced as a whole or changed by position (`rewards.0.weight=0.5`). `shared` are settings below
-    those of the source, as the stages of a pipeline have them; `origin` says where a mapping was read.
+    key by key, lists are replaced as a whole or changed by position (`rewards.0.weight=0.5`). `shared` are settings
+    below those of the source, as the stages of a pipeline have them; `origin` says where a mapping was read.
     Raises ConfigError with everything that is wrong at once. Rules that span parts are `check`.
     """
     given, found_in = _read(source)

@@ -118,6 +118,8 @@ LONG_PROMPTS = {"data.system_prompt": "31415 92653 58979 32384 62643 "}
 TALKS = CHAT | {"algorithm": "sft", "data.train": "talks.jsonl", "rewards": []}
 PAIRS = {"data.train": "pairs.jsonl", "rewards": [], "train.learning_rate": 1e-3}
 LABELS = {"data.train": "labels.jsonl", "rewards": [], "train.learning_rate": 1e-2}
+RATED = PAIRS | {"data.train": "ratings.jsonl"}
+IN_STEPS = PAIRS | {"data.train": "steps.jsonl"}
 STAGE = {"data": {"train": "pairs.jsonl"}, "train": {"steps": 1, "learning_rate": 1e-2}, "report": False}
 ROUND = {"algorithm": "dpo", "sampled_pairs": {}, "rewards": [reward("digits")], "train.learning_rate": 1e-3}
 LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
@@ -239,6 +241,7 @@ CASES = [
     Case("data.train_on", "last", "weights", given=TALKS),
     Case("data.answer", "other_answer", "rollouts/reward"),
     Case("data.max_prompt_length", 4, "rollouts/prompt"),
+    Case("data.max_length", 5, "events", given=PAIRS | {"algorithm": "dpo"}),
     Case("data.max_rows", 8, "rollouts/prompt"),
     Case("data.max_dropped", 0.0, refused="DataError: training data: dropped", given={"data.max_prompt_length": 4}),
     Case("rewards", [NUMERIC, {"name": "exact_match"}], "metric names"),
@@ -546,6 +549,15 @@ CASES = [
     Case("reward_model.margin", 1.0, "weights", given=PAIRS),
     Case("reward_model.margin", "data", "weights", given=PAIRS),
     Case("reward_model.center_coef", 1.0, "weights", given=PAIRS),
+    Case("reward_regression.regress", "squared", "weights", given=RATED),
+    Case(
+        "reward_regression.regress",
+        "logistic",
+        refused="DataError: .* of 24 ratings are not between 0 and 1",
+        given=RATED,
+    ),
+    Case("process_reward_model.separator", "7", "weights", given=IN_STEPS),
+    Case("process_reward_model.aggregate", "mean", "evaluation/trained/answer_score", given=IN_STEPS),
 ]
 
 
@@ -614,6 +626,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
         cache_on_hub(folder / "hub" / "models--me--tiny", revision, seed=seed)
     write_prompts(folder / "prompts.jsonl", seed=0)
     write_pairs(folder / "pairs.jsonl")
+    write_judged(folder)
     write_labels(folder / "labels.jsonl")
     write_talks(folder / "talks.jsonl")
     for seed, name in enumerate(("a_reward_model", "other_reward_model")):
@@ -713,6 +726,15 @@ def write_pairs(file: Path) -> None:
         for number, more in enumerate((1, 2, 3, 4) * 8)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_judged(folder: Path) -> None:
+    """Numbers rated by how many digits they have, and digits as steps that are right where they are even."""
+    numbers = [f"{number * number}" for number in range(1, 33)]
+    rated = [{"prompt": "1", "completion": number, "score": len(number)} for number in numbers]
+    steps = [{"prompt": "1", "completions": [*n], "labels": [int(d) % 2 == 0 for d in n]} for n in numbers]
+    for name, rows in (("ratings", rated), ("steps", steps)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def custom_model(folder: Path, code: str = "") -> None:

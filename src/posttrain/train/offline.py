@@ -19,7 +19,7 @@ from posttrain.train.measure import HeldOutLoss
 from posttrain.train.policy import Forward
 from posttrain.train.preferences import PairFeed, Sides
 from posttrain.train.references import References, reference_logprobs, start_forward
-from posttrain.train.source import Source, context_length
+from posttrain.train.source import Source, longest_row
 from posttrain.types import Example
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ def preferences(
     """The better one of two answers is told from the other."""
     train, heldout = rendered(render_pairs, config, rows, loaded)
     sides = Sides(train.pairs)
-    references, notes = beside(config, sides, loaded, forward)
+    references, facts = beside(config, sides, loaded, forward)
     feed = PairFeed(config, train.pairs, pad_id=loaded.pad_id, references=references)
     measure = HeldOutPolicyPairs(config, forward, heldout.pairs if heldout else (), loaded.pad_id)
-    return Source(feed=feed, measure=measure, notes=[*drop_notes(train, heldout), *notes])
+    return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout), facts=facts)
 
 
 def labelled(
@@ -57,16 +57,16 @@ def labelled(
     """Desirable answers are told from undesirable ones."""
     train, heldout = rendered(render_labels, config, rows, loaded)
     answers = Answers(train.rows)
-    references, notes = beside(config, answers, loaded, forward)
+    references, facts = beside(config, answers, loaded, forward)
     mismatched = None
     if "mismatched" in config.algorithm.build().needs:
-        others = MismatchedAnswers(train.rows, seed=config.seed, max_length=context_length(loaded))
+        others = MismatchedAnswers(train.rows, seed=config.seed, max_length=longest_row(config, loaded))
         found, more = beside(config, others, loaded, forward, what="mismatched answers")
         assert found is not None, "what compares with mismatched answers has a reference"
-        mismatched, notes = Beside(others, found), [*notes, *more]
+        mismatched, facts = Beside(others, found), [*facts, *more]
     feed = LabelFeed(config, train.rows, pad_id=loaded.pad_id, references=references, mismatched=mismatched)
     measure = HeldOutLabels(config, forward, heldout.rows if heldout else (), loaded.pad_id)
-    return Source(feed=feed, measure=measure, notes=[*drop_notes(train, heldout), *notes])
+    return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout), facts=facts)
 
 
 def rendered(render: Any, config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Any, Any]:
@@ -77,7 +77,7 @@ def rendered(render: Any, config: RunConfig, rows: Split, loaded: LoadedModel) -
             part,
             renderer,
             eos_ids=loaded.eos_ids,
-            max_length=context_length(loaded),
+            max_length=longest_row(config, loaded),
             max_dropped=config.data.max_dropped,
             what=what,
         )
@@ -97,7 +97,7 @@ def beside(
     found, known = reference_logprobs(config, examples, start_forward(config, loaded, forward), pad_id=loaded.pad_id)
     seconds = time.perf_counter() - started
     how = "read from disk" if known else f"computed in {seconds:.1f} s, and kept on disk"
-    return found, [f"reference log-probabilities of {len(examples)} {what}: {how}"]
+    return found, [f"log-probabilities of {len(examples)} {what} under the reference: {how}"]
 
 
 def drop_notes(train: Rendered, heldout: Rendered | None) -> list[str]:

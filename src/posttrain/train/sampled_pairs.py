@@ -82,7 +82,8 @@ def sampled_preferences(
     return Source(
         feed=PairFeed(config, pairs, pad_id=loaded.pad_id, references=references),
         measure=HeldOutAnswers(config, samplers.evaluation, heldout.prompts, judges.rewards, judges.check),
-        notes=[*prompt_notes(train, heldout), *notes, *more, *about_references],
+        notes=[*prompt_notes(train, heldout), *notes, *more],
+        facts=about_references,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +22,7 @@ from posttrain.train.heldout_scores import Forward, HeldOutPairs, HeldOutRatings
 from posttrain.train.preferences import PairFeed
 from posttrain.train.ratings import RatingFeed, scale_of
 from posttrain.train.row_scores import first
+from posttrain.train.source import longest_row
 from posttrain.train.steps import StepFeed
 from posttrain.types import Pair
 
@@ -58,7 +58,7 @@ class Source:
             render(
                 part,
                 self.renderer,
-                max_length=self.loaded.context_length or sys.maxsize,
+                max_length=longest_row(self.config, self.loaded),
                 max_dropped=self.config.data.max_dropped,
                 what=what,
             )

@@ -95,9 +95,10 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
-    for note in (*loaded.notes, *source.notes, *more_notes):
-        store.event("warning", note)
-        view.event("warning", note)
+    for kind, notes in (("warning", (*loaded.notes, *source.notes, *more_notes)), ("reference", source.facts)):
+        for note in notes:
+            store.event(kind, note)
+            view.event(kind, note)
     weigh, refresh = learning(config, algorithm, loaded, forward)
     return Run(
         resolved=resolved,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from posttrain.config import RunConfig
     from posttrain.models.load import LoadedModel
     from posttrain.train.feed import Feed
     from posttrain.train.measure import Measure
@@ -21,8 +22,16 @@ class Source:
     measure: Measure
     notes: Sequence[str] = ()
     """What the user should know about the data, in sentences."""
+    facts: Sequence[str] = ()
+    """What was done for the run before its first step."""
     probe: Sequence[Sequence[int]] = ()
     """Prompts on which the delivery of weights is proved; none where the run samples nothing."""
+
+
+def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
+    """Most tokens of a given prompt and answer together."""
+    context = context_length(loaded)
+    return min(context, config.data.max_length or context)
 
 
 def context_length(loaded: LoadedModel) -> int:
