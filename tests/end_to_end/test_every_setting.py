@@ -241,7 +241,7 @@ CASES = [
     Case("data.train_on", "last", "weights", given=TALKS),
     Case("data.answer", "other_answer", "rollouts/reward"),
     Case("data.max_prompt_length", 4, "rollouts/prompt"),
-    Case("data.max_length", 5, "events", given=PAIRS | {"algorithm": "dpo"}),
+    Case("data.max_length", 7, "metrics/loss", given=PAIRS | {"algorithm": "dpo"}),
     Case("data.max_rows", 8, "rollouts/prompt"),
     Case("data.max_dropped", 0.0, refused="DataError: training data: dropped", given={"data.max_prompt_length": 4}),
     Case("rewards", [NUMERIC, {"name": "exact_match"}], "metric names"),
