@@ -243,6 +243,7 @@ CASES = [
     Case("data.max_prompt_length", 4, "rollouts/prompt"),
     Case("data.max_length", 7, "metrics/loss", given=PAIRS | {"algorithm": "dpo"}),
     Case("data.max_rows", 8, "rollouts/prompt"),
+    Case("data.streaming", True, "events", given=PAIRS | {"algorithm": "dpo"}, keeps="weights"),
     Case("data.max_dropped", 0.0, refused="DataError: training data: dropped", given={"data.max_prompt_length": 4}),
     Case("rewards", [NUMERIC, {"name": "exact_match"}], "metric names"),
     Case("rewards.N.name", "exact_match", "rollouts/reward", given={"rewards": [{"name": "numeric"}]}),

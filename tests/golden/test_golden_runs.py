@@ -126,10 +126,19 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def answers_to(word: str) -> dict[str, str | bool]:
-    """Its letters in order, as an answer to imitate, to prefer to the order backwards, or to label as one likes."""
+def answers_to(word: str) -> dict[str, Any]:
+    """Its letters in order, as an answer to imitate, to prefer to the order backwards, to label as one likes, or to
+    rate; and the letters one by one, each right where it comes after the one before."""
     ordered = "".join(sorted(word))
-    return {"completion": ordered, "chosen": ordered, "rejected": ordered[::-1], "label": len(word) % 2 == 0}
+    return {
+        "completion": ordered,
+        "chosen": ordered,
+        "rejected": ordered[::-1],
+        "label": len(word) % 2 == 0,
+        "score": string.ascii_lowercase.index(ordered[0]) / 5,
+        "completions": list(word),
+        "labels": [before <= letter for before, letter in zip("a" + word, word, strict=False)],
+    }
 
 
 def recipe(folder: Path, algorithm: str) -> dict[str, Any]:

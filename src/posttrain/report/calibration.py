@@ -56,9 +56,10 @@ def calibration_sentences(measured: Mapping[str, Any]) -> list[str]:
         shown, ranks = show_span("score", pearson), show_span("score", spearman)
         sentences.append(f"Predicted and given ratings correlate with {shown}, their ranks with {ranks}.")
     if auc is not None and "steps" in measured:
-        sentences.append(
-            f"A right step scores above a wrong one with probability {show_span('auc', auc)}; 0.5 is chance."
-        )
+        text = f"A right step scores above a wrong one with probability {show_span('auc', auc)}; 0.5 is chance."
+        whole = span(measured.get("answer_auc"))
+        text += f" Whole answers without a wrong step, above the others: {show_span('auc', whole)}." if whole else ""
+        sentences.append(text)
     calibration, brier = mapping(measured.get("calibration")), span(measured.get("brier"))
     error, chance = span(calibration.get("error")), number(calibration.get("error_by_chance"))
     if error is None or chance is None:

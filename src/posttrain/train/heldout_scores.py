@@ -4,6 +4,7 @@
     ratings   rmse, pearson, spearman of score and rating, in the units of the data
     steps     accuracy   share of an answer's labelled steps on the right side of 1/2, mean over the answers
               auc        probability that a right step scores above a wrong one
+              answer_auc the same of whole answers: of those without a wrong step above the others
 
 Calibration is that of sigmoid(|r_w - r_l|) as the probability that the order is right, of the score of a step as the
 probability that it is right, and of a rating that is predicted: what the found ones are on average, by tenths.
@@ -214,6 +215,8 @@ class HeldOutSteps:
             "steps": len(self.labels),
             "accuracy": mean_interval(self._right(scores), confidence, bounds=SHARES)._asdict(),
             "auc": _finite(auc_interval(*self._by_label(scores), confidence)),
+            "answer_auc": _finite(auc_interval(*self._by_answer(scores), confidence)),
+            "answer_score": mean_interval(self.answers(scores), confidence, bounds=SHARES)._asdict(),
         } | probability_record(probabilities, self.labels, confidence, edges=ZERO_TO_ONE, clusters=self.owners)
 
     def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
@@ -222,6 +225,7 @@ class HeldOutSteps:
         return {"accuracy": accuracy._asdict(), "auc": _finite(auc)}
 
     def answers(self, scores: Scores) -> list[float]:
+        """The aggregate of the probabilities of its steps."""
         return [float(self.aggregate(torch.tensor(row))) for row in scores["steps"]]
 
     def _right(self, scores: Scores) -> list[float]:
@@ -233,6 +237,10 @@ class HeldOutSteps:
     def _by_label(self, scores: Scores) -> tuple[list[float], list[float]]:
         both = list(zip((p for row in scores["steps"] for p in row), self.labels, strict=True))
         return [p for p, y in both if y > 0.5], [p for p, y in both if y <= 0.5]
+
+    def _by_answer(self, scores: Scores) -> tuple[list[float], list[float]]:
+        both = [(found, min(row.labels) > 0.5) for found, row in zip(self.answers(scores), self.rows, strict=True)]
+        return [found for found, right in both if right], [found for found, right in both if not right]
 
 
 @torch.no_grad()
