@@ -94,10 +94,9 @@ def _quantiles(title: str, found: Mapping[str, Lengths]) -> Iterator[str]:
 def _length_bias(use: Use, unit: str) -> Iterator[str]:
     assert use.length_bias is not None
     difference, longer = use.length_bias.difference, use.length_bias.longer_is_chosen
-    yield (
-        f"  chosen − rejected: {difference.mean:+.1f} {unit} on average ({difference.low:+.1f} to "
-        f"{difference.high:+.1f}); the longer one is chosen in {longer.mean:.0%} ({longer.low:.0%} to {longer.high:.0%})"
-    )
+    by = f"{difference.mean:+.1f} {unit} on average ({difference.low:+.1f} to {difference.high:+.1f})"
+    share = f"{longer.mean:.0%} ({longer.low:.0%} to {longer.high:.0%})"
+    yield f"  chosen − rejected: {by}; the longer one is chosen in {share}"
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:

@@ -137,7 +137,8 @@ def collect(
 def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:
     """What the user should know before a long silence; `parts` are rows under what they are."""
     return [
-        f"{what}: {len(rows):,} rows are streamed; what they are tokenised to is kept in {cache_folder('data')}"
+        f"{what}: {len(rows):,} rows are streamed; examples, pairs and labelled answers, once tokenised, are kept in "
+        f"{cache_folder('data')}"
         for what, rows in parts.items()
         if isinstance(rows, StreamedRows)
     ]
