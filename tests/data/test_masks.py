@@ -164,6 +164,11 @@ def test_a_template_that_leaves_calls_out_does_not_teach_empty_answers(tokenizer
     talk = [TWO[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
     found = render(rows_of({"messages": TWO}, {"messages": talk}), under(templates.APPENDS, tokenizer))
     assert found.dropped[0].reason == "the chat template leaves out tool calls"
+    earlier = [*talk, {"role": "tool", "content": "2"}, TWO[3]]
+    found = render(
+        rows_of({"messages": TWO}, {"messages": earlier}), under(templates.APPENDS, tokenizer, train_on="last")
+    )
+    assert found.dropped[0].reason == "the chat template leaves out tool calls"
 
 
 # --- properties ------------------------------------------------------------------------------------------------------

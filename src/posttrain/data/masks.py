@@ -87,6 +87,7 @@ def assistant_segments(
     trained = trained[-1:] if renderer.train_on == "last" else trained
     if not trained:
         raise Unusable("nothing to train on")
+    _require_calls(messages, renderer)
     talk = Conversation(messages=messages, trained=trained, renderer=renderer, eos_ids=eos_ids, tools=tools)
     segments, _ = find_answers(talk, origin)
     return closed(segments, renderer, eos_ids)
@@ -138,7 +139,6 @@ def by_prefix(talk: Conversation) -> list[Segment]:
             raise NotFound("the chat template rewrites earlier turns when a turn is added")
         end = talk.end_of_turn(after, len(before), len(after))
         turns.append(Turn(len(before), len(after) if end is None else end))
-        _require_calls(talk.messages[place], after[len(before) :])
         text = after
     return _cut(text, turns, talk.renderer)
 
@@ -184,7 +184,6 @@ def by_marks(talk: Conversation) -> list[Segment]:
             raise NotFound("nothing ends the turn behind a tool call")
         is_last = place == len(talk.messages) - 1
         turns.append(Turn(start, end if end is not None else len(marks.text) if is_last else high))
-        _require_calls(talk.messages[place], marks.text[start : turns[-1].end])
     return _cut(marks.text, turns, talk.renderer)
 
 
@@ -283,11 +282,12 @@ def _cut(text: str, turns: Sequence[Turn], renderer: Renderer) -> list[Segment]:
     return [*segments, Segment(ids=renderer.ids(text[done:], is_chat=True), trained=False)]
 
 
-def _require_calls(message: Mapping[str, Any], written: str) -> None:
+def _require_calls(messages: Sequence[Mapping[str, Any]], renderer: Renderer) -> None:
     """A template that knows no tools writes an empty answer where there is a call: nobody wants to learn that."""
-    for call in message.get("tool_calls") or ():
-        if call["function"]["name"] not in written:
-            raise Unusable("the chat template leaves out tool calls")
+    names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
+    written = renderer.render(messages, add_generation_prompt=False) if names else ""
+    if not all(name in written for name in names):
+        raise Unusable("the chat template leaves out tool calls")
 
 
 def _template_text(renderer: Renderer) -> str:
