@@ -31,6 +31,8 @@ from posttrain.report.text import cut, visible
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24
+_SHOWN = 600
+"""Characters of a stretch of a row."""
 _RECENT = 20
 """Steps whose median time gives the estimate of the time left."""
 _LOUD = ("warning", "guard")
@@ -121,6 +123,15 @@ class TerminalView:
             self._stop_live()
         else:
             self._say(f"{kind}: {message}", style="yellow" if kind in _LOUD else "", loud=kind in _LOUD)
+
+    @_never_stops_a_run
+    def rows(self, shown: Sequence[tuple[str, Sequence[tuple[str, bool]]]]) -> None:
+        """Rows of the data as the model reads them: a name, and stretches of text that are trained or not."""
+        for name, parts in shown:
+            text = Text.assemble((f"{name}: ", "dim"), *map(_stretch, parts))
+            self._say(text.plain, rendered=text)
+        if any(trained for _, parts in shown for _, trained in parts):
+            self._say("⟦…⟧ is trained; samples.txt has these rows")
 
     @_never_stops_a_run
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -236,12 +247,12 @@ class TerminalView:
 
     # --- where it is shown -----------------------------------------------------------------------------------------
 
-    def _say(self, text: str, *, style: str = "", loud: bool = False) -> None:
-        """A line that stays."""
+    def _say(self, text: str, *, style: str = "", loud: bool = False, rendered: Text | None = None) -> None:
+        """A line that stays; `rendered` is the same with colours, for a terminal."""
         if self.quiet and not loud:
             return
         if self._live is not None:
-            self._live.console.print(Text(visible(text), style=style))
+            self._live.console.print(rendered or Text(visible(text), style=style))
         else:
             self.stream.write(visible(text) + "\n")
             self.stream.flush()
@@ -268,6 +279,13 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     means = [statistics.fmean(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means), max(means)
     return "".join(_SPARKS[round((value - low) / (high - low or 1) * (len(_SPARKS) - 1))] for value in means)
+
+
+def _stretch(part: tuple[str, bool]) -> tuple[str, str]:
+    """With its marks, so that it can be copied; long texts by their beginning and their end."""
+    text, trained = visible(part[0]), part[1]
+    text = text if len(text) <= _SHOWN else f"{text[: 3 * _SHOWN // 4]} […] {text[-_SHOWN // 4 :]}"
+    return (f"⟦{text}⟧", "green") if trained else (text, "")
 
 
 def _samples_table(step: int, rows: Sequence[Mapping[str, Any]]) -> Table:

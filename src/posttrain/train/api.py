@@ -19,6 +19,7 @@ from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.first_rows import show_first_rows
 from posttrain.train.heldout_scores import in_words
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
@@ -49,7 +50,12 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     view = view or TerminalView(quiet=True)
     with recording(store, view), within_memory(), ExitStack() as resources:
-        store.event("start", f"{resolved.config.algorithm.name} on {resolved.config.model.path}", step=0)
+        store.event(
+            "start",
+            f"{resolved.config.algorithm.name} on {resolved.config.model.path}",
+            step=0,
+            compares_groups=resolved.config.algorithm.build().group_size_needed > 1,
+        )
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
         run = set_up(resolved, store, view, resources)
@@ -159,6 +165,9 @@ def with_steps(config: str, steps: int) -> str:
 def carry_out(run: Run) -> Run:
     """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
     config = run.config
+    run.view.compares_groups = run.algorithm.group_size_needed > 1
+    if run.step == 0:
+        show_first_rows(run)
     with finishing_steps(run) as interrupted:
         if "baseline" not in run.evaluation:
             run.measure_model("baseline")

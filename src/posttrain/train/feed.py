@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -74,6 +74,10 @@ class Feed(Protocol):
 
     def describe(self) -> str: ...
 
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        """What it draws from, in the order of the data, each row by what it is: an answer, a prompt, a chosen one."""
+        ...
+
 
 class SampledFeed:
     """prompts -> sampler -> rewards -> queue -> experience.
@@ -137,6 +141,10 @@ class SampledFeed:
 
     def describe(self) -> str:
         return f"{len(self.prompts)} prompts"
+
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        for p in self.prompts:
+            yield "prompt", Example(index=p.index, input_ids=p.ids, completion_mask=(False,) * len(p.ids))
 
     def produce(self, step: int) -> Rollout:
         """Sample and score what the step needs, with one policy version."""
@@ -226,6 +234,9 @@ class DatasetFeed:
 
     def describe(self) -> str:
         return f"{len(self.examples)} examples"
+
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        return (("answer", self.examples[place]) for place in range(len(self.examples)))
 
 
 def sampling_seed(seed: int, step: int, turn: int, number: int = 0) -> int:

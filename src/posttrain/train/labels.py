@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -116,6 +116,10 @@ class LabelFeed:
 
     def metrics(self, fed: Fed) -> dict[str, float]:
         return {}
+
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        rows = (self.rows[place] for place in range(len(self.rows)))
+        return (("desirable" if row.label else "undesirable", row.example) for row in rows)
 
     def describe(self) -> str:
         desirable = sum(self.rows[place].label for place in range(len(self.rows)))

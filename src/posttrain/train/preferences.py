@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,11 @@ class PairFeed:
 
     def describe(self) -> str:
         return f"{len(self.pairs)} pairs"
+
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        for place in range(len(self.pairs)):
+            pair = self.pairs[place]
+            yield from (("chosen", pair.chosen), ("rejected", pair.rejected))
 
 
 class Sides(Sequence[Example]):

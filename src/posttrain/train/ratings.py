@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from posttrain.data.order import rows_for_step
 from posttrain.errors import DataError
 from posttrain.train.feed import Fed
 from posttrain.train.guards import Guards, name_examples
-from posttrain.types import Batch, RatedExample
+from posttrain.types import Batch, Example, RatedExample
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -66,6 +66,10 @@ class RatingFeed:
 
     def metrics(self, fed: Fed) -> dict[str, float]:
         return {}
+
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        rows = (self.rows[place] for place in range(len(self.rows)))
+        return (("rated answer", row.example) for row in rows)
 
     def describe(self) -> str:
         return f"{len(self.rows)} rated answers"

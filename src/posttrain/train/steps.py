@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,7 @@ from posttrain.data.collate import collate_examples, pad_rows
 from posttrain.data.order import rows_for_step
 from posttrain.train.feed import Fed
 from posttrain.train.guards import Guards, name_examples
-from posttrain.types import Batch, StepExample
+from posttrain.types import Batch, Example, StepExample
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -36,6 +36,10 @@ class StepFeed:
 
     def metrics(self, fed: Fed) -> dict[str, float]:
         return {}
+
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        rows = (self.rows[place] for place in range(len(self.rows)))
+        return (("judged steps", row.example) for row in rows)
 
     def describe(self) -> str:
         return f"{len(self.rows)} answers with {sum(len(row.labels) for row in self.rows)} labelled steps"

@@ -131,6 +131,10 @@ class RunStore:
         at = {} if step is None else {"step": step}
         self._append("events.jsonl", {"time": _now(), **at, "kind": kind, "message": message, **details})
 
+    def samples(self, text: str) -> Path:
+        """samples.txt."""
+        return self._replace("samples.txt", text.encode())
+
     def rollouts(self, step: int, table: pa.Table) -> Path:
         """`rollouts/step-NNNNNN.parquet`: there as a whole, or not at all."""
         buffer = io.BytesIO()

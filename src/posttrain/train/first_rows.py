@@ -1,0 +1,73 @@
+"""What a run is about to learn from, as the model reads it: shown before the first step, and kept as `samples.txt`.
+
+Also looked at: whether answers end with an EOS that is trained. A model that is never shown where an answer ends does
+not end its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from posttrain.data.marked import Parts, marked, stretches
+from posttrain.types import Example
+
+if TYPE_CHECKING:
+    from posttrain.train.run import Run
+
+LOOKED_THROUGH = 2000
+"""Answers that are searched for an EOS, and for the first of each kind."""
+NOT_IMITATED = ("rejected", "undesirable", "prompt")
+"""Rows that the model is not meant to produce, or that have no answer yet."""
+NamedRow = tuple[str, Example]
+
+
+def show_first_rows(run: Run) -> None:
+    """One row of each kind on the terminal and on file; warnings about EOS."""
+    rows = list(islice(run.feed.named_rows(), LOOKED_THROUGH))
+    decode = partial(run.loaded.tokenizer.decode, skip_special_tokens=False)
+    shown = [(name, stretches(example, decode)) for name, example in first_of_each(rows)]
+    if not shown:
+        return
+    run.store.samples(as_text(shown))
+    run.view.rows(shown)
+    if "scores" not in run.algorithm.needs:
+        for note in eos_notes(rows, run.loaded.eos_ids):
+            run.warn("eos", note)
+
+
+def first_of_each(rows: Iterable[NamedRow]) -> list[NamedRow]:
+    found: dict[str, Example] = {}
+    for name, example in rows:
+        found.setdefault(name, example)
+    return list(found.items())
+
+
+def as_text(shown: Iterable[tuple[str, Parts]]) -> str:
+    """`samples.txt`."""
+    lines = [f"--- {name}\n{marked(parts)}\n" for name, parts in shown]
+    return "\n".join([*lines, "⟦…⟧ is what is trained.\n"])
+
+
+def eos_notes(rows: Iterable[NamedRow], eos_ids: Collection[int]) -> list[str]:
+    """What is missing at the end of answers, in a sentence."""
+    answers = [example for name, example in rows if name not in NOT_IMITATED and any(example.completion_mask)]
+    without = sum(not trains_eos(example, eos_ids) for example in answers)
+    if not without:
+        return []
+    fix = "check the chat template and the tokenizer's EOS with `posttrain data check`"
+    if without == len(answers):
+        return [
+            f"no answer of the training data has a trained EOS ({len(answers)} looked at): the model does not learn to "
+            f"stop, and its answers will run on to sampling.max_completion_length; {fix}"
+        ]
+    return [
+        f"{without} of {len(answers)} answers of the training data have no trained EOS, which teaches to run on; {fix}"
+    ]
+
+
+def trains_eos(example: Example, eos_ids: Collection[int]) -> bool:
+    pairs = zip(example.input_ids, example.completion_mask, strict=True)
+    return any(trained and token in eos_ids for token, trained in pairs)
