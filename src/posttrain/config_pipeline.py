@@ -81,9 +81,16 @@ class Stage:
         return self.resolved.config
 
     @property
+    def makes(self) -> Literal["text", "scores", "steps"]:
+        """What the model that it trains gives: text, a score of a whole answer, or one of each of its steps."""
+        algorithm = self.config.algorithm.build()
+        if "scores" not in algorithm.needs:
+            return "text"
+        return "steps" if algorithm.data_kind == "steps" else "scores"
+
+    @property
     def trains_policy(self) -> bool:
-        """Whether it trains a model that writes; otherwise one that scores."""
-        return "scores" not in self.config.algorithm.build().needs
+        return self.makes == "text"
 
     def with_models(self, paths: Mapping[str, str]) -> Resolved:
         """Its settings with the models of earlier stages in their places; `paths` has one for each name in `uses`."""

@@ -183,9 +183,9 @@ def test_what_else_must_be_the_same(done, change, message):
     if "values" in change:
         change = {"values": tuple((0.5,) * len(row) for row in promised.values)}
     checkpoint = done.stages[0].model_path.parent
-    assert receive(checkpoint, promised, model, writes=True, who="b")["largest_difference"] == 0
+    assert receive(checkpoint, promised, model, makes="text", who="b")["largest_difference"] == 0
     with pytest.raises(HandOverError, match=message):
-        receive(checkpoint, replace(promised, **change), model, writes=True, who="stage b does not get it")
+        receive(checkpoint, replace(promised, **change), model, makes="text", who="stage b does not get it")
 
 
 def test_adapters_are_handed_over_merged(folder):
@@ -193,7 +193,7 @@ def test_adapters_are_handed_over_merged(folder):
     proof = trained.stages[1].received["model.path"]
     assert proof["largest_difference"] < 1e-4
     plain = load_model(ModelConfig(path=str(trained.stages[0].model_path), device="cpu"))
-    assert describe(plain, 3, writes=True).weights == HandOver.read(trained.folder / "handover/01-sft.json").weights
+    assert describe(plain, 3, makes="text").weights == HandOver.read(trained.folder / "handover/01-sft.json").weights
 
 
 # --- what is looked at first, and what is judged ---------------------------------------------------------------------

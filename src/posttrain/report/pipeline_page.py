@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.report.spans import show_span
 from posttrain.report.store import mapping, read_run
 from posttrain.report.text import escaped
-from posttrain.report.verdict import show_span, verdict
+from posttrain.report.verdict import verdict
 
 _HEAD = ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
 _TONES = {1: "better", 0: "no change is shown", -1: "worse"}

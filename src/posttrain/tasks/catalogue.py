@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from posttrain.errors import DataError
 from posttrain.tasks.base import Problem, RowSource, Task, TinyRecipe
-from posttrain.tasks.examples import ExampleTask
+from posttrain.tasks.examples import ExampleTask, JudgementTask
 from posttrain.tasks.preferences import LabelTask, PreferenceTask
 from posttrain.tasks.taste import TasteTask
 
@@ -126,7 +126,7 @@ TASKS: dict[str, Task] = {
 def find_task(name: str) -> RowSource:
     """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`; preferences:
     `pairs/sort`, `labels/sort`, and `pairs/taste`, `labels/taste`, in which only the preferences tell what is good;
-    demonstrations: `examples/sort`, `examples/taste`.
+    demonstrations: `examples/sort`, `examples/taste`, and of judging, `judgements/sort`.
 
     Raises `DataError` for a name or a difficulty that there is not.
 
@@ -143,6 +143,8 @@ def find_task(name: str) -> RowSource:
         return PreferenceTask(task=find_builtin(name.removeprefix("pairs/")))
     if name.startswith("labels/"):
         return LabelTask(task=find_builtin(name.removeprefix("labels/")))
+    if name.startswith("judgements/"):
+        return JudgementTask(task=PreferenceTask(task=find_builtin(name.removeprefix("judgements/"))))
     if name.startswith("examples/"):
         stem = name.removeprefix("examples/")
         return ExampleTask(task=TasteTask(labelled=False) if stem == "taste" else find_builtin(stem))

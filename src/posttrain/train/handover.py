@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,11 +26,21 @@ from posttrain.errors import HandOverError
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.reward_head import load_reward_model, row_scores
 from posttrain.models.save import merged_weights
+from posttrain.models.step_head import load_step_model, step_scores
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.modes import evaluating
 from posttrain.rollout.publish import tolerance_for
 from posttrain.train.checkpoint import Checkpoint, verify, write_durably
 from posttrain.types import Prompt
+
+Makes = Literal["text", "scores", "steps"]
+"""What a model gives: text, a score of a whole answer, or one of each of its steps."""
+
+_LOAD: Mapping[Makes, Callable[[ModelConfig], LoadedModel]] = {
+    "text": load_model,
+    "scores": partial(load_reward_model, trained=True),
+    "steps": partial(load_step_model, trained=True),
+}
 
 PROBE_ROWS, PROBE_TOKENS, PROBE_ANSWER = 4, 8, 16
 
@@ -66,14 +77,14 @@ class HandOver:
         return HandOver(**{**saved, "eos_ids": tuple(saved["eos_ids"])})
 
 
-def describe(loaded: LoadedModel, step: int, *, writes: bool) -> HandOver:
-    """What this model is and does; `writes` tells a language model from one that scores."""
+def describe(loaded: LoadedModel, step: int, *, makes: Makes) -> HandOver:
+    """What this model is and does."""
     rows = probe(loaded)
     answers: tuple[tuple[int, ...], ...] = ()
-    if writes:
+    if makes == "text":
         answers, values = _greedy(loaded, rows)
     else:
-        values = _scores(loaded, rows)
+        values = _scores(loaded, rows, makes)
     return HandOver(
         step=step,
         weights={name: _hash(tensor) for name, tensor in merged_weights(loaded.model).items()},
@@ -84,31 +95,31 @@ def describe(loaded: LoadedModel, step: int, *, writes: bool) -> HandOver:
     )
 
 
-def describe_saved(checkpoint: Path, model: ModelConfig, *, writes: bool, who: str) -> HandOver:
+def describe_saved(checkpoint: Path, model: ModelConfig, *, makes: Makes, who: str) -> HandOver:
     """The same of a checkpoint: of a stage that was killed after its end, before what it hands over was described."""
     found = _intact(checkpoint, who)
-    return describe(_load(found, model, writes=writes), found.step, writes=writes)
+    return describe(_load(found, model, makes=makes), found.step, makes=makes)
 
 
-def receive(checkpoint: Path, promised: HandOver, model: ModelConfig, *, writes: bool, who: str) -> dict[str, Any]:
+def receive(checkpoint: Path, promised: HandOver, model: ModelConfig, *, makes: Makes, who: str) -> dict[str, Any]:
     """Load the model of `checkpoint` and prove that it is the promised one; returns the proof in numbers.
 
     `who` begins the error: "stage dpo does not get the model that stage sft has trained". Raises HandOverError.
     """
-    loaded = _load(found := _intact(checkpoint, who), model, writes=writes)
-    given = describe(loaded, found.step, writes=writes)
+    loaded = _load(found := _intact(checkpoint, who), model, makes=makes)
+    given = describe(loaded, found.step, makes=makes)
     if fault := _difference(promised, given):
         raise _broken(who, fault, checkpoint)
-    change, allowed = _worst(promised.values, _values_of(loaded, promised)), tolerance_for(loaded.compute_dtype)
+    change, allowed = _worst(promised.values, _values_of(loaded, promised, makes)), tolerance_for(loaded.compute_dtype)
     if not change <= allowed:
-        what = "log-probabilities of fixed answers" if writes else "scores of fixed rows"
+        what = "log-probabilities of fixed answers" if makes == "text" else "scores of fixed rows"
         raise _broken(who, f"the {what} differ by {change:.3g}, more than {allowed:g}", checkpoint)
     same = sum(before == after for before, after in zip(promised.answers, given.answers, strict=True))
     return {
         "sha256": promised.digest,
         "weights_compared": len(promised.weights),
         "largest_difference": change,
-        **({"same_greedy_answers": f"{same} of {len(promised.answers)}"} if writes else {}),
+        **({"same_greedy_answers": f"{same} of {len(promised.answers)}"} if makes == "text" else {}),
     }
 
 
@@ -119,11 +130,11 @@ def _intact(checkpoint: Path, who: str) -> Checkpoint:
     raise _broken(who, "; ".join(map(str, found)), checkpoint)
 
 
-def _load(found: Checkpoint, model: ModelConfig, *, writes: bool) -> LoadedModel:
+def _load(found: Checkpoint, model: ModelConfig, *, makes: Makes) -> LoadedModel:
     """As the next stage will load it, with the chat template that was saved."""
     as_saved = {"path": str(found.model), "gguf_file": None, "revision": None, "chat_template": None}
     place = model.model_copy(update=as_saved)
-    loaded = load_model(place) if writes else load_reward_model(place, trained=True)
+    loaded = _LOAD[makes](place)
     loaded.model.eval()
     return loaded
 
@@ -150,16 +161,18 @@ def _logprobs(loaded: LoadedModel, rows: list[tuple[int, ...]], answers: tuple[t
 
 
 @torch.no_grad()
-def _scores(loaded: LoadedModel, rows: list[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
-    tokens, _ = collate([(row, ()) for row in rows], loaded.pad_id)
+def _scores(loaded: LoadedModel, rows: list[tuple[int, ...]], makes: Makes) -> tuple[tuple[float, ...], ...]:
+    tokens, last_BT = collate([(row[:-1], row[-1:]) for row in rows], loaded.pad_id)
     with evaluating(loaded.model), loaded.autocast():
+        if makes == "steps":
+            return tuple((float(score),) for score in step_scores(loaded.model, tokens, last_BT)[last_BT].float())
         return tuple((float(score),) for score in row_scores(loaded.model, tokens).float())
 
 
-def _values_of(loaded: LoadedModel, promised: HandOver) -> Any:
+def _values_of(loaded: LoadedModel, promised: HandOver, makes: Makes) -> Any:
     """The promised values, of this model: for the promised answers, should a tie have been broken otherwise."""
     rows = probe(loaded)
-    return _logprobs(loaded, rows, promised.answers) if promised.answers else _scores(loaded, rows)
+    return _logprobs(loaded, rows, promised.answers) if makes == "text" else _scores(loaded, rows, makes)
 
 
 def _sampler(loaded: LoadedModel) -> LocalSampler:

@@ -26,9 +26,10 @@ from posttrain.config import Resolved
 from posttrain.config_pipeline import PipelineConfig, Stage, holds_stages, notes, read_pipeline, to_yaml
 from posttrain.errors import ConfigError, GuardStop, PosttrainError
 from posttrain.report.pipeline_page import write_pipeline_report
+from posttrain.report.spans import show_span
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
-from posttrain.report.verdict import show_span, verdict
+from posttrain.report.verdict import verdict
 from posttrain.train import api
 from posttrain.train.handover import HandOver, describe, describe_saved, receive
 from posttrain.train.pipeline_store import SETTINGS, PipelineStore
@@ -154,7 +155,7 @@ def look_ahead(config: PipelineConfig, folder: Path) -> None:
 
 def _without_stages(stage: Stage) -> Any:
     """Its settings without what scores by a model that is not trained yet."""
-    waiting = {setting.rpartition(".model")[0] for setting in stage.uses}
+    waiting = {".".join(setting.split(".")[:2]) for setting in stage.uses}
     entries = {
         section: [e for place, e in enumerate(getattr(stage.config, section)) if f"{section}.{place}" not in waiting]
         for section in ("rewards", "check")
@@ -196,7 +197,7 @@ def _finished(stage: Stage, config: PipelineConfig, store: PipelineStore) -> Sta
     record = store.handover(stage)
     if not record.exists():
         who = f"stage {stage.name} has lost what it trained"
-        describe_saved(checkpoint, stage.config.model, writes=stage.trains_policy, who=who).write(record)
+        describe_saved(checkpoint, stage.config.model, makes=stage.makes, who=who).write(record)
     received = store.update(stage, status="finished", model=_inside(store, checkpoint / "model")).get("received", {})
     return _result(stage, folder, checkpoint, run.evaluation, received)
 
@@ -213,7 +214,7 @@ def _train_stage(
     own = TerminalView(view.stream, quiet=view.quiet, show_samples=view.show_samples)
     with _named(stage):
         run = api.resume(folder, view=own) if holds_run(folder) else api.train_resolved(resolved, view=own)
-    describe(run.loaded, run.step, writes=stage.trains_policy).write(store.handover(stage))
+    describe(run.loaded, run.step, makes=stage.makes).write(store.handover(stage))
     evaluation = run.evaluation
     del run
     gc.collect()  # the model and its optimizer, before the next ones are loaded
@@ -232,7 +233,7 @@ def _receive(
             checkpoint = done[giver.name].model_path.parent
             promised = HandOver.read(store.handover(giver))
             who = f"stage {stage.name} does not get the model that stage {giver.name} has trained"
-            proof = receive(checkpoint, promised, stage.config.model, writes=giver.trains_policy, who=who)
+            proof = receive(checkpoint, promised, stage.config.model, makes=giver.makes, who=who)
             proofs[giver.name] = {"stage": giver.name, "checkpoint": _inside(store, checkpoint), **proof}
             shown = f"{proof['weights_compared']} weights equal, largest difference {proof['largest_difference']:.2g}"
             view.event("hand-over", f"the model of stage {giver.name}: {shown}")
