@@ -34,6 +34,8 @@ DATA: dict[DataKind, str] = {
     "examples": "prompts with the completions to imitate; nothing is sampled",
     "pairs": "prompts with a chosen and a rejected answer; nothing is sampled",
     "labels": "prompts with one answer each, labelled desirable or undesirable; nothing is sampled",
+    "ratings": "prompts with one answer each, rated by a number; nothing is sampled",
+    "steps": "prompts with one answer each in steps, each labelled right or wrong; nothing is sampled",
 }
 OTHER_MODELS: dict[Need, str] = {
     "values": "critic, trained (its own model; a second adapter on the policy's base; or a head on the policy)",

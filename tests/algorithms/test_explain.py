@@ -191,11 +191,15 @@ def logged(algorithm: Algorithm) -> set[str]:
         batch = Batch.from_pairs(torch.ones(4, 3), logprobs_BT if "reference" in algorithm.needs else None)
     elif algorithm.data_kind == "labels":
         batch = Batch.from_labels(torch.ones(4, 3), torch.tensor([1, 0, 1, 0]), logprobs_BT, torch.zeros(4))
+    elif algorithm.data_kind == "ratings":
+        batch = Batch.from_ratings(torch.ones(4, 3), ones_BT[:, 0])
+    elif algorithm.data_kind == "steps":
+        batch = Batch.from_steps(torch.ones(4, 3), ones_BT)
     else:
         batch = Batch(completion_mask_BT=torch.ones(4, 3, dtype=torch.bool), groups_B=torch.arange(4))
     batch = algorithm.prepare(batch)
     rows = slice(batch.num_rows)  # of a group that gives one pair, fewer than were sampled
-    outputs = Outputs(logprobs_BT[rows], ones_BT[rows], ones_BT[rows], ones_BT[rows, 0])
+    outputs = Outputs(logprobs_BT[rows], ones_BT[rows], ones_BT[rows], ones_BT[rows, 0], ones_BT[rows])
     return whole_step | set(algorithm.loss(outputs, batch, count_totals(batch))[1])
 
 
