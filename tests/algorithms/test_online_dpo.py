@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,12 @@ from torch import Tensor
 
 from posttrain.algorithms import DPO, IPO, Algorithm, Hinge, OnlineDPO
 from posttrain.errors import ConfigError
-from posttrain.types import Batch, Experience, Tokens, count_totals
+from posttrain.rewards.scores import Scores
+from posttrain.train.rollouts import Judged, pair_roles
+from posttrain.types import Batch, Completion, Experience, Prompt, Tokens, count_totals
 
 
-def experience(rewards_PG: list[list[float]], **given: Tensor) -> Experience:
+def experience(rewards_PG: list[list[float]], **given: Any) -> Experience:
     """Completions of two tokens each, with these rewards."""
     rows = len(rewards_PG) * len(rewards_PG[0])
     mask_BT = torch.tensor([[False, True, True]]).expand(rows, -1)
@@ -76,7 +79,7 @@ def test_equal_answers_are_a_tie_whatever_their_scores():
     """A judge that contradicts itself about the same words teaches nothing."""
     ids_BT = torch.tensor([[1, 7, 8], [1, 7, 8], [1, 7, 8], [1, 7, 9]])
     tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor([3, 3, 3, 3]))
-    assert pairs(OnlineDPO(), experience([[1, 0], [1, 0]], tokens=tokens)) == [(2, 3)]  # pyright: ignore[reportArgumentType]
+    assert pairs(OnlineDPO(), experience([[1, 0], [1, 0]], tokens=tokens)) == [(2, 3)]
 
 
 def test_a_completion_without_a_score_takes_no_part():
@@ -362,3 +365,35 @@ def test_with_labels_that_are_certain_dpo_goes_on_towards_the_best_answer():
     assert at[0] == pytest.approx(REFERENCE[best])
     assert at[0] < at[1] < at[2]
     assert at[2] > 0.95
+
+
+# What the rollout table says
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "roles"),
+    [
+        (OnlineDPO(), ["unused", "chosen", "rejected", "unscored"] + ["tie"] * 3 + ["unscored"]),
+        (
+            OnlineDPO(pairs="all"),
+            ["chosen and rejected", "chosen", "rejected", "unscored"] + ["tie"] * 3 + ["unscored"],
+        ),
+        (
+            OnlineDPO(ties="first"),
+            ["unused", "chosen", "rejected", "unscored", "chosen", "unused", "rejected", "unscored"],
+        ),
+    ],
+)
+def test_each_completion_is_told_its_role(algorithm: OnlineDPO, roles: list[str]):
+    rewards_PG = [[0.5, 0.9, 0.1, NAN], [1.0, 1.0, 1.0, NAN]]
+    scores = Scores(
+        rewards_PG=rewards_PG,
+        scored_PG=[[not math.isnan(reward) for reward in group] for group in rewards_PG],
+        parts={},
+        failures=(),
+        seconds={},
+    )
+    answer = Completion(ids=(7, 2), logprobs=(-1.0, -1.0), versions=(0, 0), finish_reason="eos", text="a")
+    prompts = [Prompt(index=p, ids=(1,), text="q") for p in range(2)]
+    judged = Judged(prompts=prompts, groups=[[answer] * 4] * 2, scores=scores)
+    assert pair_roles(algorithm.to_batch(experience(rewards_PG)), judged) == roles

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 from tests.tiny import tiny_model, tiny_tokenizer, write_prompts
 
-import posttrain
 from posttrain.config import SampledPairsConfig, check, load_config
 from posttrain.data.dropped import Unusable
 from posttrain.data.pairs import render_pairs
@@ -22,6 +21,7 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row, read_rows
 from posttrain.data.sampled_pairs import read_sampled_pair, write_sampled_pair
 from posttrain.errors import ConfigError, DataError
+from posttrain.train.api import resume, train
 from posttrain.train.run import Run
 from posttrain.train.sampled_pairs import Answers, choose
 from posttrain.types import Completion, Prompt
@@ -171,7 +171,7 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def first(folder) -> Run:
-    return posttrain.train(config(folder, "first"))
+    return train(config(folder, "first"))
 
 
 def test_a_round_improves_the_model(first: Run):
@@ -208,7 +208,7 @@ def test_a_second_round_starts_from_the_first_and_may_keep_its_pairs(folder, fir
     second = config(folder, "second")
     second["model"]["path"] = str(first.model_path)
     second["data"]["train"] = [second["data"]["train"], str(first.folder / "pairs.jsonl")]
-    run = posttrain.train(second)
+    run = train(second)
     assert run.feed.describe() == f"{len(rows_of(run)) + len(rows_of(first))} pairs"
     assert any(note.startswith(f"{len(rows_of(first))} pairs of earlier rounds") for note in notes_of(run))
     assert reward_of(run, "trained") > reward_of(first, "trained")
@@ -245,18 +245,18 @@ def test_a_run_that_is_killed_and_resumed_is_the_same_run(folder, first: Run, ph
 
 def test_rewards_that_tell_nothing_apart_are_an_error_that_says_so(folder):
     with pytest.raises(DataError, match=r"135 prompts x 4 answers: 0 pairs; 135 prompts without a pair: 135 tie"):
-        posttrain.train(config(folder, "ties", "same"))
+        train(config(folder, "ties", "same"))
 
 
 def test_too_many_prompts_without_a_pair_are_an_error_and_the_answers_are_kept(folder):
     given = config(folder, "few")
     given["sampled_pairs"] = {"min_gap": 0.45, "max_without": 0.1}
     with pytest.raises(DataError, match=r"(?s)without a pair: .*gap below min_gap.*max_without = 10%.*Lower .*min_gap"):
-        posttrain.train(given)
+        train(given)
     kept = {path.name: path.stat().st_mtime_ns for path in (folder / "few" / "sampled").glob("part-*")}
     text = (folder / "few" / "config.yaml").read_text()
     (folder / "few" / "config.yaml").write_text(text.replace("min_gap: 0.45", "min_gap: 0.1"))
-    assert posttrain.resume(folder / "few").step == 12
+    assert resume(folder / "few").step == 12
     assert {path.name: path.stat().st_mtime_ns for path in (folder / "few" / "sampled").glob("part-*")} == kept
 
 
