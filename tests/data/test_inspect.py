@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from tests.data.samples import jsonl, real_tokenizer, shared_file
 
 from posttrain.config import DataConfig
 from posttrain.data import inspect_data
+from posttrain.data.forms import FORMS
 from posttrain.data.survey import kto_weights
 from posttrain.errors import DataError
 
@@ -203,6 +205,19 @@ def test_what_is_longer_than_the_limit_is_named(write, tokenizer):
     report = inspect_data(path, tokenizer=tokenizer, max_length=20)
     assert [tuple(dropped) for dropped in report.uses[0].dropped] == [("rows.jsonl:2", "longer than 20 tokens")]
     assert "usable      1 of 2 rows, of at most 20 tokens" in report.render()
+
+
+def test_the_limit_of_the_settings_counts_too(write, tokenizer):
+    path = str(write("rows.jsonl", jsonl({"prompt": "a", "completion": "b"}, {"prompt": "a" * 30, "completion": "b"})))
+    config = DataConfig(train=path, max_length=20)
+    assert [inspect_data(path, config=config, max_length=limit).max_length for limit in (None, 50, 10)] == [20, 20, 10]
+    assert inspect_data(path, config=config).uses[0].usable == 1
+
+
+def test_every_form_stands_on_the_page_about_data():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    rows = {line.split(" |")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| `")}
+    assert {", ".join(f"`{name}`" for name in form.needs) for form in FORMS} <= rows
 
 
 def test_the_chat_template_is_looked_at(write, chat_tokenizer):

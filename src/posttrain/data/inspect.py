@@ -96,12 +96,13 @@ def inspect_data(
     sources = source if isinstance(source, str) else list(source)
     settings = (config or DataConfig(train=sources)).model_copy(update={"max_dropped": 1.0})
     rows = open_rows(settings, sources, settings.split, seed=0)
+    limits = [limit for limit in (max_length, settings.max_length) if limit is not None]
     look = Looking(
         rows=rows,
         settings=settings,
         renderer=_renderer(settings, tokenizer, template_kwargs),
         eos_ids=_eos_ids(tokenizer, eos_ids),
-        max_length=max_length or NO_LIMIT,
+        max_length=min(limits, default=NO_LIMIT),
         unit="characters" if tokenizer is None else "tokens",
     )
     suited, problems = _suited(rows, settings, kind)
@@ -118,7 +119,7 @@ def inspect_data(
         rows=len(rows),
         columns=_columns(rows, _unread(rows, None if use is None else use.kind)),
         unit=look.unit,
-        max_length=max_length,
+        max_length=min(limits, default=None),
         uses=() if use is None else (use,),
         also={other: columns for other, columns in suited.items() if use is None or other != use.kind},
         findings=() if use is None or tokenizer is None else _about_the_template(look, use.kind),
