@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "posttrain"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 PURE = {
-    "__future__", "abc", "collections", "dataclasses", "difflib", "enum", "fractions", "functools", "inspect",
+    "__future__", "abc", "bisect", "collections", "dataclasses", "difflib", "enum", "fractions", "functools", "inspect",
     "itertools", "math", "random", "re", "statistics", "textwrap", "types", "typing",
 }  # fmt: skip
 """Parts of the standard library without I/O, clocks or processes."""

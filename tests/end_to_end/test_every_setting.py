@@ -239,7 +239,7 @@ CASES = [
     Case("data.system_prompt", "99 ", "rollouts/prompt"),
     Case("data.chat", False, "rollouts/prompt", given=CHAT),
     Case("data.train_on", "last", "weights", given=TALKS),
-    Case("algorithm.dft", True, "weights", given=TALKS),
+    Case("sft.dft", True, "weights", given=TALKS),
     Case("data.answer", "other_answer", "rollouts/reward"),
     Case("data.max_prompt_length", 4, "rollouts/prompt"),
     Case("data.max_length", 7, "metrics/loss", given=PAIRS | {"algorithm": "dpo"}),

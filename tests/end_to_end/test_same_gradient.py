@@ -27,6 +27,7 @@ ALGORITHMS = [
     PPO(kl_coef=0.1),
     PPO(whiten_rewards=True, value_coef=0.5, dual_clip=3.0, entropy_coef=0.01),
     SFT(),
+    SFT(dft=True),
 ]
 SPLITS = {
     "1x8": [list(range(ROWS))],
