@@ -206,6 +206,11 @@ def detect(rows: Iterable[Row], kind: Kind) -> Form:
     return replace(found, answer=next((name for name in ANSWER_COLUMNS if name in columns), None))
 
 
+def fits(rows: Iterable[Row], kind: Kind) -> bool:
+    """Have the rows the columns of a form of this kind?"""
+    return _fitting(kind, columns_of(rows), rows) is not None
+
+
 def _fitting(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> Form | None:
     for form in forms_of(kind):
         if set(form.needs) <= set(columns) and not set(form.unless) & set(columns):

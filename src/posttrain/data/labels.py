@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
-from posttrain.data.forms import Form, detect
-from posttrain.data.pairs import render_answer
+from posttrain.data.forms import Form, detect, fits
+from posttrain.data.pairs import render_answer, render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.stream import collect
-from posttrain.types import LabelledExample
+from posttrain.types import LabelledExample, Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,8 @@ class LabelledSet:
     rows: Sequence[LabelledExample]
     form: str = ""
     dropped: Sequence[Dropped] = ()
+    pairs: Sequence[Pair] | None = None
+    """The pairs whose sides the rows are, where the data has pairs."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -29,7 +31,23 @@ class LabelledSet:
     @property
     def dropped_summary(self) -> str:
         """What was left out and why, in a sentence; "" for nothing."""
-        return summary(self.dropped, len(self.rows) + len(self.dropped))
+        read = self.rows if self.pairs is None else self.pairs
+        return summary(self.dropped, len(read) + len(self.dropped))
+
+
+class Unpaired(Sequence[LabelledExample]):
+    """The two answers of each pair as rows of their own: the chosen one is desirable, the rejected one is not."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return 2 * len(self.pairs)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
+        pair, side = divmod(range(len(self))[place], 2)  # IndexError past the end, where iteration stops
+        found = self.pairs[pair]
+        return LabelledExample(index=found.index, example=found.rejected if side else found.chosen, label=not side)
 
 
 def render_labels(
@@ -41,7 +59,14 @@ def render_labels(
     max_dropped: float,
     what: str,
 ) -> LabelledSet:
-    """Every row as a `LabelledExample`, or counted as dropped with the reason. Raises as `render_pairs` does."""
+    """Every row as a `LabelledExample`, or counted as dropped with the reason; of pairs both sides.
+
+    Raises as `render_pairs` does.
+    """
+    if not fits(rows, "labels") and fits(rows, "pairs"):
+        limits = {"eos_ids": eos_ids, "max_length": max_length, "max_dropped": max_dropped, "what": what}
+        found = render_pairs(rows, renderer, **limits)
+        return LabelledSet(rows=Unpaired(found.pairs), form=found.form, dropped=found.dropped, pairs=found.pairs)
     form = detect(rows, "labels")
     render = partial(render_label, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
     usable, dropped = collect(rows, render, LabelledExample)

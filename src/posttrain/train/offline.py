@@ -15,7 +15,7 @@ from posttrain.models.load import LoadedModel
 from posttrain.train.feed import DatasetFeed
 from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
 from posttrain.train.labels import Answers, Beside, LabelFeed, MismatchedAnswers
-from posttrain.train.measure import HeldOutLoss
+from posttrain.train.measure import HeldOutLoss, Measure
 from posttrain.train.policy import Forward
 from posttrain.train.preferences import PairFeed, Sides
 from posttrain.train.references import References, reference_logprobs, start_forward
@@ -65,7 +65,11 @@ def labelled(
         assert found is not None, "what compares with mismatched answers has a reference"
         mismatched, facts = Beside(others, found), [*facts, *more]
     feed = LabelFeed(config, train.rows, pad_id=loaded.pad_id, references=references, mismatched=mismatched)
-    measure = HeldOutLabels(config, forward, heldout.rows if heldout else (), loaded.pad_id)
+    measure: Measure = HeldOutLabels(config, forward, heldout.rows if heldout else (), loaded.pad_id)
+    if heldout is not None and heldout.pairs is not None:
+        measure = HeldOutPolicyPairs(config, forward, heldout.pairs, loaded.pad_id)
+    if train.pairs is not None:
+        facts = [f"both answers of {len(train.pairs)} pairs are learned from as judged answers", *facts]
     return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout), facts=facts)
 
 

@@ -95,7 +95,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
-    for kind, notes in (("warning", (*loaded.notes, *source.notes, *more_notes)), ("reference", source.facts)):
+    for kind, notes in (("warning", (*loaded.notes, *source.notes, *more_notes)), ("data", source.facts)):
         for note in notes:
             store.event(kind, note)
             view.event(kind, note)
