@@ -183,7 +183,7 @@ def test_a_json_array_is_the_same_whatever_the_pieces_in_which_it_is_read(write,
 
 @pytest.mark.parametrize("piece", [1, 5, 1 << 20])
 @pytest.mark.parametrize(
-    "text", ['[{"a": 1},\n {"a": 2}\n {"a": 3}]', '[{"a": 1},\n {"a": tru}]', '[{"a": 1}]\n[', '[{"a": "x', '[{"a": 1}']
+    "text", ['[{"a": 1},\n {"a": 2}\n {"a": 3}]', '[{"a": 1},\n {"a": nul}]', '[{"a": 1}]\n[', '[{"a": "x', '[{"a": 1}']
 )
 def test_a_broken_array_is_named_where_the_whole_text_would_name_it(write, monkeypatch, piece, text):
     monkeypatch.setattr(json_array, "PIECE", piece)

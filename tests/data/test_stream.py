@@ -16,7 +16,6 @@ import torch
 from tests.data.samples import jsonl
 from tests.tiny import tiny_model
 
-import posttrain
 from posttrain.cache import cache_folder
 from posttrain.config import DataConfig
 from posttrain.data import split, stream
@@ -29,6 +28,8 @@ from posttrain.data.split import read_split
 from posttrain.data.store import Stored
 from posttrain.data.stream import StreamedRows
 from posttrain.errors import DataError
+from posttrain.train.api import resume, train
+from posttrain.train.run import Run
 
 ROWS = [
     {"prompt": f"{n}+{n}=", "completion": str(2 * n), "chosen": str(2 * n), "rejected": f"{n}", "label": n % 3 == 0}
@@ -190,7 +191,7 @@ def test_whatever_tokenising_depends_on_has_a_store_of_its_own(path, write, rend
 RUNS = {"sft": "completion", "dpo": "chosen", "kto": "label"}
 
 
-def trained(folder: Path, path: str, algorithm: str, name: str, **overrides: Any):
+def trained(folder: Path, path: str, algorithm: str, name: str, **overrides: Any) -> Run:
     config = {
         "model": str(folder / "model"),
         "algorithm": algorithm,
@@ -200,10 +201,10 @@ def trained(folder: Path, path: str, algorithm: str, name: str, **overrides: Any
         "output": str(folder / name),
         "report": False,
     }
-    return posttrain.train(config, **overrides)
+    return train(config, **overrides)
 
 
-def same_run(one, other) -> None:
+def same_run(one: Run, other: Run) -> None:
     for name, tensor in one.loaded.model.state_dict().items():
         assert torch.equal(tensor, other.loaded.model.state_dict()[name]), name
     for a, b in zip(one.metrics, other.metrics, strict=True):
@@ -234,7 +235,7 @@ def test_a_streamed_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path,
     short = trained(tmp_path, path, "sft", "short", **{"data.streaming": True, "train.steps": 2})
     for folder in cache_folder("data").glob("*/ids.i32"):
         folder.write_bytes(b"")  # the cache was damaged meanwhile
-    resumed = posttrain.resume(short.folder, steps=4)
+    resumed = resume(short.folder, steps=4)
     for name, tensor in whole.loaded.model.state_dict().items():
         assert torch.equal(tensor, resumed.loaded.model.state_dict()[name]), name
 
