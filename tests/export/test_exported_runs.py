@@ -136,7 +136,7 @@ def test_a_changed_weight_is_named_with_the_prompt_and_the_token_that_it_changes
 
 def test_a_change_too_small_to_be_heard_is_found_in_the_weights(runs, tmp_path, monkeypatch):
     corrupting(monkeypatch, "model.layers.1.mlp.up_proj.weight", 1e-6)
-    with pytest.raises(ExportError, match="holds other values than the trained model for model.layers.1.mlp.up_proj"):
+    with pytest.raises(ExportError, match=r"holds other values .* for model.layers.1.mlp.up_proj"):
         export(runs.run("full"), tmp_path / "out", max_new_tokens=8)
     assert list(tmp_path.iterdir()) == []
 
@@ -178,7 +178,7 @@ def test_an_existing_folder_is_kept_unless_force_replaces_an_export(runs: Runs, 
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="is there already and not empty.*\n.*--force"):
+    with pytest.raises(ConfigError, match=r"is there already and not empty.*\n.*--force"):
         export(workshop / "model", mine)
     with pytest.raises(ConfigError, match="holds no exported model, so --force does not replace it"):
         export(workshop / "model", mine, force=True)
@@ -241,7 +241,7 @@ def test_a_damaged_checkpoint_is_not_exported(runs: Runs, tmp_path: Path):
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="step-000002"):
         export(run, tmp_path / "out", step=2)
-    with pytest.raises(ConfigError, match="step = 1, but .* is no run"):
+    with pytest.raises(ConfigError, match=r"step = 1, but .* is no run"):
         export(file.parent, tmp_path / "out", step=1)
 
 

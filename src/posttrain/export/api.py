@@ -68,8 +68,8 @@ class Exported:
         lines = [
             f"exported   {self.file or self.folder}",
             f"model      {self.parameters:,} parameters, {self.dtype}, {self.bytes / 1e6:.1f} MB",
-            f"replayed   {self.replay.prompts} prompts ({self.replay.source}) through plain transformers: "
-            + self.replay.sentence(),
+            f"replayed   {self.replay.prompts} prompts ({self.replay.source}) through plain transformers:",
+            *(f"           {fact}" for fact in self.replay.facts()),
             *(f"tie        {tie}" for tie in self.replay.ties),
             *(f"note       {note}" for note in self.notes),
         ]
@@ -150,6 +150,8 @@ def _default_folder(origin: Origin, to: str) -> Path:
 
 def _dtype_of(origin: Origin) -> str:
     """What plain transformers would open the source in."""
+    if origin.model.gguf_file is not None:
+        return "float32"
     config = AutoConfig.from_pretrained(origin.model.path, trust_remote_code=origin.model.trust_remote_code)
     found = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return found if found in BYTES else "float32"

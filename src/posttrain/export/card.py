@@ -157,7 +157,8 @@ def _checked(replay: Replay) -> str:
     ties = "".join(f"\n- a tie that rounding has turned: {tie}" for tie in replay.ties)
     return (
         f"{replay.prompts} prompts ({shown_text(replay.source)}) were replayed through this export by plain "
-        f"transformers, in a process of its own, and compared with the trained model: {replay.sentence()}.{ties}"
+        "transformers, in a process of its own, and compared with the trained model: "
+        f"{', '.join(replay.facts())}.{ties}"
     )
 
 

@@ -58,14 +58,15 @@ class Replay:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def sentence(self) -> str:
-        what = f"log-probabilities of {self.tokens} tokens" if self.tokens else "scores"
-        same = f"{self.identical} of {self.prompts} prompts give the same greedy tokens, " if self.tokens else ""
-        rows = "" if self.tokens else f" of {self.prompts} rows"
-        return (
-            f"{same}{what}{rows} differ by at most {self.largest_difference:.2g} (allowed {self.tolerance:g}), "
-            f"{self.weights} tensors are equal bit for bit"
-        )
+    def facts(self) -> list[str]:
+        """In words."""
+        same = [f"{self.identical} of {self.prompts} give the same greedy tokens"] if self.tokens else []
+        what = f"log-probabilities of {self.tokens} tokens" if self.tokens else f"scores of {self.prompts} rows"
+        return [
+            *same,
+            f"{what} differ by at most {self.largest_difference:.2g} (allowed {self.tolerance:g})",
+            f"{self.weights} tensors are equal bit for bit",
+        ]
 
 
 def compare(

@@ -65,6 +65,9 @@ def find_origin(source: str | Path, *, step: int | None = None, base: str | None
         return _of_run(folder, step)
     if (folder / ADAPTER).is_file():
         return _of_adapters(folder, base)
+    if folder.suffix == ".gguf" and folder.is_file():
+        model = ModelConfig(path=str(folder.parent), gguf_file=folder.name)
+        return Origin(name=folder.stem, model=model, head="tokens")
     model = resolve_model_path(ModelConfig(path=str(source)), 0)
     return Origin(name=_name(str(source)), model=model, head=_head(Path(model.path)))
 
@@ -138,10 +141,11 @@ def _head(folder: Path) -> Head:
 def _name(source: str) -> str:
     """
     >>> _name("Qwen/Qwen3-0.6B"), _name("tiny:sort"), _name("runs/a/checkpoints/step-000002/model")
-    ('Qwen3-0.6B', 'tiny-sort', 'step-000002')
+    ('Qwen3-0.6B', 'tiny-sort', 'a-step-000002')
     """
     path = Path(source)
-    return (path.parent.name if path.name == "model" and path.parent.name else path.name).replace(":", "-") or "model"
+    *_, run, _, step, last = ("", "", "", *path.parts)
+    return f"{run}-{step}" if last == "model" and step.startswith("step-") else last.replace(":", "-") or "model"
 
 
 def load(origin: Origin, device: str) -> LoadedModel:

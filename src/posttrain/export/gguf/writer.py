@@ -82,12 +82,13 @@ def _add_special(writer: _Writer, tokenizer: PreTrainedTokenizerBase, eos_ids: S
     own: Any = tokenizer.eos_token_id
     ends: Sequence[Any] = [own, *(i for i in eos_ids if i != own)] if own in eos_ids else eos_ids
     adds = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
-    others: Sequence[tuple[Any, Any]] = [
+    others = [
         (writer.add_bos_token_id, tokenizer.bos_token_id),
         (writer.add_unk_token_id, tokenizer.unk_token_id),
         (writer.add_pad_token_id, pad_id),
     ]
-    for add, number in (*zip(adds, ends, strict=False), *others):
+    keys: list[tuple[Any, Any]] = [*zip(adds, ends, strict=False), *others]
+    for add, number in keys:
         if number is not None:
             add(number)
     ids = tokenizer("a").input_ids
