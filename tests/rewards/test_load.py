@@ -61,7 +61,7 @@ def test_an_installed_package_publishes_a_reward_by_name(score, reward_file, tmp
             Reward(function="no_such_package.f"),
             "importing no_such_package failed: ModuleNotFoundError: No module named",
         ),
-        (Reward(), "name = None, function = None and model = None; allowed: exactly one"),
+        (Reward(), "name = None, function = None, model = None, judge = None; allowed: exactly one"),
         (Reward(name="math", timeout=0), "timeout = 0"),
         (Reward(name="regex"), r"\"regex\" needs settings.pattern"),
         (Reward(name="regex", settings={"patern": "x"}), "has no setting 'patern'; did you mean \"pattern\""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -98,7 +99,8 @@ class RewardSet:
             if component.judge is not None:
                 component.judge.bind_policy(policy, template_kwargs)
                 if ledger is not None:
-                    component.judge.keep_ledger(ledger.with_name(f"{ledger.name}-{component.label}.jsonl"))
+                    label = re.sub(r"[^\w.-]", "_", component.label)
+                    component.judge.keep_ledger(ledger.with_name(f"{ledger.name}-{label}.jsonl"))
 
     def check_answers(self, answers: Iterable[tuple[int, Any]], what: str = "") -> None:
         """Score a trivial completion against each gold answer: what the verifier then raises is wrong with the gold.

@@ -10,6 +10,7 @@ import pytest
 from tests.rewards.judge.server import Server, longer_wins, one_point_per_letter, same_text
 from tests.tiny import tiny_model, write_prompts
 
+from posttrain import cli
 from posttrain.errors import RewardError
 from posttrain.evaluate.api import evaluate
 from posttrain.rewards import Reward
@@ -131,3 +132,14 @@ def test_any_model_can_be_judged(config, server: Server):
     ]
     scores = [answer.score for record in found.records for answer in (record.greedy, *record.samples)]
     assert scores == [pytest.approx(length / 5) for length in lengths]
+
+
+def test_the_command_line_takes_an_entry_as_it_stands_in_a_config(config, server, tmp_path, capsys):
+    server.rule = one_point_per_letter
+    judge = f"{{judge: {{model: judge, url: '{server.url}', mode: score}}, label: points}}"
+    told = tmp_path / "answers.jsonl"
+    model, data = config["model"]["path"], config["data"]["train"]
+    options = ["--max-prompts", "2", "-k", "1", "--max-completion-length", "5", "--answers", str(told), "--json"]
+    assert cli.run(["eval", model, "--data", data, "--reward", judge, *options]) == 0
+    assert json.loads(capsys.readouterr().out)["rewards"]["points"]["n"] == 2
+    assert {judgement["label"] for judgement in lines(tmp_path / "answers.judgements.jsonl")} == {"points"}
