@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 from posttrain.data.dropped import Dropped
 from posttrain.data.forms import TAKEN_BY
+from posttrain.data.marked import cut, marked
 from posttrain.data.survey import PLACES, Finding, Lengths, Sample, Use
 
 if TYPE_CHECKING:
     from posttrain.data.inspect import DataReport
 
-SHOWN_CHARACTERS = 500
-"""Of each stretch of text in a sample."""
 WIDTH = 110
-Parts = Sequence[tuple[str, bool]]
 
 
 def as_text(report: DataReport) -> str:
@@ -109,24 +107,12 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
 def _sample(sample: Sample) -> Iterator[str]:
     yield f"--- {sample.origin}"
     if not sample.rejected:
-        yield _marked(sample.parts)
+        yield marked(sample.parts)
     else:
         prompts = [parts[0][0] if parts and not parts[0][1] else "" for parts in (sample.parts, sample.rejected)]
         same = prompts[0] if prompts[0] == prompts[1] else ""
-        yield _cut(same)
-        yield f"chosen: {_marked(sample.parts[1:] if same else sample.parts)}"
-        yield f"rejected: {_marked(sample.rejected[1:] if same else sample.rejected)}"
+        yield cut(same)
+        yield f"chosen: {marked(sample.parts[1:] if same else sample.parts)}"
+        yield f"rejected: {marked(sample.rejected[1:] if same else sample.rejected)}"
     for name, value in sample.facts.items():
-        yield f"{name}: {_cut(str(value))}"
-
-
-def _marked(parts: Parts) -> str:
-    return "".join(f"⟦{_cut(text)}⟧" if trained else _cut(text) for text, trained in parts)
-
-
-def _cut(text: str) -> str:
-    """With its beginning and its end, where it is long: the end shows whether there is an EOS."""
-    if len(text) <= SHOWN_CHARACTERS:
-        return text
-    tail = SHOWN_CHARACTERS // 4
-    return f"{text[: SHOWN_CHARACTERS - tail]} […] {text[-tail:]}"
+        yield f"{name}: {cut(str(value))}"

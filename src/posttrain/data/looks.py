@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.dropped import Dropped
 from posttrain.data.examples import render_examples
 from posttrain.data.forms import MEANT, Kind
 from posttrain.data.labels import render_labels
+from posttrain.data.marked import stretches
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.ratings import render_ratings
@@ -63,10 +64,7 @@ class Looking:
 
     def parts(self, example: Example) -> tuple[tuple[str, bool], ...]:
         """The text in stretches that are trained or not."""
-        pairs = zip(example.input_ids, example.completion_mask, strict=True)
-        runs = groupby(pairs, key=lambda pair: pair[1])
-        decode = self.renderer.tokenizer.decode
-        return tuple((str(decode([token for token, _ in run])), trained) for trained, run in runs)
+        return stretches(example, self.renderer.tokenizer.decode)
 
 
 @dataclass(frozen=True, kw_only=True)

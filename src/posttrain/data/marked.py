@@ -9,10 +9,11 @@ from posttrain.types import Example
 
 Parts = Sequence[tuple[str, bool]]
 """Stretches of text, and whether their tokens are trained."""
-SHOWN_CHARACTERS = 600
+SHOWN_CHARACTERS = 500
+"""Of each stretch."""
 
 
-def stretches(example: Example, decode: Callable[[list[int]], str]) -> tuple[tuple[str, bool], ...]:
+def stretches(example: Example, decode: Callable[[list[int]], object]) -> tuple[tuple[str, bool], ...]:
     """The tokens of an example as text, in stretches that are trained or not."""
     pairs = zip(example.input_ids, example.completion_mask, strict=True)
     runs = groupby(pairs, key=lambda pair: pair[1])
