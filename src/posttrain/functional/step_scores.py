@@ -27,7 +27,7 @@ def binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
 def aggregate(probabilities_S: Tensor, how: Aggregate) -> Tensor:
     """One number for the steps of a solution: the worst step, all of them right, the last one, or their mean.
 
-    None of them grows with steps that are added, as a sum would: `prod` and `min` can only fall.
+    None of them pays for each further step, as a sum would: `prod` and `min` can only fall, the others stay below 1.
 
     >>> import torch
     >>> [round(float(aggregate(torch.tensor([0.5, 0.8, 1.0]), how)), 4) for how in AGGREGATES]
