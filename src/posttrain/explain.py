@@ -25,6 +25,7 @@ from posttrain.algorithms.base import NEEDS, Algorithm, DataKind, Need
 from posttrain.algorithms.composition.about import ABOUT
 from posttrain.algorithms.off_policy import decoupled
 from posttrain.algorithms.off_policy.names import NAMED
+from posttrain.algorithms.settings import attributes
 from posttrain.config_names import nearest
 from posttrain.errors import ConfigError
 from posttrain.explain_correction import correction_page, correction_settings
@@ -317,7 +318,7 @@ def _with_records(schema: dict[str, Any], records: dict[str, list[str]]) -> dict
 
 
 def _is_inherited(cls: type[Algorithm], name: str) -> bool:
-    return name not in cls.__annotations__
+    return attributes(cls).get(name, name) not in cls.__annotations__
 
 
 def _settings(cls: type[Algorithm]) -> Iterator[Setting]:
@@ -334,9 +335,10 @@ def _settings(cls: type[Algorithm]) -> Iterator[Setting]:
 
 def _doc(cls: type[Algorithm], name: str) -> str:
     """The string under the field; pydantic keeps it only on the class that declares the field."""
-    owners = (parent for parent in cls.__mro__ if name in getattr(parent, "__annotations__", {}))
+    attribute = attributes(cls)[name]
+    owners = (parent for parent in cls.__mro__ if attribute in getattr(parent, "__annotations__", {}))
     fields: dict[str, Any] = next(owners).__pydantic_fields__  # type: ignore[attr-defined]
-    return " ".join((fields[name].description or "").split())
+    return " ".join((fields[attribute].description or "").split())
 
 
 def _type_name(cls: type[Algorithm], name: str, schema: dict[str, Any]) -> str:
@@ -404,12 +406,18 @@ def _values_to_try(schema: dict[str, Any]) -> list[Any]:
 def _models(cls: type[Algorithm], needs: tuple[NeedFact, ...]) -> Iterator[str]:
     yield "policy, trained" if all(need.name != "scores" for need in needs) else "model with a scalar head, trained"
     when = {need.name: need.when for need in needs}
-    yield from (f"{model}: {when[need]}" for need, model in OTHER_MODELS.items() if need in when)
+    for need, model in OTHER_MODELS.items():
+        if need == "reference" and need in when and cls.data_kind != "prompts":
+            yield "no reference: what it says about given answers is computed before the first step and kept on disk"
+        elif need in when:
+            yield f"{model}: {when[need]}"
     if cls.data_kind == "prompts":
         yield "reward model: only where the reward is one"
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, str) and not value.strip():
+        return repr(value)  # a line break, which would be none on a page
     return "none" if value is None else str(value)
 
 
