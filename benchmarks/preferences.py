@@ -114,7 +114,6 @@ where the likelihood went: the mean change of the summed log-probability, in nat
 the chosen answers too, the loss has told the two apart by making both unlikely.
 
     python benchmarks/preferences.py
-
 """
 COLUMNS = ("algorithm", "before", "after", "implicit", "margin, nats", "chosen", "rejected", "seconds")
 

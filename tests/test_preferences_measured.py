@@ -1,0 +1,47 @@
+"""docs/preferences-measured.md: every preference loss is in it, it says what the results on file say, and all learned."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from posttrain.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def measured() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("preferences", ROOT / "benchmarks" / "preferences.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["preferences"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["preferences"]
+
+
+def test_every_loss_on_given_preferences_is_measured(measured: ModuleType):
+    kinds = {name: cls.data_kind for name, cls in ALGORITHMS.items() if cls.data_kind in ("pairs", "labels")}
+    assert set(measured.NAMES) == {name for name in kinds if "reward_model" not in name}
+    assert [run["name"] for run in json.loads(measured.RESULT.read_text())["runs"]] == measured.NAMES
+
+
+def test_each_ranks_held_out_pairs_right_that_its_start_could_not_rank(measured: ModuleType):
+    for run in json.loads(measured.RESULT.read_text())["runs"]:
+        before, after = (run[state]["accuracy"] for state in ("baseline", "trained"))
+        assert before["low"] < 0.5 < before["high"], run["name"]
+        assert after["mean"] >= measured.ENOUGH, run["name"]
+
+
+def test_the_page_is_that_of_the_results_on_file(measured: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(measured, "PAGE", tmp_path / "page.md")
+    measured.write_page(json.loads(measured.RESULT.read_text())["runs"])
+    assert (tmp_path / "page.md").read_text() == (ROOT / "docs" / "preferences-measured.md").read_text()
