@@ -1,4 +1,4 @@
-"""docs/preferences-measured.md: every preference loss is in it, it says what the results on file say, and all learned."""
+"""docs/preferences-measured.md: each preference loss is in it, it says what the results on file say; all learned."""
 
 from __future__ import annotations
 

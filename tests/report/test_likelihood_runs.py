@@ -12,6 +12,7 @@ import pytest
 from posttrain.report.charts import heldout_bars, learning_charts
 from posttrain.report.notes import observations
 from posttrain.report.page import render
+from posttrain.report.proofs import proofs
 from posttrain.report.store import RunRecord
 from posttrain.report.terminal import TerminalView
 from posttrain.report.verdict import verdict
@@ -153,6 +154,13 @@ def test_a_held_out_loss_that_rises_while_the_training_loss_falls_is_a_warning()
 
 def test_an_entropy_that_falls_on_given_answers_says_nothing():
     assert "The entropy collapsed" not in titles(pair_run(0.5, 0.7, interval(0.2, 0.05)))
+
+
+def test_a_run_that_samples_nothing_is_not_asked_for_a_check_or_a_sampler():
+    claims = " ".join(proof.claim for proof in proofs(pair_run(0.5, 0.7, interval(0.2, 0.05))))
+    assert "held-out pairs" in claims
+    assert "check" not in claims.replace("Checkpoints", "")
+    assert "sampler" not in claims
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

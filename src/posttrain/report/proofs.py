@@ -23,7 +23,9 @@ class Proof(NamedTuple):
 
 def proofs(run: RunRecord) -> list[Proof]:
     """The proofs that a run's files can bear witness to, in the order of a run."""
-    finders = (_measured, _checked, _published, _agreed, _scored, _finite, _saved, _resumed)
+    sides = [mapping(run.evaluation.get(side)) for side in ("baseline", "trained")]
+    of_samples = (_checked, _published, _agreed, _scored) if kind_of(*sides) == "answers" else ()
+    finders = (_measured, *of_samples, _finite, _saved, _resumed)
     return [proof for finder in finders for proof in finder(run)]
 
 
