@@ -466,10 +466,10 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
             r"sampling.stop = x .*; allowed: a list \(text each\).\n  Write a list: sampling.stop = \[x\]",
         ),
         ("rewards={name: math}", r"rewards = {name: math} .*\n  Write a list: rewards = \[{name: math}\]"),
-        ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, model, timeout, ..."),
+        ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, model, judge, ..."),
         (
             "rewards=[{}]",
-            "rewards.0: none of name, function and model is set .*; allowed: exactly one of name, function and model",
+            "rewards.0: none of name, function, model and judge is set .*; allowed: exactly one of name, function, model and",
         ),
         ("rewards=[{name: a, function: b}]", "rewards.0: both name and function are set"),
         (
@@ -681,6 +681,10 @@ BROKEN = {
         ["algorithm=sft"],
         "rewards = exact_match, but sft learns from examples and would never call them; "
         "allowed: no rewards and no check.",
+    ),
+    "_pairs_can_be_sampled": (
+        ["sampled_pairs={}"],
+        "the section sampled_pairs, but grpo does not train a policy on pairs; allowed: an algorithm that learns from",
     ),
     "_whole_distribution": (
         ["sampling.top_p=0.9", "sampling.top_k=50", "sampling.min_p=0.1"],

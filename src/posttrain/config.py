@@ -724,7 +724,7 @@ def _expand(section: str, given: Any) -> Any:
     if section in _BARE and isinstance(given, (str, PathLike)):
         return {_BARE[section]: given}
     if section == "algorithm" and is_dataclass(given) and not isinstance(given, type):
-        return {"name": getattr(given, "key", None), **TypeAdapter(type(given)).dump_python(given, mode="json")}
+        return {"name": getattr(given, "key", None), **TypeAdapter(type(given)).dump_python(given, mode="json", by_alias=True)}
     return given
 
 
@@ -773,7 +773,7 @@ def _complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
         problems += explain(error, walker, list, prefix=("algorithm",))
     if problems:
         raise Problems(problems)
-    return {"name": name, **adapter.dump_python(algorithm, mode="json")}
+    return {"name": name, **adapter.dump_python(algorithm, mode="json", by_alias=True)}
 
 
 def _which_algorithm(name: Any) -> Problem:

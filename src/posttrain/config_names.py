@@ -492,7 +492,7 @@ def _say(name: str, found: list[tuple[str, Ours | Nothing]], value: str) -> Hint
     return Hint(f"{subject} is {entry.key} here{note}.{action}", entry.key)
 
 
-_BESIDE = ("critic.", "teacher.")
+_BESIDE = ("critic.", "reference.", "teacher.", "rewards.judge.", "check.judge.")
 """Sections of other models; a name that stands elsewhere, too, means the policy's."""
 
 

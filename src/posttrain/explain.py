@@ -268,22 +268,40 @@ def _index(explanations: list[Explanation]) -> str:
         "# Algorithms\n\nThe same from the command line: `posttrain explain grpo`.\n\n"
         + _table(("algorithm", "idea", "needs"), rows)
         + "\n\n"
-        + _matrix([e for e in explanations if e.data_kind == "prompts"])
+        + _policy_gradients(explanations)
+        + "\n\n"
+        + _preference_losses(explanations)
         + "\n"
     )
 
 
-def _matrix(explanations: list[Explanation]) -> str:
+def _matrix(explanations: list[Explanation], choices: Sequence[str]) -> str:
+    """The algorithms that are made of these choices, with what each has chosen."""
+    those = [e for e in explanations if set(choices) <= set(e.choices)]
+    return _table(
+        ("algorithm", *choices), [(f"[`{e.key}`]({e.key}.md)", *(e.choices[name] for name in choices)) for e in those]
+    )
+
+
+def _policy_gradients(explanations: list[Explanation]) -> str:
     """The policy-gradient family as what it is: points in a product of choices."""
     named = ["baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "filter", "shaping"]
-    rows = [(f"[`{e.key}`]({e.key}.md)", *(e.choices[name] for name in named)) for e in explanations]
     return (
         "## One family\n\n"
         "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
         "`policy_gradient` takes, so that any other point can be had from a config; the ninth,\n"
         "[correction](correction.md), any of them takes (off-policy weights and masks, "
         "[decoupled PPO](decoupled_ppo.md)).\nA test holds each algorithm to its row.\n\n"
-        + _table(("algorithm", *named), rows)
+        + _matrix(explanations, named)
+    )
+
+
+def _preference_losses(explanations: list[Explanation]) -> str:
+    return (
+        "## Preference losses\n\n"
+        "Each is a score of an answer, a margin made of scores, a link that makes a loss of the margin, and what is\n"
+        "added to it. What the reference says is computed once, before the first step.\n\n"
+        + _matrix(explanations, ["score", "reference", "margin", "link", "extra"])
     )
 
 

@@ -17,7 +17,7 @@ from posttrain.algorithms.off_policy.names import ABOUT, NAMED
 from posttrain.errors import ConfigError
 from posttrain.explain import Explanation, explain, find, write_docs
 from posttrain.explain_correction import correction_page, is_correction
-from posttrain.types import Batch, Experience, Outputs, count_totals
+from posttrain.types import Batch, Experience, Outputs, Tokens, count_totals
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 every_key = pytest.mark.parametrize("key", ALGORITHMS)
@@ -196,10 +196,19 @@ def logged(algorithm: Algorithm) -> set[str]:
     elif algorithm.data_kind == "steps":
         batch = Batch.from_steps(torch.ones(4, 3), ones_BT)
     else:
-        batch = Batch(completion_mask_BT=torch.ones(4, 3, dtype=torch.bool), groups_B=torch.arange(4))
+        tokens = Tokens(input_ids_BT=torch.ones(4, 3, dtype=torch.long), lengths_B=torch.full((4,), 3))
+        mask_BT = torch.ones(4, 3, dtype=torch.bool)
+        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(4), tokens=tokens)
     batch = algorithm.prepare(batch)
     rows = slice(batch.num_rows)  # of a group that gives one pair, fewer than were sampled
-    outputs = Outputs(logprobs_BT[rows], ones_BT[rows], ones_BT[rows], ones_BT[rows, 0], ones_BT[rows])
+    outputs = Outputs(
+        logprobs_BT[rows],
+        entropy_BT=ones_BT[rows],
+        values_BT=ones_BT[rows],
+        scores_B=ones_BT[rows, 0],
+        scores_BT=ones_BT[rows],
+        top1_BT=ones_BT[rows] > 0,
+    )
     return whole_step | set(algorithm.loss(outputs, batch, count_totals(batch))[1])
 
 

@@ -137,8 +137,8 @@ def test_the_kl_is_that_of_every_scored_completion_and_of_no_padding():
 OFFLINE = [
     (OnlineDPO(beta=0.3), DPO(beta=0.3)),
     (OnlineDPO(beta=0.3, label_smoothing=0.1), DPO(beta=0.3, label_smoothing=0.1)),
-    (OnlineDPO(link="ipo", beta=0.3), IPO(tau=0.3, length_average=False)),
-    (OnlineDPO(link="hinge", beta=0.3), Hinge(beta=0.3)),
+    (OnlineDPO(loss="ipo", beta=0.3), IPO(tau=0.3, length_average=False)),
+    (OnlineDPO(loss="hinge", beta=0.3), Hinge(beta=0.3)),
 ]
 
 
@@ -165,8 +165,8 @@ def test_a_fresh_policy_has_log_2_and_no_accuracy():
 
 VARIANTS = [
     OnlineDPO(pairs="all"),
-    OnlineDPO(link="ipo", pairs="all", ties="first"),
-    OnlineDPO(link="hinge", label_smoothing=0.2),
+    OnlineDPO(loss="ipo", pairs="all", ties="first"),
+    OnlineDPO(loss="hinge", label_smoothing=0.2),
 ]
 every_variant = pytest.mark.parametrize("algorithm", VARIANTS, ids=("all", "ipo first", "hinge"))
 few_examples = hypothesis_settings(max_examples=20)
@@ -311,7 +311,7 @@ def closed_form(algorithm: OnlineDPO, logits_K: Tensor, kind: str) -> Tensor:
 @pytest.mark.parametrize("kind", ["drawn", "certain"])
 @pytest.mark.parametrize("link", ["dpo", "ipo", "hinge"])
 def test_the_expected_gradient_is_that_of_the_expected_loss(link: str, kind: str):
-    algorithm = OnlineDPO(link=link, beta=0.7)  # type: ignore[arg-type]
+    algorithm = OnlineDPO(loss=link, beta=0.7)  # type: ignore[arg-type]
     logits_K = torch.tensor([0.3, -0.8, 0.1, 0.9], dtype=torch.float64)
     found, exact = expected_gradient(algorithm, logits_K, kind), closed_form(algorithm, logits_K, kind)
     assert exact.norm() > 1e-3
@@ -353,7 +353,7 @@ def test_with_drawn_labels_it_ends_at_the_reference_tilted_by_the_reward(beta: f
 @pytest.mark.parametrize("kind", ["drawn", "certain"])
 def test_ipo_ends_where_the_policy_is_tilted_by_its_chance_to_beat_itself(kind: str):
     beta = 0.5
-    found_K = followed(OnlineDPO(link="ipo", beta=beta), kind, 1500, 0.5)
+    found_K = followed(OnlineDPO(loss="ipo", beta=beta), kind, 1500, 0.5)
     tilted_K = (REF_LOGPROBS + preferred(kind) @ found_K / beta).softmax(dim=-1)
     assert total_variation(found_K, tilted_K) < 1e-5
     assert total_variation(found_K, torch.tensor(REFERENCE, dtype=torch.float64)) > 0.1

@@ -231,6 +231,23 @@ def test_other_data_or_another_model_is_scored_anew(start, monkeypatch, empty_ca
     assert counted(monkeypatch, start, {"model": {"path": str(folder / "other"), "device": "cpu"}}) > 0
 
 
+def test_only_rows_that_the_run_takes_are_scored(start, monkeypatch, empty_cache):
+    """One step of two pairs of the 24; a run that is longer scores what it takes."""
+    few = counted(monkeypatch, start, {"train": {"steps": 1, "prompts_per_step": 2, "learning_rate": 1e-3}})
+    most = counted(monkeypatch, start, {"train": {"steps": 12, "prompts_per_step": 2, "learning_rate": 1e-3}})
+    assert 0 < few < most / 6
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_a_run_that_is_lengthened_when_it_is_resumed_scores_the_new_rows(folder, tmp_path, algorithm):
+    """With the weights of the start, not with those of the checkpoint: as a run that was that long from the start."""
+    train = {"steps": 3, "prompts_per_step": 2, "learning_rate": 1e-3}
+    whole = pt.train(config_of(folder, algorithm, {"train": train}), output=str(tmp_path / "whole"))
+    pt.train(config_of(folder, algorithm, {"train": train | {"steps": 1}}), output=str(tmp_path / "short"))
+    longer = pt.resume(tmp_path / "short", steps=3)
+    assert [m["loss"] for m in longer.metrics] == [m["loss"] for m in whole.metrics]
+
+
 def test_one_changed_weight_is_another_model(start):
     model = start("dpo").loaded.model
     before = model_key(model)
@@ -292,10 +309,10 @@ def test_examples_without_a_trained_token_take_no_place(start, empty_cache):
         Example(index=1, input_ids=(1, 5), completion_mask=(False, False)),
         Example(index=2, input_ids=(1, 7), completion_mask=(False, True)),
     ]
-    found, known = reference_logprobs(run.config, examples, forward, pad_id=0)
+    found, known = reference_logprobs(run.config, examples, [0, 1, 2], forward, pad_id=0)
     assert not known
     assert [len(found[place]) for place in range(3)] == [2, 0, 1]
-    again, known = reference_logprobs(run.config, examples, forward, pad_id=0)
+    again, known = reference_logprobs(run.config, examples, [0, 1, 2], forward, pad_id=0)
     assert known
     torch.testing.assert_close(again[2], found[2], rtol=0, atol=0)
 

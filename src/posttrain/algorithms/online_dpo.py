@@ -3,9 +3,9 @@
     y_1 .. y_G ~ policy,   s_i = reward(y_i) - missing_eos_penalty   if y_i was cut before its EOS, else reward(y_i)
     chosen, rejected = best and worst of the group by s, or every two of it (pairs = all)
     r(y) = sum_t (logprobs - ref_logprobs),   h = beta * (r(chosen) - r(rejected))
-    L    = -log sigmoid(h)                                        link = dpo
-           (r(chosen) - r(rejected) - 1 / (2 beta))^2             link = ipo: beta is the paper's tau
-           max(0, 1 - h)                                          link = hinge (SLiC)
+    L    = -log sigmoid(h)                                        loss = dpo
+           (r(chosen) - r(rejected) - 1 / (2 beta))^2             loss = ipo: beta is the paper's tau
+           max(0, 1 - h)                                          loss = hinge (SLiC)
 
 Mean over the pairs of the step. Equal scores or equal answers are a tie, which trains nothing (RULE 42). With
 label_smoothing e: (1 - e) L(h) + e L(-h). The gradient does not pass through the sampling.
@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
@@ -36,7 +37,7 @@ class OnlineDPO(Algorithm):
     min_group_size: ClassVar[int] = 2
     learns_off_policy: ClassVar[bool] = True
 
-    link: Literal["dpo", "ipo", "hinge"] = "dpo"
+    link: Literal["dpo", "ipo", "hinge"] = Field(default="dpo", alias="loss")
     """The loss of a margin: of DPO, of IPO on summed log-ratios, or the hinge of SLiC."""
     beta: Positive = 0.1
     """How strongly the policy is held to the reference. For ipo it is tau: log-ratios are driven 1 / (2 beta) apart."""
@@ -129,7 +130,7 @@ class OnlineDPO(Algorithm):
             "objective/kl is a sum over the tokens of the answer; TRL's includes the padding behind it.",
         ),
         sources={
-            "link": "dpo: OAIF, TRL",
+            "loss": "dpo: OAIF, TRL",
             "beta": "0.1: TRL, OAIF",
             "ties": "skip here; first: TRL",
             "pairs": "best_worst here; the paper and TRL sample two",

@@ -36,7 +36,7 @@ Count = Annotated[int, Field(ge=1), _NotBool]
 C = TypeVar("C", bound=type)
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def settings(cls: C) -> C:
     """A frozen, validated, keyword-only record; a wrong or unknown setting is a `ConfigError` that helps."""
     record = pydantic_dataclass(
@@ -55,8 +55,14 @@ def settings(cls: C) -> C:
     return record  # type: ignore[return-value]
 
 
+def attributes(record: Any) -> dict[str, str]:
+    """Setting -> the attribute that holds it: another name only where a method has that of the setting."""
+    known = record.__pydantic_fields__
+    return {known[f.name].alias or f.name: f.name for f in fields(record)}
+
+
 def _explain(record: Any, error: ValidationError) -> ConfigError:
-    allowed_names = [f.name for f in fields(record)]
+    allowed_names = list(attributes(record))
     first = error.errors()[0]
     name = ".".join(part for part in map(str, first["loc"]) if part.isidentifier()) or record.key  # no tags of a union
     if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):

@@ -18,7 +18,7 @@ from posttrain.train.labels import Answers, Beside, LabelFeed, MismatchedAnswers
 from posttrain.train.measure import HeldOutLoss, Measure
 from posttrain.train.policy import Forward
 from posttrain.train.preferences import PairFeed, Sides
-from posttrain.train.references import References, reference_logprobs, start_forward
+from posttrain.train.references import References, reference_logprobs, start_forward, used_rows
 from posttrain.train.source import Source, longest_row
 from posttrain.types import Example
 
@@ -45,7 +45,8 @@ def preferences(
     """The better one of two answers is told from the other."""
     train, heldout = rendered(render_pairs, config, rows, loaded)
     sides = Sides(train.pairs)
-    references, facts = beside(config, sides, loaded, forward)
+    used = used_rows(config, len(train.pairs))
+    references, facts = beside(config, sides, sides.of(used), loaded, forward)
     feed = PairFeed(config, train.pairs, pad_id=loaded.pad_id, references=references)
     measure = HeldOutPolicyPairs(config, forward, heldout.pairs if heldout else (), loaded.pad_id)
     return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout), facts=facts)
@@ -57,11 +58,12 @@ def labelled(
     """Desirable answers are told from undesirable ones."""
     train, heldout = rendered(render_labels, config, rows, loaded)
     answers = Answers(train.rows)
-    references, facts = beside(config, answers, loaded, forward)
+    used = used_rows(config, len(answers))
+    references, facts = beside(config, answers, used, loaded, forward)
     mismatched = None
     if "mismatched" in config.algorithm.build().needs:
         others = MismatchedAnswers(train.rows, seed=config.seed, max_length=longest_row(config, loaded))
-        found, more = beside(config, others, loaded, forward, what="mismatched answers")
+        found, more = beside(config, others, used, loaded, forward, what="mismatched answers")
         assert found is not None, "what compares with mismatched answers has a reference"
         mismatched, facts = Beside(others, found), [*facts, *more]
     feed = LabelFeed(config, train.rows, pad_id=loaded.pad_id, references=references, mismatched=mismatched)
@@ -92,16 +94,21 @@ def rendered(render: Any, config: RunConfig, rows: Split, loaded: LoadedModel) -
 
 
 def beside(
-    config: RunConfig, examples: Sequence[Example], loaded: LoadedModel, forward: Forward, what: str = "answers"
+    config: RunConfig,
+    examples: Sequence[Example],
+    places: Sequence[int],
+    loaded: LoadedModel,
+    forward: Forward,
+    what: str = "answers",
 ) -> tuple[References | None, list[str]]:
-    """What the reference says about the examples, where the algorithm asks for it, and a line about it."""
+    """What the reference says about the examples at `places`, where the algorithm asks for it, and a line about it."""
     if "reference" not in config.algorithm.build().needs:
         return None, []
-    started = time.perf_counter()
-    found, known = reference_logprobs(config, examples, start_forward(config, loaded, forward), pad_id=loaded.pad_id)
+    started, reference = time.perf_counter(), start_forward(config, loaded, forward)
+    found, known = reference_logprobs(config, examples, places, reference, pad_id=loaded.pad_id)
     seconds = time.perf_counter() - started
     how = "read from disk" if known else f"computed in {seconds:.1f} s, and kept on disk"
-    return found, [f"log-probabilities of {len(examples)} {what} under the reference: {how}"]
+    return found, [f"log-probabilities of {len(places)} {what} under the reference: {how}"]
 
 
 def drop_notes(train: Rendered, heldout: Rendered | None) -> list[str]:

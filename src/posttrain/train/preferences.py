@@ -36,7 +36,7 @@ class PairFeed:
         examples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
         batch = pairs_batch(pairs, self.pad_id)
         if self.references is not None:
-            sides = [*rows, *(len(self.pairs) + row for row in rows)]
+            sides = Sides(self.pairs).of(rows)
             batch = replace(batch, ref_logprobs_BT=self.references.beside(sides, batch.completion_mask_BT))
         return Fed(experience=batch, version=version, examples=examples)
 
@@ -69,6 +69,10 @@ class Sides(Sequence[Example]):
         place = range(len(self))[place]  # IndexError past the end, where iteration stops
         pair = self.pairs[place % len(self.pairs)]
         return pair.chosen if place < len(self.pairs) else pair.rejected
+
+    def of(self, rows: Sequence[int]) -> list[int]:
+        """Where the sides of these pairs stand: the chosen ones, then the rejected ones."""
+        return [*rows, *(len(self.pairs) + row for row in rows)]
 
 
 def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from posttrain.cache import cache_folder
 from posttrain.data.collate import collate_examples
+from posttrain.data.order import rows_for_step
 from posttrain.errors import DoesNotFit
 from posttrain.models.adapters import frozen_copy, reference_scope
 from posttrain.models.forward_path import without_adapters
@@ -57,16 +58,21 @@ def start_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> F
 
 
 class References:
-    """`references[place]`: log-probabilities of the trained tokens of one example, in their order; float32."""
+    """`references[place]`: log-probabilities of the trained tokens of one example, in their order; float32.
 
-    def __init__(self, values: np.ndarray, counts: Sequence[int]) -> None:
+    Of the examples at `places`, which are those that the run uses; `counts` are their trained tokens.
+    """
+
+    def __init__(self, values: np.ndarray, places: Sequence[int], counts: Sequence[int]) -> None:
         self.values, self.ends = values, np.cumsum([0, *counts])
+        self.number = {place: number for number, place in enumerate(places)}
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        return len(self.number)
 
     def __getitem__(self, place: int) -> Tensor:
-        return torch.tensor(self.values[self.ends[place] : self.ends[place + 1]])
+        number = self.number[place]
+        return torch.tensor(self.values[self.ends[number] : self.ends[number + 1]])
 
     def beside(self, places: Sequence[int], mask_BT: Tensor) -> Tensor:
         """`[B, T]`: those of the named examples at the True places of their rows, 0 elsewhere."""
@@ -75,10 +81,20 @@ class References:
         return beside_BT
 
 
+def used_rows(config: RunConfig, size: int) -> list[int]:
+    """Which of `size` rows the steps of the run take; all of them from the first whole epoch on."""
+    train = config.train
+    if train.steps * train.prompts_per_step >= size:
+        return list(range(size))
+    steps = range(1, train.steps + 1)
+    return sorted({row for step in steps for row in rows_for_step(config.seed, step, train.prompts_per_step, size)})
+
+
 def reference_logprobs(
-    config: RunConfig, examples: Sequence[Example], forward: Forward, *, pad_id: int
+    config: RunConfig, dataset: Sequence[Example], places: Sequence[int], forward: Forward, *, pad_id: int
 ) -> tuple[References, bool]:
-    """What the model behind `forward` says about the examples, and whether that was on disk already."""
+    """What the model behind `forward` says about the examples at `places`, and whether that was on disk already."""
+    examples = [dataset[place] for place in places]
     counts = [sum(example.completion_mask) for example in examples]
     file = cache_folder("references") / f"{content_key(examples, forward)}.f32"
     found = read_values(file, sum(counts))
@@ -86,8 +102,8 @@ def reference_logprobs(
         write_values(file, _score(config, examples, forward, pad_id), sum(counts))
         found = read_values(file, sum(counts))
         assert found is not None, f"{file} cannot be read back"
-        return References(found, counts), False
-    return References(found, counts), True
+        return References(found, places, counts), False
+    return References(found, places, counts), True
 
 
 @torch.no_grad()

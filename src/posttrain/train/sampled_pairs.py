@@ -32,6 +32,7 @@ from posttrain.train.offline import beside
 from posttrain.train.policy import Forward
 from posttrain.train.preferences import PairFeed, Sides
 from posttrain.train.prompted import checked_prompts, prompt_notes
+from posttrain.train.references import used_rows
 from posttrain.train.rollouts import Judged
 from posttrain.train.source import Source
 from posttrain.types import Completion, Pair, Prompt
@@ -78,7 +79,9 @@ def sampled_preferences(
     sampled, notes = rounds.pairs()
     earlier, more = earlier_pairs(config, rows.train, loaded, heldout.prompts)
     pairs = numbered([*earlier, *sampled])
-    references, about_references = beside(config, Sides(pairs), loaded, forward)
+    sides = Sides(pairs)
+    used = sides.of(used_rows(config, len(pairs)))
+    references, about_references = beside(config, sides, used, loaded, forward)
     return Source(
         feed=PairFeed(config, pairs, pad_id=loaded.pad_id, references=references),
         measure=HeldOutAnswers(config, samplers.evaluation, heldout.prompts, judges.rewards, judges.check),
