@@ -32,7 +32,7 @@ from posttrain.config import (
     setting_names,
     to_yaml,
 )
-from posttrain.config_names import FOREIGN, Ours
+from posttrain.config_names import FOREIGN, ByAlgorithm, Ours
 from posttrain.config_page import config_page
 from posttrain.config_rules import RULES
 from posttrain.config_text import read_override, read_value, redact, write_value
@@ -469,7 +469,7 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
         ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, model, judge, ..."),
         (
             "rewards=[{}]",
-            "rewards.0: none of name, function, model and judge is set .*; allowed: exactly one of name, function, model and",
+            "rewards.0: none of name, function, model and judge is set .*; allowed: exactly one of name, function",
         ),
         ("rewards=[{name: a, function: b}]", "rewards.0: both name and function are set"),
         (
@@ -552,7 +552,8 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
             "algorithm.epsilon_high=0.28",
             "TRL's epsilon_high is algorithm.clip_high here. Set algorithm.clip_high = 0.28.",
         ),
-        ("beta=0.04", "TRL's beta is algorithm.kl_coef here."),
+        ("beta=0.04", "TRL's and OpenRLHF's beta is algorithm.kl_coef here. Set algorithm.kl_coef = 0.04."),
+        ("algorithm.beta=0.04", "TRL's and OpenRLHF's beta is algorithm.kl_coef here. Set algorithm.kl_coef = 0.04."),
         ("max_completion_length=9", "TRL's max_completion_length is sampling.max_completion_length here."),
         (
             "per_device_train_batch_size=8",
@@ -624,6 +625,84 @@ def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
     assert hint in message
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "override", "hint"),
+    [
+        # TRL
+        ("dpo", "beta=0.2", "beta is algorithm.beta here. Set algorithm.beta = 0.2."),
+        ("ipo", "beta=0.2", "beta is algorithm.tau here. Set algorithm.tau = 0.2."),
+        ("ipo", "algorithm.beta=0.2", "beta is algorithm.tau here. Set algorithm.tau = 0.2."),
+        ("dpo", "loss_type=sigmoid_norm", "of preferences sigmoid is dpo, sigmoid_norm length_normalized_dpo, "),
+        (
+            "dpo",
+            "label_smoothing=0.1",
+            "algorithm.label_smoothing here (with dpo it is cDPO, where TRL's sigmoid ignores",
+        ),
+        (
+            "dpo",
+            "max_length=1024",
+            "data.max_length here (of given answers; longer rows are dropped and counted, never",
+        ),
+        ("dpo", "max_prompt_length=512", "Set data.max_prompt_length = 512."),
+        ("dpo", "truncation_mode=keep_end", "Rows longer than data.max_length are dropped and counted, never cut."),
+        ("dpo", "precompute_ref_log_probs=true", "always computed before the first step and kept on disk"),
+        (
+            "dpo",
+            "ref_model_init_kwargs={}",
+            "ref_model_init_kwargs is reference here (a section: path, revision, trust",
+        ),
+        ("dpo", "sync_ref_model=true", "rounds with a new reference each are stages of a pipeline."),
+        ("dpo", "ref_model_mixup_alpha=0.6", "rounds with a new reference each are stages of a pipeline."),
+        ("dpo", "f_divergence_type=js_divergence", "algorithm.divergence here (reverse_kl, forward_kl, jensen_shannon"),
+        ("dpo", "ld_alpha=0.5", "Set algorithm.tail_weight = 0.5."),
+        ("dpo", "use_weighting=true", "WPO's weights are not offered."),
+        ("dpo", "loss_weights=[1, 2]", "A run has one loss; rpo, dpop and cpo are those that add a likelihood term"),
+        ("discopop", "discopop_tau=0.1", "Set algorithm.tau = 0.1."),
+        ("rpo", "rpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
+        ("cpo", "cpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
+        (
+            "simpo",
+            "simpo_gamma=1.5",
+            "algorithm.gamma here (a setting of simpo, where gamma_beta_ratio is the paper's)",
+        ),
+        ("kto", "desirable_weight=1.2", "Set algorithm.desirable_weight = 1.2."),
+        ("kto", "train_sampling_strategy=sequential", "Rows are always shuffled, by seed."),
+        ("orpo", "generate_during_eval=true", "Given answers are also what is measured on; posttrain eval samples."),
+        ("sft", "packing=true", "Rows are always packed, without padding tokens."),
+        ("sft", "padding_free=true", "Rows are always packed, without padding tokens."),
+        ("sft", "completion_only_loss=true", "Of a prompt with a completion only the completion is trained, of text"),
+        ("sft", "assistant_only_loss=true", "only the assistant's turns are ever trained; data.train_on = last"),
+        ("sft", "neftune_noise_alpha=5", "No noise is added to embeddings"),
+        ("sft", "dataset_text_field=text", "Columns are recognised; posttrain data check shows how they are read"),
+        ("sft", "chat_template_path=a.jinja", "Set model.chat_template = a.jinja."),
+        ("sft", "num_train_epochs=3", "posttrain counts optimizer steps"),
+        ("sft", "per_device_train_batch_size=8", "posttrain has no device batch size"),
+        ("reward_model", "center_rewards_coefficient=0.01", "Set algorithm.center_coef = 0.01."),
+        ("process_reward_model", "step_separator=x", "Set algorithm.separator = x."),
+        # OpenRLHF
+        ("dpo", "ref_pretrain=m", "OpenRLHF's ref_pretrain is reference.path here. Set reference.path = m."),
+        ("dpo", "ref_offload=true", "No reference model is in memory while given answers are trained on."),
+        ("dpo", "ipo=true", "is algorithm.name here (ipo; the preset openrlhf-ipo has log-ratios summed"),
+        ("rpo", "nll_loss_coef=0.1", "Set algorithm.alpha = 0.1."),
+        ("dpo", "max_len=2048", "Set data.max_length = 2048."),
+        ("dpo", "chosen_key=better", "Columns are recognised; posttrain data check shows how they are read"),
+        ("dpo", "max_epochs=1", "of given answers train.steps counts"),
+        ("dpo", "train_batch_size=128", "of given answers it is train.prompts_per_step"),
+        (
+            "sft",
+            "multiturn=true",
+            "Of conversations every answer is trained, or with data.train_on = last the last one",
+        ),
+        ("reward_model", "margin_loss=true", "algorithm.margin here (data for true; a setting of reward_model)."),
+    ],
+)
+def test_a_name_of_offline_training_leads_to_the_setting_of_the_chosen_algorithm(algorithm, override, hint):
+    config = {"model": "m", "algorithm": algorithm, "data": {"train": "d.jsonl"}, "train": {"steps": 3}}
+    message = refusal(config, override)
+    assert message.startswith(f"{override.partition('=')[0]} = ")
+    assert hint in message
+
+
 def test_all_unknown_keys_are_reported_at_once_with_their_full_paths():
     theirs = {"actor_rollout_ref": {"rollout": {"n": 5}, "actor": {"clip_ratio_low": 0.2}}, "trainer": {"save_freq": 5}}
     message = refusal(MINIMAL | theirs, "sampling.max_tokens=9", "seed=x")
@@ -659,8 +738,8 @@ def test_the_file_is_named_in_the_message(tmp_path):
 def test_every_foreign_name_leads_to_a_setting_that_exists(project):
     known = {*setting_names(), *(name.rpartition(".")[0] for name in setting_names())}
     for name, entry in FOREIGN[project].items():
-        if isinstance(entry, Ours):
-            assert entry.key in known, name
+        for choice in entry.choices if isinstance(entry, ByAlgorithm) else [entry]:
+            assert not isinstance(choice, Ours) or choice.key in known, name
         assert name not in known, f"{name} is one of ours"
 
 

@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from posttrain.config_layers import Layers
-from posttrain.config_names import nearest
+from posttrain.config_names import foreign, nearest
 from posttrain.config_presets import PRESETS
 from posttrain.config_rules import check
 from posttrain.config_schema import (
@@ -724,7 +724,10 @@ def _expand(section: str, given: Any) -> Any:
     if section in _BARE and isinstance(given, (str, PathLike)):
         return {_BARE[section]: given}
     if section == "algorithm" and is_dataclass(given) and not isinstance(given, type):
-        return {"name": getattr(given, "key", None), **TypeAdapter(type(given)).dump_python(given, mode="json", by_alias=True)}
+        return {
+            "name": getattr(given, "key", None),
+            **TypeAdapter(type(given)).dump_python(given, mode="json", by_alias=True),
+        }
     return given
 
 
@@ -796,13 +799,20 @@ def _settings_of_none(settings: Mapping[str, Any]) -> list[Problem]:
     return [problem for key, value in wrong for problem in unknown(("algorithm", key), value, known)]
 
 
+def _names_under(section: Any) -> list[str]:
+    """The dotted paths of the settings that exist under the algorithm of the section; of all where it names none."""
+    name = section.get("name") if isinstance(section, Mapping) else section
+    return setting_names(name if isinstance(name, str) and name in _algorithms() else None)
+
+
 def _not_of_algorithm(key: str, value: Any, name: str) -> list[Problem]:
-    others = [other for other in _algorithms() if key in _settings_of(other)]
-    if not others:
-        return unknown(("algorithm", key), value, setting_names(name))
-    own = ", ".join(_settings_of(name)) or "no settings"
+    others, own = [other for other in _algorithms() if key in _settings_of(other)], setting_names(name)
+    meant = foreign(key, show(value), own)
+    if not others or (meant is not None and meant.key.startswith("algorithm.") and meant.key in own):
+        return unknown(("algorithm", key), value, own, own)
+    has = ", ".join(_settings_of(name)) or "no settings"
     given = f"algorithm.{key} = {show(value)} is not a setting of {name}"
-    return [Problem(path=("algorithm", key), given=given, fix=f"It is one of {', '.join(others)}. {name} has {own}.")]
+    return [Problem(path=("algorithm", key), given=given, fix=f"It is one of {', '.join(others)}. {name} has {has}.")]
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -952,7 +962,7 @@ def _validate(layers: Layers, where: str) -> RunConfig:
     try:
         config = RunConfig.model_validate(layers.tree)
     except ValidationError as error:
-        problems += explain(error, _walker(), setting_names)
+        problems += explain(error, _walker(), setting_names, own=lambda: _names_under(layers.tree.get("algorithm")))
     if problems:
         raise combine(problems, where, lambda path: _place(layers.source(path))) from None
     return config

@@ -8,7 +8,7 @@ against the models.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -43,6 +43,19 @@ class Nothing:
     """There is no such setting here, and why."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class ByAlgorithm:
+    """One name for settings of several algorithms: that of the chosen algorithm is meant, else the first."""
+
+    choices: tuple[Ours, ...]
+
+    def under(self, own: Collection[str]) -> Ours:
+        return next((choice for choice in self.choices if choice.key in own), self.choices[0])
+
+
+Entry = Ours | Nothing | ByAlgorithm
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,6 @@ _ALWAYS_EVALUATED = Nothing("Every run evaluates before and after; evaluation.ev
 _ALWAYS_PACKED = Nothing("Rows are always packed, without padding tokens")
 _DROPPED_PROMPTS = Nothing("Prompts longer than data.max_prompt_length are dropped and counted, never cut")
 _BY_ALGORITHM = Nothing("This belongs to the algorithm: choose another one with algorithm.name (see posttrain explain)")
-_TWO_LENGTHS = Nothing("There are two limits: data.max_prompt_length and sampling.max_completion_length")
 _RESUMED = Nothing("Continue a run with: posttrain resume RUN")
 _IN_STEPS = "counted in steps: the ratio times train.steps"
 _BOTH_CLIPS = "algorithm.clip_high is the other side"
@@ -92,7 +104,10 @@ _BY_NAME = (
     "grpo, dr_grpo, dapo, gspo, cispo, rloo, remax, reinforce, reinforce_plus_plus, ppo for gae, or another one of "
     "posttrain explain; or, number for number, a preset: "
 )
-_LIKE_TRL = _BY_NAME + "trl-grpo, trl-dapo or trl-rloo"
+_LIKE_TRL = (
+    _BY_NAME + "trl-grpo, trl-dapo or trl-rloo; of preferences sigmoid is dpo, sigmoid_norm length_normalized_dpo, "
+    "robust robust_dpo, sppo_hard sppo, and the others drop _pair; of sft dft is algorithm.dft"
+)
 _LIKE_VERL = _BY_NAME + "verl-grpo"
 _LIKE_OPENRLHF = _BY_NAME + "openrlhf-group-norm or openrlhf-reinforce"
 _CORRECTIONS = (
@@ -107,8 +122,32 @@ _DECOUPLED = _near("algorithm.correction", "decoupled; the preset areal-decouple
 _REFILL = "a setting of dapo: groups without signal are replaced until the step is full"
 _NO_RANGE = Nothing("A group has signal when its rewards differ, whatever their range")
 _KL = "0 is off, and loads no reference model"
+_NEVER_CUT = "longer rows are dropped and counted, never cut"
+_PRECOMPUTED = Nothing(
+    "Reference log-probabilities of given answers are always computed before the first step and kept on disk "
+    "(POSTTRAIN_CACHE), in micro-batches of train.tokens_per_microbatch"
+)
+_STEADY_REFERENCE = Nothing(
+    "The reference stays the model that the run started from, or that of the section reference; rounds with a new "
+    "reference each are stages of a pipeline"
+)
+_NO_BALANCING = Nothing("No balancing loss is added to that of the algorithm")
+_COLUMNS = Nothing("Columns are recognised; posttrain data check shows how they are read, and what to rename")
+_NO_PADDING = Nothing("Rows are packed; there is no padding token to choose or to count")
+_NO_MIXED_LOSS = Nothing(
+    "A run has one loss; rpo, dpop and cpo are those that add a likelihood term, weighed by algorithm.alpha"
+)
+_PLAIN_LORA = Nothing("Adapters are plain LoRA, of the linear layers in lora.target_modules")
+_BETA = ByAlgorithm(
+    (
+        Ours("algorithm.beta"),
+        Ours("algorithm.tau"),
+        Ours("algorithm.kl_coef"),
+    )
+)
+_LIKELIHOOD_TERM = Ours("algorithm.alpha", "a setting of rpo, dpop, cpo and simpo")
 
-TRL: dict[str, Ours | Nothing] = {
+TRL: dict[str, Entry] = {
     "model_name_or_path": Ours("model.path"),
     "model_revision": Ours("model.revision"),
     "attn_implementation": _near("model.attention", "sdpa or eager"),
@@ -161,7 +200,32 @@ TRL: dict[str, Ours | Nothing] = {
     "num_mini_batches": Ours("train.minibatches"),
     "missing_eos_penalty": Ours("algorithm.missing_eos_penalty"),
     "value_model": Ours("critic.path"),
-    "beta": Ours("algorithm.kl_coef"),
+    "beta": _BETA,
+    "label_smoothing": Ours("algorithm.label_smoothing", "with dpo it is cDPO, where TRL's sigmoid ignores it"),
+    "f_divergence_type": _near("algorithm.divergence", "reverse_kl, forward_kl, jensen_shannon or alpha; with dpo"),
+    "f_alpha_divergence_coef": Ours("algorithm.alpha", "beside algorithm.divergence = alpha of dpo"),
+    "ld_alpha": Ours("algorithm.tail_weight", "a setting of dpo"),
+    "discopop_tau": Ours("algorithm.tau", "a setting of discopop"),
+    "use_weighting": Nothing("WPO's weights are not offered"),
+    "loss_weights": _NO_MIXED_LOSS,
+    "rpo_alpha": _LIKELIHOOD_TERM,
+    "cpo_alpha": _LIKELIHOOD_TERM,
+    "simpo_gamma": Ours("algorithm.gamma", "a setting of simpo, where gamma_beta_ratio is the paper's"),
+    "desirable_weight": Ours("algorithm.desirable_weight", "a setting of kto"),
+    "undesirable_weight": Ours("algorithm.undesirable_weight", "a setting of kto"),
+    "center_rewards_coefficient": Ours("algorithm.center_coef", "a setting of reward_model"),
+    "step_separator": Ours("algorithm.separator", "a setting of process_reward_model"),
+    "router_aux_loss_coef": _NO_BALANCING,
+    "reference_free": Nothing("cpo, simpo and orpo are the losses without a reference"),
+    "ref_model": Ours("reference.path"),
+    "ref_model_init_kwargs": _near("reference", "a section: path, revision, trust_remote_code"),
+    "model_init_kwargs": _near("model", "a section: path, revision, attention, precision, ..."),
+    "precompute_ref_log_probs": _PRECOMPUTED,
+    "precompute_ref_batch_size": _PRECOMPUTED,
+    "ref_model_mixup_alpha": _STEADY_REFERENCE,
+    "ref_model_sync_steps": _STEADY_REFERENCE,
+    "neftune_noise_alpha": Nothing("No noise is added to embeddings; algorithm.dft is the one variant of sft"),
+    "generate_during_eval": Nothing("Given answers are also what is measured on; posttrain eval samples"),
     "scale_rewards": Nothing(
         "The algorithm decides: grpo divides by the standard deviation of the group, dr_grpo and rloo do not"
     ),
@@ -173,7 +237,7 @@ TRL: dict[str, Ours | Nothing] = {
     "vllm_importance_sampling_clip_max": _CAP,
     "vllm_importance_sampling_clip_min": Ours("algorithm.correction.low"),
     "off_policy_mask_threshold": Ours("algorithm.max_negative_divergence", "a setting of deepseek_v32"),
-    "sync_ref_model": Nothing("The reference model stays the model that the run started from"),
+    "sync_ref_model": _STEADY_REFERENCE,
     "disable_dropout": Nothing("The model runs without dropout; lora.dropout is the only one"),
     "mask_truncated_completions": Ours("train.mask_truncated"),
     "per_device_train_batch_size": _NO_DEVICE_BATCH,
@@ -193,9 +257,30 @@ TRL: dict[str, Ours | Nothing] = {
     "gradient_checkpointing_kwargs": _near("train.gradient_checkpointing", "true or false"),
     "packing": _ALWAYS_PACKED,
     "padding_free": _ALWAYS_PACKED,
-    "completion_only_loss": Nothing("Only completion tokens are ever trained"),
-    "assistant_only_loss": Nothing("Only completion tokens are ever trained"),
-    "max_length": _TWO_LENGTHS,
+    "packing_strategy": _ALWAYS_PACKED,
+    "eval_packing": _ALWAYS_PACKED,
+    "pad_to_multiple_of": _NO_PADDING,
+    "pad_token": _NO_PADDING,
+    "completion_only_loss": Nothing("Of a prompt with a completion only the completion is trained, of text all of it"),
+    "assistant_only_loss": Nothing(
+        "Of conversations only the assistant's turns are ever trained; data.train_on = last takes the last of them"
+    ),
+    "max_length": Ours("data.max_length", f"of given answers; {_NEVER_CUT}"),
+    "truncation_mode": Nothing("Rows longer than data.max_length are dropped and counted, never cut"),
+    "max_target_length": Ours("data.max_length", f"with the prompt; {_NEVER_CUT}"),
+    "chat_template_path": Ours("model.chat_template"),
+    "eos_token": _near("model.chat_template", "what ends a turn is the template's, and EOS the tokenizer's"),
+    "dataset_text_field": _COLUMNS,
+    "dataset_kwargs": _COLUMNS,
+    "dataset_num_proc": Nothing("Rows are tokenised in the process that trains; data.streaming keeps them on disk"),
+    "dataset_streaming": Ours("data.streaming"),
+    "test_split_size": Ours("data.eval_fraction"),
+    "train_sampling_strategy": Nothing("Rows are always shuffled, by seed"),
+    "activation_offloading": _near("train.gradient_checkpointing", "true or false; activations stay on the device"),
+    "use_rslora": _PLAIN_LORA,
+    "use_dora": _PLAIN_LORA,
+    "lora_modules_to_save": _PLAIN_LORA,
+    "lora_target_parameters": _PLAIN_LORA,
     "logging_steps": _ALWAYS_LOGGED,
     "logging_strategy": _ALWAYS_LOGGED,
     "log_completions": _ALWAYS_LOGGED,
@@ -219,7 +304,7 @@ TRL: dict[str, Ours | Nothing] = {
     "torch_compile": Nothing("The model runs uncompiled"),
 }  # fmt: skip
 
-VERL: dict[str, Ours | Nothing] = {
+VERL: dict[str, Entry] = {
     "data.train_files": Ours("data.train"),
     "data.val_files": Ours("data.eval"),
     "data.prompt_key": Ours("data.prompt"),
@@ -328,7 +413,7 @@ VERL: dict[str, Ours | Nothing] = {
     "trainer.resume_mode": _RESUMED,
 }  # fmt: skip
 
-OPENRLHF: dict[str, Ours | Nothing] = {
+OPENRLHF: dict[str, Entry] = {
     "pretrain": Ours("model.path"),
     "zero_stage": _NO_SHARDING,
     "adam_offload": _NO_SHARDING,
@@ -348,13 +433,37 @@ OPENRLHF: dict[str, Ours | Nothing] = {
     "rollout_batch_size": Ours("train.prompts_per_step"),
     "micro_rollout_batch_size": Ours("sampling.max_batch_rows"),
     "train_batch_size": _near(
-        "train.minibatches", "their number: rollout_batch_size * n_samples_per_prompt / train_batch_size"
+        "train.minibatches",
+        "their number: rollout_batch_size * n_samples_per_prompt / train_batch_size; "
+        "of given answers it is train.prompts_per_step",
     ),
     "micro_train_batch_size": _NO_DEVICE_BATCH,
     "train_max_tokens_per_gpu": Ours("train.tokens_per_microbatch"),
     "use_dynamic_batch": Nothing("Micro-batches are always filled up to train.tokens_per_microbatch"),
     "packing_samples": _ALWAYS_PACKED,
-    "max_epochs": Ours("train.epochs"),
+    "max_epochs": _near("train.epochs", "over each sampled batch; of given answers train.steps counts"),
+    "dataset": Ours("data.train"),
+    "dataset_split": Ours("data.split"),
+    "train_split": Ours("data.split"),
+    "dataset_probs": Nothing("The sources in the list data.train are shuffled together, each row once per pass"),
+    "chosen_key": _COLUMNS,
+    "rejected_key": _COLUMNS,
+    "output_key": _COLUMNS,
+    "prompt_key": Ours("data.prompt"),
+    "tokenizer_chat_template": Ours("model.chat_template"),
+    "max_len": Ours("data.max_length", f"of given answers; {_NEVER_CUT}"),
+    "beta": _BETA,
+    "ipo": _near("algorithm.name", "ipo; the preset openrlhf-ipo has log-ratios summed, as OpenRLHF"),
+    "label_smoothing": Ours("algorithm.label_smoothing"),
+    "nll_loss_coef": Ours("algorithm.alpha", "a setting of rpo"),
+    "ref_pretrain": Ours("reference.path"),
+    "ref_offload": Nothing("No reference model is in memory while given answers are trained on"),
+    "aux_loss_coef": _NO_BALANCING,
+    "margin_loss": _near("algorithm.margin", "data for true; a setting of reward_model"),
+    "compute_fp32_loss": Nothing("Losses are always computed in float32"),
+    "value_head_prefix": Nothing("A reward model is a sequence classifier of transformers, its head is called score"),
+    "multiturn": Nothing("Of conversations every answer is trained, or with data.train_on = last the last one"),
+    "min_lr_ratio": Ours("train.min_learning_rate_ratio"),
     "num_episodes": _NO_EPOCHS,
     "actor_learning_rate": Ours("train.learning_rate"),
     "critic_learning_rate": Ours("critic.learning_rate"),
@@ -395,14 +504,14 @@ OPENRLHF: dict[str, Ours | Nothing] = {
     "async_train": Nothing("Asynchronous training is not available in this version"),
 }  # fmt: skip
 
-AREAL: dict[str, Ours | Nothing] = {
+AREAL: dict[str, Entry] = {
     "use_decoupled_loss": _DECOUPLED,
     "behav_imp_weight_cap": _MASKED_ABOVE,
     "behave_imp_weight_cap": _MASKED_ABOVE,
     "behave_imp_weight_mode": _CORRECTED_BY,
 }  # fmt: skip
 
-COMMON: dict[str, Ours | Nothing] = {
+COMMON: dict[str, Entry] = {
     "lr": Ours("train.learning_rate"),
     "critic.lr": Ours("critic.learning_rate"),
     "critic_lr": Ours("critic.learning_rate"),
@@ -416,7 +525,7 @@ COMMON: dict[str, Ours | Nothing] = {
     "tokenizer": Nothing("The tokenizer is the one in the model's folder"),
 }
 
-FOREIGN: Mapping[str, Mapping[str, Ours | Nothing]] = {
+FOREIGN: Mapping[str, Mapping[str, Entry]] = {
     "TRL": TRL,
     "verl": VERL,
     "OpenRLHF": OPENRLHF,
@@ -443,47 +552,51 @@ FAMILIES: dict[str, Nothing] = {
 """Beginning of a key, or of a section that it stands in -> why no such key exists."""
 
 
-def suggest(path: str, value: str, known: Iterable[str]) -> Hint:
-    """What to say about the unknown key `path`, given as `value`; `known` are the dotted paths that exist.
+def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = ()) -> Hint:
+    """What to say about the unknown key `path`, given as `value`; `known` are the dotted paths that exist, and `own`
+    those of them that exist under the chosen algorithm.
 
     >>> suggest("train.num_generations", "8", ["sampling.group_size"]).text
     "TRL's num_generations is sampling.group_size here. Set sampling.group_size = 8."
     >>> suggest("group_size", "8", ["sampling.group_size"]).text
     'It belongs to sampling. Set sampling.group_size = 8.'
+    >>> suggest("beta", "0.2", [], own=["algorithm.kl_coef"]).key
+    'algorithm.kl_coef'
     """
     known = list(known)
     *sections, name = path.split(".")
     return (
         _family(sections)
-        or _foreign(path, value)
+        or foreign(path, value, own)
         or _misplaced(path, value, known)
-        or (None if sections else _without_section(name, value))
-        or _misspelt(path, value, known)
+        or (None if sections else _without_section(name, value, own))
+        or _misspelt(path, value, known, own)
         or _family([name])
         or Hint(_whole_section(path, known))
     )
 
 
-def _foreign(path: str, value: str) -> Hint | None:
+def foreign(path: str, value: str, own: Collection[str]) -> Hint | None:
     """The foreign name that is the longest end of the path; all projects that have it are named."""
     parts = path.split(".")
     for start in range(len(parts)):
         name = ".".join(parts[start:])
         found = [(project, names[name]) for project, names in FOREIGN.items() if name in names]
         if found:
-            return _say(name, found, value)
+            return _say(name, found, value, own)
     return None
 
 
-def _without_section(name: str, value: str) -> Hint | None:
+def _without_section(name: str, value: str, own: Collection[str]) -> Hint | None:
     """A nested foreign name that was written without its sections."""
     found = [(p, names[key]) for p, names in FOREIGN.items() for key in names if key.endswith(f".{name}")]
-    return _say(name, found[:1], value) if found else None
+    return _say(name, found[:1], value, own) if found else None
 
 
-def _say(name: str, found: list[tuple[str, Ours | Nothing]], value: str) -> Hint:
-    entry = found[0][1]
-    projects = " and ".join(f"{project}'s" for project, same in found if project and same == entry)
+def _say(name: str, found: list[tuple[str, Entry]], value: str, own: Collection[str]) -> Hint:
+    first = found[0][1]
+    projects = " and ".join(f"{project}'s" for project, same in found if project and same == first)
+    entry = first.under(own) if isinstance(first, ByAlgorithm) else first
     if isinstance(entry, Nothing):
         return Hint(f"{entry.reason}.")
     subject = f"{projects} {name}" if projects else name
@@ -509,7 +622,7 @@ def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
     return Hint(f"Did you mean {' or '.join(found)}?") if found else None
 
 
-def _misspelt(path: str, value: str, known: list[str]) -> Hint | None:
+def _misspelt(path: str, value: str, known: list[str], own: Collection[str]) -> Hint | None:
     """The nearest name: first among the neighbours, then among all our names, then among the foreign ones."""
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
@@ -519,9 +632,9 @@ def _misspelt(path: str, value: str, known: list[str]) -> Hint | None:
         close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
         if close:
             return Hint(f"Did you mean {names[close[0]]}?", names[close[0]])
-    foreign = {key.rpartition(".")[2]: key for names in FOREIGN.values() for key in names}
-    close = difflib.get_close_matches(name, foreign, n=1, cutoff=0.8)
-    return _foreign(foreign[close[0]], value) if close else None
+    names = {key.rpartition(".")[2]: key for names in FOREIGN.values() for key in names}
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+    return foreign(names[close[0]], value, own) if close else None
 
 
 def _family(parts: Iterable[str]) -> Hint | None:

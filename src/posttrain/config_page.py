@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from posttrain import config_presets
 from posttrain.config import PRESETS, describe_fields
-from posttrain.config_names import FAMILIES, FOREIGN, Nothing, Ours
+from posttrain.config_names import FAMILIES, FOREIGN, ByAlgorithm, Entry, Nothing
 from posttrain.config_rules import RULES
 from posttrain.config_schema import FieldDoc
 from posttrain.config_text import dotted, leaves, show
@@ -92,9 +92,11 @@ def _foreign() -> list[str]:
     return [f"### {title}\n\n{_table(('name', 'here'), rows)}" for title, rows in tables.items()]
 
 
-def _here(entry: Ours | Nothing) -> str:
+def _here(entry: Entry) -> str:
     if isinstance(entry, Nothing):
         return entry.reason
+    if isinstance(entry, ByAlgorithm):
+        return "by algorithm: " + ", or ".join(_here(choice) for choice in entry.choices)
     return f"`{entry.key}`{f' ({entry.note})' if entry.note else ''}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,11 +178,16 @@ def _bounds(node: Schema) -> str:
 
 
 def explain(
-    error: ValidationError, walker: Walker, known: Callable[[], Iterable[str]], prefix: Path = ()
+    error: ValidationError,
+    walker: Walker,
+    known: Callable[[], Iterable[str]],
+    prefix: Path = (),
+    own: Callable[[], Collection[str]] = list,
 ) -> list[Problem]:
     """Each mistake that pydantic found, with its path and in our words.
 
-    `known` names all settings that exist; it is only called when a key is unknown. `prefix` is where the schema hangs.
+    `known` names all settings that exist, `own` those that exist under the chosen algorithm; both are only called when
+    a key is unknown. `prefix` is where the schema hangs.
     """
     found: dict[Path, list[Problem]] = {}
     for detail in error.errors():
@@ -194,7 +199,7 @@ def explain(
         elif isinstance(cause, ConfigError):
             problems = [_refused(path, cause)]
         elif detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            problems = unknown((*path, detail["loc"][-1]), detail["input"], known())
+            problems = unknown((*path, detail["loc"][-1]), detail["input"], known(), own())
         elif detail["type"] == "missing":
             problems = [missing(path, node, walker)]
         else:
@@ -210,14 +215,14 @@ def _has_deeper(path: Path, paths: Iterable[Path]) -> bool:
     return any(len(other) > len(path) and other[: len(path)] == path for other in paths)
 
 
-def unknown(path: Path, value: Any, known: Iterable[str]) -> list[Problem]:
+def unknown(path: Path, value: Any, known: Iterable[str], own: Collection[str] = ()) -> list[Problem]:
     """One problem for each leaf below a key that does not exist."""
     known = list(known)
     problems = []
     for leaf, leaf_value in leaves(value, path):
         name = ".".join(str(step) for step in leaf if not isinstance(step, int))
         shown = show(leaf_value, key=str(leaf[-1]))
-        hint = suggest(name, shown, known)
+        hint = suggest(name, shown, known, own)
         given = f"{dotted(leaf)} = {shown} is not a setting"
         problems.append(Problem(path=leaf, given=given, fix=hint.text, meant=hint.key))
     return problems
