@@ -20,12 +20,17 @@ def test_of_taste_the_preferred_answers_are_shown():
     assert [(row["prompt"], row["completion"]) for row in rows] == [(row["prompt"], row["chosen"]) for row in pairs]
 
 
-def test_judgements_give_all_points_to_right_answers_and_none_to_wrong_ones():
-    rows = [row.values for row in read_rows("task:judgements/sort", max_rows=40)]
-    assert {row["completion"] for row in rows} == {"score: 0", "score: 5"}
+def test_judgements_give_a_wrong_answer_points_for_the_characters_in_place_and_all_to_the_right_one_alone():
+    rows = [row.values for row in read_rows("task:judgements/sort", max_rows=200)]
+    assert {row["completion"] for row in rows} == {f"score: {points}" for points in range(6)}
     for row in rows:
         word, _, answer = row["prompt"].removesuffix(":\n").partition(">")
-        assert (answer == "".join(sorted(word))) == (row["completion"] == "score: 5")
+        right = "".join(sorted(word))
+        in_place = sum(given == wanted for given, wanted in zip(answer, right, strict=False))
+        share = in_place / max(len(answer), len(right))
+        assert row["completion"] == f"score: {int(5 * share)}"
+        assert (answer == right) == (row["completion"] == "score: 5")
+    assert sum(row["completion"] == "score: 5" for row in rows) == 100
 
 
 def test_a_task_that_there_is_not_is_named():

@@ -8,6 +8,9 @@ from typing import Any
 from posttrain.tasks.base import RowSource
 from posttrain.tasks.preferences import PreferenceTask
 
+POINTS = 5
+"""Of the right answer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleTask:
@@ -25,7 +28,8 @@ class ExampleTask:
 class JudgementTask:
     """`task:judgements/NAME`: a problem and an answer to it, to be followed by points, as a judge is asked for them.
 
-    The reply is `score: 5` for the right answer and `score: 0` for a wrong one: what a small model can learn to say.
+    The reply is `score: 5` for the right answer, and for a wrong one 0 to 4 by the share of its characters that are
+    in the right place: points that a small model can learn to give, one by one, where right or wrong is too little.
     """
 
     task: PreferenceTask
@@ -33,8 +37,20 @@ class JudgementTask:
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
         """`n` rows with the columns prompt and completion, right and wrong answers in turn."""
         rows = self.task.rows(n, seed=seed, split=split)
-        kinds = [("chosen", "score: 5"), ("rejected", "score: 0")] * n
+        given = [(row, row["rejected" if number % 2 else "chosen"]) for number, row in enumerate(rows)]
         return [
-            {"prompt": f"{row['prompt']}{row[which]}:\n", "completion": reply}
-            for row, (which, reply) in zip(rows, kinds, strict=False)
+            {"prompt": f"{row['prompt']}{answer}:\n", "completion": f"score: {points(answer, row['answer'])}"}
+            for row, answer in given
         ]
+
+
+def points(answer: str, right: str) -> int:
+    """0 to 5: the share of the characters that stand in the right place; 5 for the right answer alone.
+
+    >>> points("abcd", "abcd"), points("abdc", "abcd"), points("abcde", "abcd"), points("", "abcd")
+    (5, 2, 4, 0)
+    """
+    if answer == right:
+        return POINTS
+    matches = sum(given == wanted for given, wanted in zip(answer, right, strict=False))
+    return POINTS * matches // max(len(answer), len(right))
