@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from posttrain.config import Resolved, RunConfig, _Scorer
+    from posttrain.config import Resolved, RunConfig
+    from posttrain.config_scorers import Scorer
 
 REWARD_MODEL = "reward_model"
 """The section, the folder inside of the run's, and what an entry of rewards or check calls the model."""
 
-S = TypeVar("S", bound="_Scorer")
+S = TypeVar("S", bound="Scorer")
 
 
 def reward_model_config(config: RunConfig, folder: Path) -> Resolved:
