@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.data import templates
 from tests.data.samples import real_tokenizer, rows_of
-from tests.data.test_examples import only, render
+from tests.data.test_examples import marked, only, render
 
 from posttrain.data.masks import WAYS, Conversation, assistant_segments, find_answers
 from posttrain.data.prompts import Renderer
@@ -129,6 +129,79 @@ def test_what_a_template_refuses_is_a_row_that_is_dropped(tokenizer):
     assert found.dropped[0].reason == "the chat template refuses it (Roles must alternate)"
 
 
+# --- a conversation that the assistant begins ------------------------------------------------------------------------
+
+
+GREETING = [{"role": "assistant", "content": "hello"}, *TWO]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("APPENDS", "hello<eos>|1<eos>|2<eos>"),
+        ("TRIMS", "hello<eos>|1<eos>|2<eos>"),
+        ("COUNTS", "hello<eos>|1<eos>|2<eos>"),
+        ("TAGS", "olleh<eos>|1<eos>|2<eos>"),
+        ("TAKES_REASONING_OUT", "hello<eos>|1<eos>|<think>\n\n</think>\n\n2<eos>"),
+        ("NO_EOS", "hello\n|1\n|2\n<eos>"),
+    ],
+)
+def test_an_answer_that_nobody_asked_for_is_trained_behind_its_header(tokenizer, template, expected):
+    assert trained_text(GREETING, under(getattr(templates, template), tokenizer)) == expected
+
+
+def test_a_sharegpt_row_that_gpt_begins_costs_no_other_row(tokenizer):
+    talk = [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "1?"}, {"from": "gpt", "value": "1"}]
+    found = render(rows_of({"conversations": talk}, {"conversations": talk[1:]}), under(templates.APPENDS, tokenizer))
+    assert [marked(example, tokenizer) for example in found.examples] == [
+        "<bos>a:[h][i][<eos>]u:1?<eos>a:[1][<eos>]",
+        "<bos>u:1?<eos>a:[1][<eos>]",
+    ]
+
+
+def test_where_a_template_refuses_an_assistant_in_front_the_row_is_dropped(tokenizer):
+    found = render(rows_of({"messages": TWO}, {"messages": GREETING}), under(templates.ALTERNATES, tokenizer))
+    assert [dropped.reason for dropped in found.dropped] == ["the chat template refuses it (Roles must alternate)"]
+
+
+@pytest.mark.parametrize("name", ["tokenizers/qwen2.5", "tokenizers/smollm2", "models/minimind2-small"])
+def test_real_templates_write_what_the_assistant_says_first(name):
+    tokenizer = real_tokenizer(name)
+    end = tokenizer.eos_token
+    found = trained_text(GREETING, Renderer(tokenizer=tokenizer, chat=True))
+    assert found.replace(f"{end}\n", end) == f"hello{end}|1{end}|2{end}"
+
+
+# --- an EOS in the text of an answer ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("template", ["APPENDS", "TRIMS", "COUNTS", "TAKES_REASONING_OUT"])
+def test_an_answer_goes_on_behind_an_eos_in_its_text(tokenizer, template):
+    talk = [TWO[0], {"role": "assistant", "content": "1<eos>b"}, TWO[2], {"role": "assistant", "content": "<eos>2c"}]
+    found = trained_text(talk, under(getattr(templates, template), tokenizer))
+    assert found.replace("<think>\n\n</think>\n\n", "") == "1<eos>b<eos>|<eos>2c<eos>"
+
+
+def test_an_eos_at_the_end_of_the_text_ends_the_answer(tokenizer):
+    talk = [TWO[0], {"role": "assistant", "content": "1<eos>"}]
+    assert trained_text(talk, under(templates.APPENDS, tokenizer)) == "1<eos>"
+
+
+@pytest.mark.parametrize("front", ["", "{{ messages | length }}"])
+def test_an_eos_in_the_arguments_of_a_call_ends_nothing(tokenizer, front):
+    function = {"name": "add", "arguments": {"n": "<eos>1"}}
+    talk = [
+        TWO[0],
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "<eos>b", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "2"},
+        TWO[3],
+    ]
+    call = '[add {"n": "<eos>1"}]<eos>'
+    assert trained_text(talk, under(front + templates.CALLS, tokenizer)) == f"{call}|<eos>b{call}|2<eos>"
+
+
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
@@ -174,13 +247,15 @@ def test_a_template_that_leaves_calls_out_does_not_teach_empty_answers(tokenizer
 # --- properties ------------------------------------------------------------------------------------------------------
 
 lower, upper = (st.text(alphabet, min_size=1, max_size=6) for alphabet in ("bcd ", "XYZ "))
-talks = st.lists(st.tuples(lower.filter(str.strip), upper.filter(str.strip)), min_size=1, max_size=4).map(
-    lambda turns: [
+turns = st.lists(st.tuples(lower.filter(str.strip), upper.filter(str.strip)), min_size=1, max_size=4).map(
+    lambda pairs: [
         {"role": role, "content": content}
-        for pair in turns
+        for pair in pairs
         for role, content in zip(("user", "assistant"), pair, strict=True)
     ]
 )
+talks = st.builds(lambda talk, begun: talk[1:] if begun else talk, turns, st.booleans())
+"""Half of them begin with the assistant."""
 
 
 @HEAR

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.data import templates
 from tests.data.samples import real_tokenizer, rows_of, shared_file
 from tests.data.test_examples import marked
 
+from posttrain.data.collate import collate_examples
+from posttrain.data.labels import render_labels
 from posttrain.data.pairs import PairSet, implicit_prompt, render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import read_rows
@@ -128,3 +131,34 @@ def test_real_preference_data_becomes_pairs():
         rows = read_rows(str(shared_file(f"preference/{name}")), max_rows=20)
         found = render(rows, Renderer(tokenizer=tokenizer, chat=True), max_length=4000)
         assert len(found) >= 15
+
+
+def test_answers_that_differ_behind_an_eos_in_their_text_are_no_equal_ones(tokenizer):
+    tokenizer.chat_template = templates.APPENDS
+    renderer = Renderer(tokenizer=tokenizer, chat=True)
+    row = {"prompt": "1+1=", "chosen": "2<eos>a", "rejected": "2<eos>b"}
+    assert only(rows_of(row), renderer) == (
+        "<bos>u:1+1=<eos>a:[2][<eos>][a][<eos>]",
+        "<bos>u:1+1=<eos>a:[2][<eos>][b][<eos>]",
+    )
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_with_several_eos_and_a_pad_token_that_is_one_every_answer_keeps_its_end(tokenizer, chat):
+    """A template ends turns with an EOS that is not the tokenizer's own; padding is told by place, not by id."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    tokenizer.chat_template = templates.APPENDS.replace("{{ eos_token }}", "<end>")
+    tokenizer.pad_token = tokenizer.eos_token
+    eos_ids = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<end>")}
+    renderer = Renderer(tokenizer=tokenizer, chat=chat)
+    limits = {"eos_ids": eos_ids, "max_length": 100, "max_dropped": 0.0, "what": "data"}
+    row = {"prompt": "1+1=", "chosen": "2", "rejected": "33"}
+    (pair,) = render_pairs(rows_of(row), renderer, **limits).pairs
+    frame, end = ("<bos>u:1+1=<end>a:{}", "[<end>]") if chat else ("<bos>1+1={}", "[<eos>]")
+    sides = [marked(side, tokenizer) for side in (pair.chosen, pair.rejected)]
+    assert sides == [frame.format(answer + end) for answer in ("[2]", "[3][3]")]
+    tokens, mask_BT = collate_examples([pair.chosen, pair.rejected], tokenizer.pad_token_id)
+    assert tokens.lengths_B.tolist() == [len(pair.chosen.input_ids), len(pair.rejected.input_ids)]
+    assert mask_BT.sum(dim=-1).tolist() == [2, 3]
+    labelled = render_labels(rows_of({"prompt": "1+1=", "completion": "2", "label": True}), renderer, **limits)
+    assert marked(labelled.rows[0].example, tokenizer) == sides[0]

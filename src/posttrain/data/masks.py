@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posttrain.data.dropped import Unusable
+from posttrain.data.special import eos_pattern, texts_in
 from posttrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -61,11 +62,18 @@ class Conversation:
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompted: bool = False) -> str:
         return self.renderer.render(messages, add_generation_prompt=prompted, tools=self.tools)
 
-    def end_of_turn(self, text: str, start: int, stop: int) -> int | None:
-        """Behind the first EOS in `text[start:stop]`."""
-        names = [self.renderer.tokenizer.convert_ids_to_tokens(token) for token in self.eos_ids]
-        ends = [found + len(name) for name in names if (found := text.find(str(name), start, stop)) >= 0]
-        return min(ends, default=None)
+    def end_of_turn(self, text: str, start: int, stop: int, said: Any = "") -> int | None:
+        """Behind the EOS in `text[start:stop]` that follows on those which what is `said` there holds itself.
+
+        An EOS in the middle of an answer is part of the data; one at its very end does end it.
+        """
+        names = eos_pattern(self.renderer.tokenizer, self.eos_ids)
+        if names is None:
+            return None
+        ends = [match.end() for match in names.finditer(text, start, stop)]
+        texts = [text.strip() for text in texts_in(said)]
+        inside = sum(match.end() < len(one) for one in texts for match in names.finditer(one))
+        return ends[min(inside, len(ends) - 1)] if ends else None
 
 
 def assistant_segments(
@@ -133,11 +141,15 @@ def by_prefix(talk: Conversation) -> list[Segment]:
     """Each answer is what is added to the prompt that would ask for it."""
     text, turns = "", []
     for place in talk.trained:
-        before = talk.render(talk.messages[:place], prompted=True)
         after = talk.render(talk.messages[: place + 1])
+        if place:
+            before = talk.render(talk.messages[:place], prompted=True)
+        else:  # there is no prompt to render
+            begins = replace(talk, messages=talk.messages[:1])
+            before = after[: _behind_header(begins, after, 0, 0, len(after))]
         if not before.startswith(text) or not after.startswith(before):
             raise NotFound("the chat template rewrites earlier turns when a turn is added")
-        end = talk.end_of_turn(after, len(before), len(after))
+        end = talk.end_of_turn(after, len(before), len(after), said=talk.messages[place])
         turns.append(Turn(len(before), len(after) if end is None else end))
         text = after
     return _cut(text, turns, talk.renderer)
@@ -179,7 +191,7 @@ def by_marks(talk: Conversation) -> list[Segment]:
         if high is None:
             raise NotFound("the template leaves out an answer or changes it")
         start = _behind_header(talk, marks.text, place, low, high)
-        end = talk.end_of_turn(marks.text, high, marks.begin_after(place))
+        end = talk.end_of_turn(marks.text, high, marks.begin_after(place), said=_behind_mark(talk.messages[place]))
         if end is None and talk.messages[place].get("tool_calls"):
             raise NotFound("nothing ends the turn behind a tool call")
         is_last = place == len(talk.messages) - 1
@@ -252,11 +264,17 @@ def _marked(message: Mapping[str, Any], place: int) -> dict[str, Any]:
     return {**message, "content": content[:at] + front + body + end + content[at + len(body) :]}
 
 
+def _behind_mark(message: Mapping[str, Any]) -> Any:
+    """What an answer says behind the mark at its end: tool calls."""
+    calls = message.get("tool_calls") or [{"function": {"arguments": {}}}]
+    return calls if message["content"].strip() else calls[-1]["function"]["arguments"]
+
+
 def _behind_header(talk: Conversation, text: str, place: int, low: int, high: int) -> int:
     """Where the answer begins, between the end of the message before it and its own."""
     before = talk.messages[:place]
-    prompted = talk.render(before, prompted=True) if before else ""
-    unprompted = talk.render(before) if before else ""
+    asked = before or [{"role": "user", "content": _PROBE}]  # no template writes a conversation of no turns
+    prompted, unprompted = talk.render(asked, prompted=True), talk.render(asked)
     if len(prompted) > len(unprompted) and prompted.startswith(unprompted):
         header = prompted[len(unprompted) :]
         if (at := text.find(header, low, high)) >= 0:

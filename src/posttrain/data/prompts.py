@@ -121,7 +121,7 @@ class Renderer:
         options |= dict(self.template_kwargs or {}) | ({} if tools is None else {"tools": list(tools)})
         try:
             return self.tokenizer.apply_chat_template([dict(message) for message in messages], **options)
-        except (TemplateError, TypeError) as error:  # a template is a program: it refuses, or trips over a value
+        except (TemplateError, TypeError, ValueError) as error:  # a program: it refuses, or trips over a value
             raise Unusable(f"the chat template refuses it ({error})") from error
 
     def ids(self, text: str, *, is_chat: bool) -> tuple[int, ...]:

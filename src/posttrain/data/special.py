@@ -1,0 +1,92 @@
+"""Special tokens in the text of data: a tokenizer reads "<|im_end|>" in an answer as the end of the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from posttrain.data.dropped import Dropped
+from posttrain.data.forms import Form
+from posttrain.data.read import Row
+from posttrain.data.sampled_pairs import is_sampled_pair
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def eos_pattern(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int]) -> re.Pattern[str] | None:
+    """Finds what ends a turn; None without any."""
+    return _any_of(str(tokenizer.convert_ids_to_tokens(token)) for token in eos_ids)
+
+
+def special_pattern(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int]) -> re.Pattern[str] | None:
+    """Finds what begins or ends a text or a turn, and any other special token but the one for unknown words."""
+    ends = (str(tokenizer.convert_ids_to_tokens(token)) for token in eos_ids)
+    return _any_of(name for name in {*ends, *tokenizer.all_special_tokens} if name != tokenizer.unk_token)
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
+    longest_first = sorted({name for name in names if name}, key=lambda name: (-len(name), name))
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in messages, tool calls and whatever else data is made of."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from texts_in(one)
+    elif isinstance(value, Sequence):
+        for one in value:
+            yield from texts_in(one)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injected:
+    """Rows whose text holds special tokens, other than at its very end."""
+
+    count: int
+    token: str
+    """The first one that was found."""
+    origins: tuple[str, ...]
+    """Of the first rows."""
+
+    @property
+    def message(self) -> str:
+        where = ", ".join([*self.origins, *(["…"] if self.count > len(self.origins) else [])])
+        rows = "1 row holds" if self.count == 1 else f"{self.count} rows hold"
+        return (
+            f"{rows} special tokens in the text, such as {self.token}, which the model reads as such, not as "
+            f"letters ({where})"
+        )
+
+
+def injected(rows: Iterable[Row], form: Form, pattern: re.Pattern[str] | None, *, chat: bool) -> Injected | None:
+    """The rows, of those that are read at all, in whose text `pattern` is found; None without any.
+
+    An EOS at the end of a text is how many write the end of an answer, and no injection.
+    """
+    count, token, origins = 0, "", []
+    if pattern is None:
+        return None
+    for row in rows:
+        values = Dropped(row.origin, "given as ids") if is_sampled_pair(row) else form.read(row, chat=chat)
+        if isinstance(values, Dropped):
+            continue
+        found = _first(values["prompt"] if form.kind == "prompts" else values, pattern)
+        if found is not None:
+            count, token = count + 1, token or found
+            origins += [row.origin] if count <= 3 else []
+    return Injected(count=count, token=token, origins=tuple(origins)) if count else None
+
+
+def _first(values: Any, pattern: re.Pattern[str]) -> str | None:
+    for text in texts_in(values):
+        stripped = text.strip()
+        for match in pattern.finditer(stripped):
+            if match.end() < len(stripped):
+                return match[0]
+    return None
