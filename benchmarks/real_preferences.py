@@ -93,8 +93,8 @@ this shows what the measures say on real data, not which loss is best. `../share
     python benchmarks/real_preferences.py
 
 *Ranked* is the share of held-out pairs whose chosen answer has the higher summed log-probability (of a reward model:
-the higher score); *implicit* the same by the log-ratio to the model before training, which is what a loss with a reference
-trains. *Margin* is the mean difference of those log-ratios in nats (of a reward model: of scores). *Chosen* and
+the higher score); *implicit* the same by the log-ratio to the model before training, which is what a loss with a
+reference trains. *Margin* is the mean difference of those log-ratios in nats (of a reward model: of scores). *Chosen* and
 *rejected* say where the likelihood went, in nats per answer. 95% intervals; a difference whose interval holds 0 shows
 nothing.
 
