@@ -20,8 +20,9 @@ from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.ratings import render_ratings
 from posttrain.data.read import Row
+from posttrain.data.special import injected
 from posttrain.data.steps import render_steps
-from posttrain.data.survey import PLACES, Lengths, Sample, Seen, Survey, Use
+from posttrain.data.survey import PLACES, Finding, Lengths, Sample, Seen, Survey, Use
 from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
 
 if TYPE_CHECKING:
@@ -103,8 +104,16 @@ def take(look: Looking, kind: Kind) -> Use:
         classes=dict(survey.classes),
         length_bias=survey.length_bias(),
         samples=tuple(Sample(origin=origins[record.index], **how.show(look, record)) for record in first),
-        findings=survey.findings(kind, look.unit, look.places),
+        findings=(*survey.findings(kind, look.unit, look.places), *_injected(look, kind)),
     )
+
+
+def _injected(look: Looking, kind: Kind) -> tuple[Finding, ...]:
+    """Special tokens in the text of the rows; without a tokenizer nobody knows which those are."""
+    if look.unit == "characters":
+        return ()
+    found = injected(look.rows, kind, look.renderer.tokenizer, look.eos_ids, chat=look.renderer.chat)
+    return () if found is None else (Finding(message=found.message, fix=found.fix),)
 
 
 # --- rendered as a run does it ----------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.data.dropped import Dropped
-from posttrain.data.forms import Form
+from posttrain.data.forms import Form, Kind, detect, fits
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair
 
@@ -54,6 +54,11 @@ class Injected:
     origins: tuple[str, ...]
     """Of the first rows."""
 
+    fix: ClassVar[str] = (
+        "Remove them: in a prompt they fake turns, in an answer they teach to go on behind its end. An EOS at the very "
+        "end of a text may stay."
+    )
+
     @property
     def message(self) -> str:
         where = ", ".join([*self.origins, *(["…"] if self.count > len(self.origins) else [])])
@@ -64,13 +69,16 @@ class Injected:
         )
 
 
-def injected(rows: Iterable[Row], form: Form, pattern: re.Pattern[str] | None, *, chat: bool) -> Injected | None:
-    """The rows, of those that are read at all, in whose text `pattern` is found; None without any.
+def injected(
+    rows: Sequence[Row], kind: Kind, tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], *, chat: bool
+) -> Injected | None:
+    """The rows, of those that can be read as this kind, in whose text a special token stands; None without any.
 
     An EOS at the end of a text is how many write the end of an answer, and no injection.
     """
     count, token, origins = 0, "", []
-    if pattern is None:
+    form, pattern = _form_of(rows, kind), special_pattern(tokenizer, eos_ids)
+    if form is None or pattern is None:
         return None
     for row in rows:
         values = Dropped(row.origin, "given as ids") if is_sampled_pair(row) else form.read(row, chat=chat)
@@ -81,6 +89,13 @@ def injected(rows: Iterable[Row], form: Form, pattern: re.Pattern[str] | None, *
             count, token = count + 1, token or found
             origins += [row.origin] if count <= 3 else []
     return Injected(count=count, token=token, origins=tuple(origins)) if count else None
+
+
+def _form_of(rows: Sequence[Row], kind: Kind) -> Form | None:
+    """Both sides of pairs are read as labels and, where they have scores, as ratings."""
+    kinds: tuple[Kind, ...] = (kind, "pairs")
+    suited = next((one for one in kinds if fits(rows, one)), None)
+    return None if suited is None else detect(rows, suited)
 
 
 def _first(values: Any, pattern: re.Pattern[str]) -> str | None:
