@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.examples import ExampleSet, render_examples
@@ -30,7 +31,13 @@ Rendered = ExampleSet | PairSet | LabelledSet
 
 
 def supervised(
-    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, samplers: Samplers, judges: Judges
+    config: RunConfig,
+    rows: Split,
+    loaded: LoadedModel,
+    forward: Forward,
+    samplers: Samplers,
+    judges: Judges,
+    folder: Path,
 ) -> Source:
     """Given answers are imitated."""
     train, heldout = rendered(render_examples, config, rows, loaded)
@@ -40,30 +47,42 @@ def supervised(
 
 
 def preferences(
-    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, samplers: Samplers, judges: Judges
+    config: RunConfig,
+    rows: Split,
+    loaded: LoadedModel,
+    forward: Forward,
+    samplers: Samplers,
+    judges: Judges,
+    folder: Path,
 ) -> Source:
     """The better one of two answers is told from the other."""
     train, heldout = rendered(render_pairs, config, rows, loaded)
     sides = Sides(train.pairs)
     used = used_rows(config, len(train.pairs))
-    references, facts = beside(config, sides, sides.of(used), loaded, forward)
+    references, facts = beside(config, sides, sides.of(used), loaded, forward, folder)
     feed = PairFeed(config, train.pairs, pad_id=loaded.pad_id, references=references)
     measure = HeldOutPolicyPairs(config, forward, heldout.pairs if heldout else (), loaded.pad_id)
     return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout), facts=facts)
 
 
 def labelled(
-    config: RunConfig, rows: Split, loaded: LoadedModel, forward: Forward, samplers: Samplers, judges: Judges
+    config: RunConfig,
+    rows: Split,
+    loaded: LoadedModel,
+    forward: Forward,
+    samplers: Samplers,
+    judges: Judges,
+    folder: Path,
 ) -> Source:
     """Desirable answers are told from undesirable ones."""
     train, heldout = rendered(render_labels, config, rows, loaded)
     answers = Answers(train.rows)
     used = used_rows(config, len(answers))
-    references, facts = beside(config, answers, used, loaded, forward)
+    references, facts = beside(config, answers, used, loaded, forward, folder)
     mismatched = None
     if "mismatched" in config.algorithm.build().needs:
         others = MismatchedAnswers(train.rows, seed=config.seed, max_length=longest_row(config, loaded))
-        found, more = beside(config, others, used, loaded, forward, what="mismatched answers")
+        found, more = beside(config, others, used, loaded, forward, folder, what="mismatched answers")
         assert found is not None, "what compares with mismatched answers has a reference"
         mismatched, facts = Beside(others, found), [*facts, *more]
     feed = LabelFeed(config, train.rows, pad_id=loaded.pad_id, references=references, mismatched=mismatched)
@@ -99,13 +118,14 @@ def beside(
     places: Sequence[int],
     loaded: LoadedModel,
     forward: Forward,
+    folder: Path,
     what: str = "answers",
 ) -> tuple[References | None, list[str]]:
     """What the reference says about the examples at `places`, where the algorithm asks for it, and a line about it."""
     if "reference" not in config.algorithm.build().needs:
         return None, []
     started, reference = time.perf_counter(), start_forward(config, loaded, forward)
-    found, known = reference_logprobs(config, examples, places, reference, pad_id=loaded.pad_id)
+    found, known = reference_logprobs(config, examples, places, reference, pad_id=loaded.pad_id, folder=folder)
     seconds = time.perf_counter() - started
     how = "read from disk" if known else f"computed in {seconds:.1f} s, and kept on disk"
     return found, [f"log-probabilities of {len(places)} {what} under the reference: {how}"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,9 +72,11 @@ class Sides(Sequence[Example]):
         pair = self.pairs[place % len(self.pairs)]
         return pair.chosen if place < len(self.pairs) else pair.rejected
 
-    def of(self, rows: Sequence[int]) -> list[int]:
+    def of(self, rows: Sequence[int]) -> Sequence[int]:
         """Where the sides of these pairs stand: the chosen ones, then the rejected ones."""
-        return [*rows, *(len(self.pairs) + row for row in rows)]
+        if rows == range(len(self.pairs)):
+            return range(len(self))
+        return array("q", chain(rows, (len(self.pairs) + row for row in rows)))
 
 
 def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:

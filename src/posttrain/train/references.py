@@ -1,43 +1,49 @@
 """The reference that a policy is held to: a model where answers are sampled, numbers on disk where they are given.
 
 The answers of a dataset do not change while a policy learns from them. So what the reference says about them is
-computed once, before the first step and with the weights that are in memory anyway, and kept on disk by the content of
-model and data. No reference model is there while training, and another run on the same data finds the numbers ready.
+computed once, before the first step and with the weights that are in memory anyway, and kept on disk twice:
+
+    in the cache folder, by everything that decides a bit of them, so that another run on the same data finds them ready
+    in the run's folder, by model and data, so that the run goes on with the same numbers whatever has become of
+    the cache, of the code and of the versions meanwhile
+
+No reference model is there while training.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
+from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posttrain.cache import cache_folder
 from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
-from posttrain.errors import DoesNotFit
 from posttrain.models.adapters import frozen_copy, reference_scope
-from posttrain.models.forward_path import without_adapters
+from posttrain.models.identity import computation_key, model_key
 from posttrain.models.load import LoadedModel
 from posttrain.train.frozen import load_frozen
 from posttrain.train.loop import microbatches
 from posttrain.train.policy import Forward
+from posttrain.train.reference_files import read_values, share, write_values
 from posttrain.types import Batch, Example
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 ROWS_AT_ONCE = 256
-"""Examples that are collated together."""
+"""Examples that are collated together, and that are in memory at a time."""
+CODE = ("train/policy.py", "train/references.py", "train/loop.py", "data/collate.py", "types.py")
+"""The modules through which the numbers go beside those of every model."""
 
 
 def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
@@ -60,19 +66,29 @@ def start_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> F
 class References:
     """`references[place]`: log-probabilities of the trained tokens of one example, in their order; float32.
 
-    Of the examples at `places`, which are those that the run uses; `counts` are their trained tokens.
+    Of the examples at `places`, in ascending order, which are those that the run uses; `counts_N` are their trained
+    tokens.
     """
 
-    def __init__(self, values: np.ndarray, places: Sequence[int], counts: Sequence[int]) -> None:
-        self.values, self.ends = values, np.cumsum([0, *counts])
-        self.number = {place: number for number, place in enumerate(places)}
+    def __init__(self, values: np.ndarray, places: Sequence[int], counts_N: np.ndarray) -> None:
+        self.values, self.ends_N = values, np.concatenate([[0], np.cumsum(counts_N, dtype=np.int64)])
+        self.places = places if isinstance(places, range) else np.asarray(places, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.number)
+        return len(self.places)
 
     def __getitem__(self, place: int) -> Tensor:
-        number = self.number[place]
-        return torch.tensor(self.values[self.ends[number] : self.ends[number + 1]])
+        number = self._number(place)
+        return torch.tensor(self.values[self.ends_N[number] : self.ends_N[number + 1]])
+
+    def _number(self, place: int) -> int:
+        """Where the example stands among those that were scored."""
+        if isinstance(self.places, range):
+            return self.places.index(place)
+        number = int(np.searchsorted(self.places, place))
+        if number == len(self) or self.places[number] != place:
+            raise ValueError(f"example {place} is not one of the {len(self)} that the reference has scored")
+        return number
 
     def beside(self, places: Sequence[int], mask_BT: Tensor) -> Tensor:
         """`[B, T]`: those of the named examples at the True places of their rows, 0 elsewhere."""
@@ -81,114 +97,84 @@ class References:
         return beside_BT
 
 
-def used_rows(config: RunConfig, size: int) -> list[int]:
-    """Which of `size` rows the steps of the run take; all of them from the first whole epoch on."""
+def used_rows(config: RunConfig, size: int) -> Sequence[int]:
+    """Which of `size` rows the steps of the run take, ascending; all of them from the first whole epoch on."""
     train = config.train
     if train.steps * train.prompts_per_step >= size:
-        return list(range(size))
+        return range(size)
     steps = range(1, train.steps + 1)
-    return sorted({row for step in steps for row in rows_for_step(config.seed, step, train.prompts_per_step, size)})
+    taken = chain.from_iterable(rows_for_step(config.seed, step, train.prompts_per_step, size) for step in steps)
+    return array("q", np.unique(np.fromiter(taken, dtype=np.int64)).tobytes())
 
 
 def reference_logprobs(
-    config: RunConfig, dataset: Sequence[Example], places: Sequence[int], forward: Forward, *, pad_id: int
+    config: RunConfig,
+    dataset: Sequence[Example],
+    places: Sequence[int],
+    forward: Forward,
+    *,
+    pad_id: int,
+    folder: Path,
 ) -> tuple[References, bool]:
-    """What the model behind `forward` says about the examples at `places`, and whether that was on disk already."""
-    examples = [dataset[place] for place in places]
-    counts = [sum(example.completion_mask) for example in examples]
-    file = cache_folder("references") / f"{content_key(examples, forward)}.f32"
-    found = read_values(file, sum(counts))
-    if found is None:
-        write_values(file, _score(config, examples, forward, pad_id), sum(counts))
-        found = read_values(file, sum(counts))
-        assert found is not None, f"{file} cannot be read back"
-        return References(found, places, counts), False
-    return References(found, places, counts), True
+    """What the model behind `forward` says about the examples at `places`, and whether that was on disk already.
+
+    `folder` is that of the run, which keeps what it was told.
+    """
+    data, counts_N = scan(dataset, places)
+    total = int(counts_N.sum())
+    own = folder / "references" / f"{run_key(data, forward)}.f32"
+    cached = cache_folder("references") / f"{content_key(own.stem, forward, config)}.f32"
+    values = read_values(own, total)
+    if values is None:
+        share(cached, own, total)
+        values = read_values(own, total)
+    if values is not None:
+        return References(values, places, counts_N), True
+    values = write_values(own, _score(config, dataset, places, forward, pad_id), total)
+    share(own, cached, total)
+    return References(values, places, counts_N), False
+
+
+def scan(dataset: Sequence[Example], places: Sequence[int]) -> tuple[str, np.ndarray]:
+    """A hash that changes with any token or mask of the examples, and the trained tokens of each."""
+    digest, counts_N = hashlib.sha256(), np.zeros(len(places), dtype=np.int64)
+    for number, place in enumerate(places):
+        example = dataset[place]
+        digest.update(np.asarray([len(example.input_ids), *example.input_ids], dtype=np.int64).tobytes())
+        digest.update(np.asarray(example.completion_mask, dtype=np.bool_).tobytes())
+        counts_N[number] = sum(example.completion_mask)
+    return digest.hexdigest(), counts_N
 
 
 @torch.no_grad()
-def _score(config: RunConfig, examples: Sequence[Example], forward: Forward, pad_id: int) -> Iterator[np.ndarray]:
+def _score(
+    config: RunConfig, dataset: Sequence[Example], places: Sequence[int], forward: Forward, pad_id: int
+) -> Iterator[np.ndarray]:
     """The log-probabilities of the trained tokens, example after example."""
     split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
-    for begin in range(0, len(examples), ROWS_AT_ONCE):
-        places = range(begin, min(begin + ROWS_AT_ONCE, len(examples)))
-        tokens, mask_BT = collate_examples([examples[place] for place in places], pad_id)
-        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(places)), tokens=tokens)
+    for begin in range(0, len(places), ROWS_AT_ONCE):
+        examples = [dataset[place] for place in places[begin : begin + ROWS_AT_ONCE]]
+        tokens, mask_BT = collate_examples(examples, pad_id)
+        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(examples)), tokens=tokens)
         logprobs_BT = torch.zeros(mask_BT.shape)
         for rows, micro in split(batch):
             logprobs_BT[rows] = forward(micro).logprobs_BT.float().cpu()
         yield logprobs_BT[mask_BT].numpy()
 
 
-# --- on disk ----------------------------------------------------------------------------------------------------------
+# --- under which names ------------------------------------------------------------------------------------------------
 
 
-def content_key(examples: Sequence[Example], forward: Forward) -> str:
-    """Changes with any weight, any setting of the model, its precision, and any token or mask of the data."""
-    digest = hashlib.sha256(model_key(forward.model).encode())
-    digest.update(f"{forward.compute_dtype} {forward.temperature} {torch.__version__}".encode())
-    for example in examples:
-        digest.update(np.asarray([len(example.input_ids), *example.input_ids], dtype=np.int64).tobytes())
-        digest.update(np.asarray(example.completion_mask, dtype=np.bool_).tobytes())
-    return digest.hexdigest()[:32]
+def run_key(data: str, forward: Forward) -> str:
+    """What the numbers are of: the examples, and the model with its precision and temperature."""
+    return _key(data, model_key(forward.model), str(forward.compute_dtype), forward.temperature)
 
 
-@torch.no_grad()
-def model_key(model: nn.Module) -> str:
-    """Hash of the weights and the architecture of a model; of one with adapters, of its base."""
-    plain = without_adapters(model)
-    settings = plain.config.to_dict() if hasattr(plain, "config") else {}  # type: ignore[union-attr,operator]
-    kept = {name: value for name, value in settings.items() if not name.startswith("_")}
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(plain.state_dict().items()):
-        if "lora_" in name:
-            continue
-        digest.update(f"{name.replace('.base_layer', '')} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def content_key(numbers: str, forward: Forward, config: RunConfig) -> str:
+    """Whatever decides a bit of the `numbers` of that name: how rows are packed and summed, by which code, on what."""
+    computation = computation_key(forward.model, compute_dtype=forward.compute_dtype, code=CODE)
+    return _key(numbers, computation, config.train.tokens_per_microbatch, forward.chunk_tokens)
 
 
-def read_values(file: Path, count: int) -> np.ndarray | None:
-    """The numbers in the file, mapped and not read into memory; None for a file that is missing or damaged."""
-    try:
-        seal = json.loads(_seal(file).read_text(encoding="utf-8"))
-        if file.stat().st_size != 4 * count or seal["sha256"] != _sha256(file):
-            return None
-    except (OSError, ValueError, KeyError):
-        return None
-    return np.memmap(file, dtype=np.float32, mode="r") if count else np.zeros(0, dtype=np.float32)
-
-
-def write_values(file: Path, parts: Iterator[np.ndarray], count: int) -> None:
-    """Write the numbers, then a seal with their hash. Raises DoesNotFit where there is no room."""
-    draft = file.with_suffix(f".{os.getpid()}.part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(file.parent).free < 4 * count:
-            raise OSError(f"{4 * count / 1e6:,.0f} MB needed")
-        with draft.open("wb") as out:
-            for part in parts:
-                out.write(np.ascontiguousarray(part, dtype=np.float32).data)
-            out.flush()
-            os.fsync(out.fileno())
-        seal = json.dumps({"sha256": _sha256(draft)})
-        draft.replace(file)
-        _seal(file).write_text(seal, encoding="utf-8")
-    except OSError as error:
-        raise DoesNotFit(
-            given=f"the reference log-probabilities of {count:,} tokens cannot be written to {file.parent} ({error})",
-            allowed=f"a folder that can be written, with {4 * count / 1e6:,.0f} MB of room",
-            fix="Make room, or name another folder in the environment variable POSTTRAIN_CACHE.",
-        ) from error
-    finally:
-        with suppress(OSError):
-            draft.unlink()
-
-
-def _seal(file: Path) -> Path:
-    return file.with_suffix(".json")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def _key(*parts: str | float | None) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -67,8 +67,8 @@ def sampled_preferences(
     forward: Forward,
     samplers: Samplers,
     judges: Judges,
-    *,
     folder: Path,
+    *,
     say: Say,
 ) -> Source:
     """Prompts are answered once, by the start model, and the better one of two answers is told from the other."""
@@ -81,7 +81,7 @@ def sampled_preferences(
     pairs = numbered([*earlier, *sampled])
     sides = Sides(pairs)
     used = sides.of(used_rows(config, len(pairs)))
-    references, about_references = beside(config, sides, used, loaded, forward)
+    references, about_references = beside(config, sides, used, loaded, forward, folder)
     return Source(
         feed=PairFeed(config, pairs, pad_id=loaded.pad_id, references=references),
         measure=HeldOutAnswers(config, samplers.evaluation, heldout.prompts, judges.rewards, judges.check),

@@ -89,8 +89,8 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     guards = Guards.of(config, store.evidence, within_groups=algorithm.min_group_size > 1)
     build = BUILDERS[algorithm.data_kind]
     if config.sampled_pairs is not None:
-        build = partial(sampled_preferences, folder=store.folder, say=partial(view.event, "sampled_pairs"))
-    source = build(config, rows, loaded, forward, samplers, judges)
+        build = partial(sampled_preferences, say=partial(view.event, "sampled_pairs"))
+    source = build(config, rows, loaded, forward, samplers, judges, store.folder)
     measure = source.measure
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
@@ -325,6 +325,7 @@ def online(
     forward: Forward,
     samplers: Samplers,
     judges: Judges,
+    folder: Path,
 ) -> Source:
     """Prompts are answered and the answers are scored."""
     train, heldout = checked_prompts(config, rows, loaded, judges)

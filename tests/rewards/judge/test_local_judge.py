@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,28 @@ def test_what_a_model_folder_said_is_kept_by_its_weights(folder, tmp_path):
     assert said(first) == said(second)
     other = tiny_model(tmp_path / "other", characters=CHARACTERS, seed=1, **ROOM)
     assert not any(r.cached for judgement in score(["one"], model=str(other)).judgements for r in judgement.replies)
+
+
+@pytest.mark.parametrize("change", ["rope", "template", "end"])
+def test_the_same_weights_used_in_another_way_are_another_judge(folder, tmp_path, change):
+    """Other positions, another template or other ids that end a reply: what the first one said is not what it says."""
+    first = score(["one"], model=str(folder))
+    other = shutil.copytree(folder, tmp_path / "other")
+    if change == "rope":
+        edit(other / "config.json", lambda config: config["rope_parameters"].update(rope_theta=5.0))
+    elif change == "template":
+        (other / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}!")
+    else:
+        edit(other / "generation_config.json", lambda config: config.update(eos_token_id=[2, 40]))
+    second = score(["one"], model=str(other))
+    assert not any(reply.cached for judgement in second.judgements for reply in judgement.replies)
+    assert said(first)
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
 
 
 def test_questions_together_and_one_by_one_get_the_same_answers(folder):

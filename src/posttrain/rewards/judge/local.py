@@ -15,6 +15,7 @@ import torch
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.prompts import Renderer
 from posttrain.errors import ConfigError, ModelError
+from posttrain.models.identity import model_identity
 from posttrain.models.load import load_model
 from posttrain.rewards.judge.records import Conversation, Reply
 from posttrain.rewards.model import find_model
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from posttrain.config import JudgeConfig
 
 POLICY = "policy"
+CODE = ("rollout/*.py", "functional/*.py", "data/prompts.py", "data/template.py", "rewards/judge/local.py")
+"""The modules that a reply comes from, beside those of the model."""
 
 
 class LocalJudge:
@@ -70,17 +73,20 @@ class LocalJudge:
         return self._bound
 
     def identity(self) -> str | None:
-        """By the weights; the policy's change at each step, so its answers are computed anew, and are the same."""
+        """By whatever decides what it says; the policy changes at each step, so its answers are computed anew, and are
+        the same."""
         return None if self.is_policy else self._identity
 
     @cached_property
     def _identity(self) -> str:
-        digest = hashlib.sha256(f"{torch.__version__} {self._own._autocast_dtype}".encode())
-        digest.update(str(self._own.tokenizer.chat_template).encode())
-        for name, tensor in sorted(self._own.model.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        sampler = self._own
+        return model_identity(
+            sampler.model,
+            compute_dtype=sampler._autocast_dtype or torch.float32,
+            tokenizer=sampler.tokenizer,
+            eos_ids=sampler.eos_ids,
+            code=CODE,
+        )
 
     @property
     def control(self) -> Collection[str]:
