@@ -30,6 +30,7 @@ MAY_IMPORT = {
     | {"torch", "pydantic", "pydantic_core"}
     | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors")},
     "errors.py": {"__future__"},
+    "files.py": PURE | {"contextlib", "errno", "os", "pathlib", "threading", "posttrain.errors"},
 }
 NO_TORCH_WHEN_IMPORTED = (
     "posttrain.errors",
@@ -100,7 +101,7 @@ def imports_nothing_of(refused: set[str], but: set[str] = frozenset()) -> Rule:
     return rule
 
 
-REPORT = imports_nothing_of({"torch", "posttrain"}, but={"posttrain.report", "posttrain.errors"})
+REPORT = imports_nothing_of({"torch", "posttrain"}, but={"posttrain.report", "posttrain.errors", "posttrain.files"})
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)

@@ -73,3 +73,25 @@ def test_more_parts_than_rows_are_refused(write):
     few = str(write("few.jsonl", jsonl({"prompt": "1"}, {"prompt": "2"})))
     with pytest.raises(DataError, match="leaves parts without any"):
         read_split(DataConfig(train=few, eval_fraction=0, part="1/3"), seed=0)
+
+
+def test_of_prompts_beside_sampled_pairs_only_prompts_are_held_out_streamed_or_not(write, tmp_path, monkeypatch):
+    """The same ones in every round, whatever the earlier rounds have added."""
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    prompts = str(write("prompts.jsonl", jsonl(*[{"prompt": str(n)} for n in range(50)])))
+    pair = {"chosen": "a", "rejected": "b", "prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3]}
+    earlier = str(write("pairs.jsonl", jsonl(*[{"prompt": str(n), **pair} for n in range(50, 120)])))
+    first = read_split(DataConfig(train=prompts, eval_fraction=0.2), seed=0)
+    for streaming in (False, True, True):  # the second time from what was counted
+        config = DataConfig(train=[prompts, earlier], eval_fraction=0.2, streaming=streaming)
+        train, heldout = read_split(config, seed=0)
+        assert [row.values for row in heldout] == [row.values for row in first.heldout], streaming
+        assert numbers(train) == numbers(first.train) + list(range(50, 120))
+        part = read_split(config.model_copy(update={"part": "2/2"}), seed=0)
+        assert numbers(part.train) == numbers(train)[55:]
+
+
+def test_of_sampled_pairs_alone_pairs_are_held_out(write):
+    pair = {"chosen": "a", "rejected": "b", "prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3]}
+    pairs = str(write("pairs.jsonl", jsonl(*[{"prompt": str(n), **pair} for n in range(10)])))
+    assert [len(part) for part in read_split(DataConfig(train=pairs, eval_fraction=0.2), seed=0)] == [8, 2]

@@ -10,7 +10,7 @@ import torch
 
 from posttrain.data.read import Row, read_rows, size_of
 from posttrain.data.sampled_pairs import is_sampled_pair
-from posttrain.data.stream import STREAMED_FROM, Source, StreamedRows
+from posttrain.data.stream import STREAMED_FROM, RowSource, StreamedRows
 from posttrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,18 +40,18 @@ def _read_whole(config: DataConfig, seed: int) -> Split:
         )
     if _is_task(config.train):
         return Split(train, open_rows(config, config.train, "eval", seed))
-    prompts, sampled = _apart(train)
-    split = _hold_out(prompts, config.eval_fraction, seed)
-    return Split([*split.train, *sampled], split.heldout) if sampled else split
+    return _hold_out(train, config.eval_fraction, seed)
 
 
-def _apart(rows: Sequence[Row]) -> tuple[Sequence[Row], list[Row]]:
-    """Pairs of earlier rounds beside the prompts of this one are all trained on, so that the prompts held out are the
-    same in every round; rows of one kind are left together."""
-    sampled = [row for row in rows if is_sampled_pair(row)] if isinstance(rows, list) else []
-    if len(sampled) in (0, len(rows)):
-        return rows, []
-    return [row for row in rows if not is_sampled_pair(row)], sampled
+def _eligible(rows: Sequence[Row]) -> np.ndarray:
+    """The rows that may be held out: of prompts beside pairs of earlier rounds, which are all trained on, the prompts
+    alone, so that the same ones are held out in every round. Where all rows are of one kind, any."""
+    sampled_N = (
+        rows.sampled_N
+        if isinstance(rows, StreamedRows)
+        else np.fromiter(map(is_sampled_pair, rows), dtype=np.bool_, count=len(rows))
+    )
+    return np.ones(len(rows), dtype=np.bool_) if sampled_N.all() else ~sampled_N
 
 
 def open_rows(config: DataConfig, source: str | list[str], split: str, seed: int) -> Sequence[Row]:
@@ -60,7 +60,7 @@ def open_rows(config: DataConfig, source: str | list[str], split: str, seed: int
     if not streams:
         return read_rows(source, split=split, max_rows=config.max_rows, seed=seed)
     paths = (source,) if isinstance(source, str) else tuple(source)
-    return StreamedRows.open(Source(paths=paths, split=split, max_rows=config.max_rows, seed=seed))
+    return StreamedRows.open(RowSource(paths=paths, split=split, max_rows=config.max_rows, seed=seed))
 
 
 def read_auxiliary(config: DataConfig, seed: int) -> list[Row]:
@@ -86,16 +86,17 @@ def _is_task(source: str | list[str]) -> bool:
 def _hold_out(rows: Sequence[Row], fraction: float, seed: int) -> Split:
     if fraction == 0:
         return Split(rows, [])
-    count = max(1, round(fraction * len(rows)))
-    if count >= len(rows):
+    places = np.flatnonzero(_eligible(rows))
+    count = max(1, round(fraction * len(places)))
+    if count >= len(places):
         raise DataError(
-            given=f"data.eval_fraction = {fraction} of {len(rows)} rows leaves nothing to train on",
+            given=f"data.eval_fraction = {fraction} of {len(places)} rows leaves nothing to train on",
             allowed="at least one training row",
             fix="Add rows, or name held-out data in data.eval.",
         )
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
     heldout_N = np.zeros(len(rows), dtype=np.bool_)
-    heldout_N[order[:count].numpy()] = True
+    heldout_N[places[order[:count].numpy()]] = True
     return Split(_where(rows, ~heldout_N), _where(rows, heldout_N))
 
 

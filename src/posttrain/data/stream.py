@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import tokenizers
@@ -26,8 +26,10 @@ from posttrain.data.dropped import Dropped
 from posttrain.data.forms import Form
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row, content_key, iter_rows
+from posttrain.data.sampled_pairs import is_sampled_pair
 from posttrain.data.store import open_store, write_store
-from posttrain.errors import DataError
+from posttrain.errors import DataError, DoesNotFit
+from posttrain.files import write_atomically
 
 STREAMED_FROM = 200_000_000
 """Bytes of text from which on `data.streaming: auto` streams: in memory they would take some ten times as much."""
@@ -36,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class RowSource:
     """What `iter_rows` is asked for."""
 
     paths: tuple[str, ...]
@@ -57,28 +59,41 @@ class StreamedRows(Sequence[Row]):
     A slice reads nothing; a single row costs reading all rows before it.
     """
 
-    def __init__(self, source: Source, *, key: str, columns: list[str], kept_N: np.ndarray) -> None:
-        self.source, self.key, self.columns, self.kept_N = source, key, columns, kept_N
+    def __init__(
+        self, source: RowSource, *, key: str, columns: list[str], kept_N: np.ndarray, sampled_N: np.ndarray
+    ) -> None:
+        """`sampled_N` marks the pairs that an earlier run sampled; like `kept_N`, among all rows of the source."""
+        self.source, self.key, self.columns, self.kept_N, self._sampled_N = source, key, columns, kept_N, sampled_N
         self.size = int(kept_N.sum())
 
     @staticmethod
-    def open(source: Source) -> StreamedRows:
+    def open(source: RowSource) -> StreamedRows:
         """Counted, by reading all of it where no earlier run has. Raises `DataError` for a row that cannot be read."""
         key = source.key()
         file = cache_folder("data") / f"{key}.json"
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
-            count, columns = int(known["rows"]), list(known["columns"])
+            counted = Counted.from_json(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError):
-            count, columns = _count(source.rows())
-            _remember(file, {"rows": count, "columns": columns})
-        return StreamedRows(source, key=key, columns=columns, kept_N=np.ones(count, dtype=np.bool_))
+            counted = Counted.of(source.rows())
+            _remember(file, counted.to_json())
+        return StreamedRows(
+            source,
+            key=key,
+            columns=counted.columns,
+            kept_N=np.ones(len(counted.sampled_N), dtype=np.bool_),
+            sampled_N=counted.sampled_N,
+        )
+
+    @property
+    def sampled_N(self) -> np.ndarray:
+        """True for the pairs that an earlier run sampled, with an entry for each of these rows."""
+        return self._sampled_N[self.kept_N]
 
     def where(self, wanted_N: np.ndarray) -> StreamedRows:
         """The rows at the True places; `wanted_N` has an entry for each of these rows."""
         kept_N = self.kept_N.copy()
         kept_N[kept_N] = wanted_N
-        return StreamedRows(self.source, key=self.key, columns=self.columns, kept_N=kept_N)
+        return StreamedRows(self.source, key=self.key, columns=self.columns, kept_N=kept_N, sampled_N=self._sampled_N)
 
     def __len__(self) -> int:
         return self.size
@@ -182,21 +197,34 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-def _count(rows: Iterator[Row]) -> tuple[int, list[str]]:
-    """How many rows there are, and all their columns."""
-    count, columns = 0, dict[str, None]()
-    for row in rows:
-        count += 1
-        columns.update(dict.fromkeys(row.values))
-    return count, list(columns)
+class Counted(NamedTuple):
+    """What one pass over all rows finds."""
+
+    columns: list[str]
+    """Of any row."""
+    sampled_N: np.ndarray
+    """Which rows are pairs that an earlier run sampled."""
+
+    @staticmethod
+    def of(rows: Iterator[Row]) -> Counted:
+        columns, sampled = dict[str, None](), bytearray()
+        for row in rows:
+            columns.update(dict.fromkeys(row.values))
+            sampled.append(is_sampled_pair(row))
+        return Counted(list(columns), np.frombuffer(sampled, dtype=np.bool_))
+
+    def to_json(self) -> dict[str, Any]:
+        marks = np.packbits(self.sampled_N).tobytes().hex() if self.sampled_N.any() else ""
+        return {"rows": len(self.sampled_N), "columns": self.columns, "sampled": marks}
+
+    @staticmethod
+    def from_json(known: Mapping[str, Any]) -> Counted:
+        rows, marks = int(known["rows"]), np.frombuffer(bytes.fromhex(known["sampled"]), dtype=np.uint8)
+        sampled_N = np.unpackbits(marks, count=rows) if len(marks) else np.zeros(rows)
+        return Counted(list(known["columns"]), sampled_N.astype(np.bool_))
 
 
 def _remember(file: Path, content: dict[str, Any]) -> None:
     """For the next run; where it cannot be written, that one counts again."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(f".{os.getpid()}.part")
-        draft.write_text(json.dumps(content), encoding="utf-8")
-        draft.replace(file)
-    except OSError:
-        return
+    with suppress(OSError, DoesNotFit):
+        write_atomically(file, json.dumps(content))

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.files import write_atomically
 from posttrain.functional.intervals import Interval, paired_interval
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class Evaluation:
         """One JSON line per prompt: the prompt, its greedy answer and its samples with their scores."""
         path = Path(path)
         lines = (json.dumps(asdict(record), ensure_ascii=False) for record in self.records)
-        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        write_atomically(path, "".join(line + "\n" for line in lines))
         return path
 
     def write_judgements(self, path: Path | str) -> Path | None:
@@ -174,9 +175,8 @@ class Evaluation:
         if not self.judgements:
             return None
         path = Path(path)
-        path.parent.mkdir(exist_ok=True)
         lines = (json.dumps(judgement.to_json(), ensure_ascii=False) for judgement in self.judgements)
-        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        write_atomically(path, "".join(line + "\n" for line in lines))
         return path
 
     @staticmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -14,8 +13,8 @@ import psutil
 from safetensors import SafetensorError
 
 from posttrain.errors import ConfigError, DoesNotFit, ExportError
+from posttrain.files import NO_ROOM
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SPARE = 1_000_000
 """Bytes beside the weights: tokenizer, card, plots."""
 
@@ -96,7 +95,7 @@ def _explained(folder: Path, error: Exception) -> ExportError | DoesNotFit:
     """safetensors writes the system's number into its message only."""
     named = re.search(r"os error (\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else (int(named[1]) if named else None)
-    kind = DoesNotFit if number in _NO_ROOM else ExportError
+    kind = DoesNotFit if number in NO_ROOM else ExportError
     return kind(
         given=f"{folder} could not be written: {error}",
         allowed="a folder on a disk with room for the model",

@@ -10,11 +10,11 @@ import base64
 import hashlib
 import importlib.resources
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.files import write_atomically
 from posttrain.report.calibration import calibration_section
 from posttrain.report.charts import Chart, check_bars, heldout_bars, learning_charts, other_charts
 from posttrain.report.heldout import headline_span, measure_of
@@ -36,13 +36,12 @@ _MAX_EVENTS = 200
 def write_report(folder: Path | str) -> Path:
     """Read the run in `folder` and write its `report.html`; whatever is missing is left out and named.
 
-    The only exception that can leave this function is an OSError because the page itself cannot be written.
+    The only exceptions that can leave this function are those of a page that cannot be written: `DoesNotFit` or an
+    OSError.
     """
     folder = Path(folder)
     path = folder / "report.html"
-    aside = path.with_name(f".report-{os.getpid()}.html")
-    aside.write_text(render(read_run(folder)), encoding="utf-8")
-    aside.replace(path)
+    write_atomically(path, render(read_run(folder)))
     return path
 
 

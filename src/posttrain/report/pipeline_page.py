@@ -8,12 +8,12 @@ from __future__ import annotations
 import html
 import importlib.resources
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.files import write_atomically
 from posttrain.report.spans import show_span
 from posttrain.report.store import mapping, read_run
 from posttrain.report.text import escaped
@@ -63,10 +63,8 @@ def table_text(rows: Sequence[StageRow]) -> str:
 
 def write_pipeline_report(folder: Path | str) -> Path:
     """Write `report.html` of a pipeline: its table, what was proven between the stages, and links to their reports."""
-    folder = Path(folder)
-    path, aside = folder / "report.html", folder / f".report-{os.getpid()}.html"
-    aside.write_text(render(folder), encoding="utf-8")
-    aside.replace(path)
+    path = Path(folder) / "report.html"
+    write_atomically(path, render(path.parent))
     return path
 
 

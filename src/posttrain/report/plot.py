@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from posttrain.files import write_atomically
 from posttrain.report.charts import heldout_points
 from posttrain.report.store import RunRecord, read_run
 from posttrain.report.svg import HEIGHT, WIDTH, Series, compact, line_chart, percent, smooth
@@ -30,7 +31,7 @@ def write_plot(folder: Path | str, path: Path | str | None = None) -> Path | Non
     if not picture:
         return None
     target = run.folder / "reward.svg" if path is None else Path(path)
-    target.write_text(picture, encoding="utf-8")
+    write_atomically(target, picture)
     return target
 
 

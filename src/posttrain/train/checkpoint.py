@@ -11,7 +11,6 @@ flipped bit without a word. Tensors are safetensors, everything else is JSON; no
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from posttrain.errors import CheckpointError, DoesNotFit
+from posttrain.files import NO_ROOM, sync
 
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 TENSORS, PLAIN = "tensors.safetensors", "plain.json"
@@ -35,7 +35,6 @@ TENSORS, PLAIN = "tensors.safetensors", "plain.json"
 _STEP = re.compile(r"step-(\d{6,})")
 _ASIDE = re.compile(r"step-\d{6,}\.tmp-\d+(-old)?")
 _WRITE_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk by an exception of its own
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFull(DoesNotFit, CheckpointError):
@@ -114,7 +113,7 @@ class Checkpoints:
             manifest = _seal(aside, step, facts)
             self._remove(final)
             os.rename(aside, final)
-            _sync(self.folder)
+            sync(self.folder)
         except _WRITE_ERRORS as error:
             self._explain(final, max(size, _bytes_in(aside)), error)
         finally:
@@ -178,7 +177,7 @@ class Checkpoints:
 
     def _explain(self, final: Path, size: int, error: Exception) -> NoReturn:
         room = f" and has more than {_readable(size)} of free space" if size else ""
-        kind = DiskFull if _errno(error) in _NO_ROOM else CheckpointError
+        kind = DiskFull if _errno(error) in NO_ROOM else CheckpointError
         raise kind(
             given=f"{final.name} could not be written to {self.folder} ({error}); older checkpoints are intact",
             allowed=f"a folder that can be written{room}",
@@ -272,20 +271,6 @@ def size_of(*trees: Mapping[str, Any]) -> int:
     )
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file by one rename: a reader, or a kill at any moment, meets the old content or the new."""
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    _sync(path.parent)
-
-
 def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write the manifest of everything in the folder, and make all of it durable."""
     files, strange = _files_in(folder)
@@ -304,8 +289,8 @@ def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     (folder / SEAL).write_text(_seal_line(text), encoding="utf-8")
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
-            _sync(Path(parent, name))
-        _sync(Path(parent))
+            sync(Path(parent, name))
+        sync(Path(parent))
     return manifest
 
 
@@ -407,15 +392,6 @@ def _errno(error: Exception) -> int | None:
         return error.errno
     named = re.search(r"os error (\d+)", str(error))
     return int(named[1]) if named else None
-
-
-def _sync(path: Path) -> None:
-    """fsync of a file's content, or of the names in a folder: a rename survives a power cut only after the latter."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _seal_line(manifest: bytes) -> str:

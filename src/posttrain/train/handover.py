@@ -23,6 +23,7 @@ from torch import Tensor
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.collate import collate
 from posttrain.errors import HandOverError
+from posttrain.files import write_durably
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.reward_head import load_reward_model, row_scores
 from posttrain.models.save import merged_weights
@@ -30,7 +31,7 @@ from posttrain.models.step_head import load_step_model, step_scores
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.modes import evaluating
 from posttrain.rollout.publish import tolerance_for
-from posttrain.train.checkpoint import Checkpoint, verify, write_durably
+from posttrain.train.checkpoint import Checkpoint, verify
 from posttrain.types import Prompt
 
 Makes = Literal["text", "scores", "steps"]

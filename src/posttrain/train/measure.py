@@ -68,7 +68,6 @@ class HeldOutAnswers:
             check=self.check,
             max_unscored=self.config.guards.max_unscored,
         )
-        folder.mkdir(exist_ok=True)
         evaluation.write_answers(folder / f"{name.replace(' ', '-')}.jsonl")
         evaluation.write_judgements(folder.parent / "judgements" / f"{name.replace(' ', '-')}.jsonl")
         if name != "trained":
@@ -133,9 +132,6 @@ class WithForgetting:
         measured = self.measure(folder, name)
         if name.startswith("step"):
             return measured
-        folder.mkdir(exist_ok=True)
-        losses = folder / "forgetting.json"
-        known = json.loads(losses.read_text()) if losses.exists() else {}
-        known[f"{name}_loss"] = self.reference_loss()
-        losses.write_text(json.dumps(known))
-        return {**measured, "forgetting": known}
+        file = folder.parent / "evaluation.json"
+        before = json.loads(file.read_text()).get("forgetting", {}) if file.exists() else {}
+        return {**measured, "forgetting": {**before, f"{name}_loss": self.reference_loss()}}

@@ -9,8 +9,8 @@ from typing import Any
 
 from posttrain.config_pipeline import Stage
 from posttrain.errors import ConfigError
+from posttrain.files import write_durably
 from posttrain.report.store import read_run
-from posttrain.train.checkpoint import write_durably
 from posttrain.train.store import RunLock
 
 SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"

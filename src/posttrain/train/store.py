@@ -35,7 +35,7 @@ import pyarrow.parquet as parquet
 from torch import Tensor
 
 from posttrain.errors import ConfigError, DoesNotFit
-from posttrain.train.checkpoint import write_durably
+from posttrain.files import NO_ROOM, write_durably
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement
@@ -46,7 +46,6 @@ EventKind = Literal["start", "checkpoint", "warning", "guard", "resume", "evalua
 _MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "checkpoints")
 _LASTING = ("error", "guard", "resume")
 """Events that a resume keeps, whatever their step: they happened, and the repeated steps will not tell of them."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunStore:
@@ -374,7 +373,7 @@ def _explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             raise DoesNotFit(
                 given=f"the run cannot be written to {folder}: {error.strerror}",
                 allowed="a disk with room for metrics, rollouts and checkpoints",

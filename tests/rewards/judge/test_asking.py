@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import pytest
 from tests.rewards.judge.server import serving
 from tests.rewards.rollouts import completion, prompt
 
-from posttrain.errors import ConfigError, RewardError
+from posttrain.errors import ConfigError, DoesNotFit, RewardError
 from posttrain.rewards import enforce_limit
 from posttrain.rewards.judge import judge_metrics
+from posttrain.rewards.judge.budget import Budget
 
 PAIR = ["long answer", "short"]
 
@@ -187,6 +189,42 @@ def test_the_key_comes_from_the_environment_and_stays_there(score, server, monke
     assert "sk-secret" not in told
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no key is as good as sk-secret",
+        b"x" * 76 + b"sk-secret",
+        json.dumps({"choices": [{"message": {"content": "sk-secret is invalid"}}]}).encode(),
+        rb'{"choices": [{"message": {"content": "\u0073k-secret"}}]}',
+    ],
+    ids=["no completion", "cut within the key", "completion", "escaped"],
+)
+def test_a_server_that_repeats_the_key_with_status_200_does_not_bring_it_to_disk(
+    score, server, monkeypatch, tmp_path, body
+):
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    server.raw = body
+    scores = score(PAIR, api_key_env="JUDGE_KEY", retries=0)
+    told = json.dumps([judgement.to_json() for judgement in scores.judgements]) + str(scores.failures)
+    assert "sk-s" not in told
+    assert all(b"sk-secret" not in file.read_bytes() for file in tmp_path.rglob("*.json"))
+
+
+def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(judged, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret\nsecond")
+    with pytest.raises(ConfigError, match="something that no header can carry") as caught:
+        judged(api_key_env="JUDGE_KEY")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_status_whose_body_stalls_counts_as_that_status(score, server):
+    server.always, server.drip = (503, {}), True
+    scores = score(PAIR, retries=1, timeout=0.3, concurrency=1)
+    assert re.search(r"returned 503.* \(2 tries\)", scores.failures[0].message)
+    assert len(server.requests) == 4
+    assert [reply.calls for reply in replies(scores)] == [2, 2]
+
+
 def test_a_missing_variable_is_an_error_before_anything_is_asked(judged):
     with pytest.raises(ConfigError, match=r"judge.api_key_env = NO_SUCH_KEY.*\n  Set it before the run"):
         judged(api_key_env="NO_SUCH_KEY")
@@ -233,6 +271,35 @@ def test_a_resumed_run_goes_on_with_what_is_left_of_the_budget(judged, tmp_path)
         return rewards.score([prompt(0)], [[completion(text), completion(text + "!!")]]).scored_PG[0][0]
 
     assert [run("one"), run("two")] == [True, False]
+
+
+def test_the_calls_of_a_process_that_was_killed_count(tmp_path):
+    """Noted before they are sent; a line that the kill has cut is passed over as one call."""
+    ledger = tmp_path / "judgements" / "spent.jsonl"
+    killed = Budget(max_calls=5)
+    killed.keep_in(ledger)
+    assert killed.allow() == killed.allow() == ""
+    killed.add_tokens(70)
+    with ledger.open("ab") as file:
+        file.write(b'{"calls": 1, "tok')
+    for calls, tokens in ((3, 70), (4, 80)):
+        resumed = Budget(max_calls=5)
+        resumed.keep_in(ledger)
+        assert (resumed.calls, resumed.tokens) == (calls, tokens)
+        assert resumed.allow() == ""
+        resumed.add_tokens(10)
+    assert "the budget of 5 calls" in resumed.allow()
+    assert ledger.read_bytes().count(b"\n") == 8
+
+
+def test_what_cannot_be_written_down_is_not_asked_and_the_run_ends_for_the_full_disk(judged, server, tmp_path):
+    """/dev/full is a disk that is always full."""
+    rewards = judged(retries=0)
+    rewards.bind(None, {}, ledger=tmp_path / "spent-rewards")
+    (tmp_path / "spent-rewards-judge.jsonl").symlink_to("/dev/full")
+    with pytest.raises(DoesNotFit, match=r"spent-rewards-judge\.jsonl cannot be written: No space left on device"):
+        rewards.score([prompt(0)], [[completion("a"), completion("bb")]])
+    assert server.requests == []
 
 
 # the request

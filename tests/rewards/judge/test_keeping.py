@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,12 @@ def test_what_came_before_an_interruption_is_kept(judged, server, monkeypatch):
     monkeypatch.undo()
     scores = judged(concurrency=1, cache=str(kept.folder)).score(prompts, groups)
     assert sum(reply.cached for judgement in scores.judgements for reply in judgement.replies) == 3
+
+
+def test_a_full_disk_costs_questions_and_leaves_nothing_behind(score, server, monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert score(PAIR, cache=str(tmp_path / "kept")).scored_PG == [[True, True]]
+    assert [path for path in (tmp_path / "kept").rglob("*") if path.is_file()] == []

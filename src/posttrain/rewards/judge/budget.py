@@ -1,10 +1,20 @@
-"""What a judge may cost, and what it has cost so far: in this process, and in the run before it was resumed."""
+"""What a judge may cost, and what it has cost so far: in this process, and in the run before it was resumed.
+
+    <run>/judgements/spent-rewards-judge.jsonl     {"calls": 1, "tokens": 0} before a request is sent,
+                                                   {"calls": 0, "tokens": 812} when its reply is there
+
+A process that is killed has thus noted all that it had asked for. A resumed run drops steps, but never this.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from pathlib import Path
+
+from posttrain.files import within_disk
 
 
 class Budget:
@@ -15,7 +25,9 @@ class Budget:
         self.calls = self.tokens = 0
         self._lock = threading.Lock()
         self._ledger: Path | None = None
-        self._written = (0, 0)
+        self._cut = False
+        """Does the ledger end within a line?"""
+        self._failure: OSError | None = None
 
     def allow(self) -> str:
         """Count one more call and return ""; or say why there may be none."""
@@ -24,27 +36,65 @@ class Budget:
                 return f"the budget of {self.max_calls} calls (judge.max_calls) is spent"
             if self.max_tokens is not None and self.tokens >= self.max_tokens:
                 return f"the budget of {self.max_tokens} tokens (judge.max_total_tokens) is spent"
+            if not self._note(calls=1):
+                return f"what the judge costs cannot be written down: {self._failure}"
             self.calls += 1
             return ""
 
     def add_tokens(self, tokens: int) -> None:
         with self._lock:
             self.tokens += tokens
+            self._note(tokens=tokens)
 
     def keep_in(self, ledger: Path) -> None:
-        """Go on from what the ledger of the run says, and write on in it."""
-        if ledger.exists():
-            spent = [json.loads(line) for line in ledger.read_text().splitlines() if line.endswith("}")]
-            self.calls += sum(entry["calls"] for entry in spent)
-            self.tokens += sum(entry["tokens"] for entry in spent)
-        self._ledger, self._written = ledger, (self.calls, self.tokens)
+        """Go on from what the ledger of the run says, and write on in it.
 
-    def write(self) -> None:
-        """Add what was spent since the last time; a resumed run drops steps, but never this."""
-        spent = {"calls": self.calls - self._written[0], "tokens": self.tokens - self._written[1]}
-        if self._ledger is None or not any(spent.values()):
-            return
-        self._ledger.parent.mkdir(parents=True, exist_ok=True)
-        with self._ledger.open("a") as file:
-            file.write(json.dumps(spent) + "\n")
-        self._written = (self.calls, self.tokens)
+        A line that a kill has cut is as good as a call: too little would be spent rather than too much.
+        """
+        content = ledger.read_bytes() if ledger.exists() else b""
+        for line in content.splitlines():
+            calls, tokens = _spent(line)
+            self.calls += calls
+            self.tokens += tokens
+        self._ledger, self._cut = ledger, not content.endswith(b"\n") and bool(content)
+
+    def raise_failure(self) -> None:
+        """Raises what kept the ledger from being written, `DoesNotFit` for a full disk; once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            assert self._ledger is not None
+            with within_disk(self._ledger):
+                raise failure
+
+    def _note(self, calls: int = 0, tokens: int = 0) -> bool:
+        """One line by one call of the system; False where it cannot be written."""
+        if self._ledger is None:
+            return True
+        line = json.dumps({"calls": calls, "tokens": tokens}).encode() + b"\n"
+        try:
+            self._ledger.parent.mkdir(parents=True, exist_ok=True)
+            with self._ledger.open("ab", buffering=0) as file:
+                line = b"\n" + line if self._cut else line
+                self._cut = True
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._cut = False
+        except OSError as error:
+            self._failure = error
+            return False
+        return True
+
+
+def _spent(line: bytes) -> tuple[int, int]:
+    """Calls and tokens of a line; an empty one says nothing, and one that cannot be read says one call.
+
+    >>> _spent(b'{"calls": 0, "tokens": 7}'), _spent(b'{"calls": 1, "to'), _spent(b"")
+    ((0, 7), (1, 0), (0, 0))
+    """
+    if not line.strip():
+        return 0, 0
+    try:
+        entry = json.loads(line)
+        return int(entry["calls"]), int(entry["tokens"])
+    except (ValueError, LookupError, TypeError):
+        return 1, 0

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from posttrain.errors import DoesNotFit
+from posttrain.files import write_atomically
 from posttrain.rewards.judge.records import Backend, Conversation, Reply
 
 
@@ -62,13 +62,8 @@ class Cached:
 
     def _write(self, key: str, reply: Reply) -> None:
         """Best effort: a cache that cannot be written costs a question, never the run."""
-        path = self._path(key)
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, aside = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({"text": reply.text, "tokens": reply.tokens}, file)
-            os.replace(aside, path)
+        with suppress(OSError, DoesNotFit):
+            write_atomically(self._path(key), json.dumps({"text": reply.text, "tokens": reply.tokens}))
 
 
 def _again(reply: Reply) -> Reply:

@@ -72,7 +72,7 @@ class Endpoint:
             found = shift.work(keep)
         finally:
             shift.over.set()
-            self.budget.write()
+        self.budget.raise_failure()
         late = Reply(error=f"no reply within judge.deadline = {self.settings.deadline:g} s")
         return [found.get(place, late) for place in range(len(conversations))]
 
@@ -111,6 +111,10 @@ class Endpoint:
             fields |= {"top_p": settings.top_p, "seed": seed_of(conversation)}
         return {name: value for name, value in {**fields, **settings.request}.items() if value is not None}
 
+    def without_key(self, text: str) -> str:
+        """Servers repeat what they were sent; the key must not reach a file."""
+        return text.replace(self._key, "***") if self._key else text
+
     def _send(self, conversation: Conversation) -> Reply:
         headers = {"Content-Type": "application/json", "User-Agent": "posttrain"}
         if self._key:
@@ -148,7 +152,7 @@ class Endpoint:
             text = reply["choices"][0]["message"].get("content") or ""
             usage = reply.get("usage") or {}
         except (ValueError, LookupError, TypeError, AttributeError):
-            shown = content[:80].decode(errors="replace")
+            shown = self.without_key(content.decode(errors="replace"))[:80]
             raise _Failure(message=f"{self._url} returned no chat completion but {shown!r}") from None
         tokens = usage.get("total_tokens")
         tokens = tokens if isinstance(tokens, int) else (sent + len(text.encode())) // 4
@@ -157,9 +161,10 @@ class Endpoint:
 
     def _refusal(self, error: urllib.error.HTTPError) -> _Failure:
         status = error.code
-        said = " ".join(error.read(2000).decode(errors="replace").split())
-        if self._key:
-            said = said.replace(self._key, "***")
+        try:
+            said = self.without_key(" ".join(self._read(error.fp).decode(errors="replace").split()))
+        except (OSError, http.client.HTTPException, _Failure):  # the status is there, and says enough
+            said = ""
         message = f"{self._url} returned {status}" + (f": {said[:200]}" if said else "")
         if status in (401, 403):
             message += f"; judge.api_key_env = {self.settings.api_key_env or 'null'}"
@@ -207,7 +212,8 @@ class _Shift:
                 reply = self.endpoint.ask(self.conversations[place], self.over, self.refused)
             except Exception as error:  # a thread that dies must not leave its question open until the deadline
                 reply = Reply(error=f"{type(error).__name__}: {error}")
-            self.done.put((place, reply))
+            hide = self.endpoint.without_key
+            self.done.put((place, replace(reply, text=hide(reply.text), error=hide(reply.error))))
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -230,6 +236,12 @@ def _key(name: str | None) -> str:
             given=f"judge.api_key_env = {name}, and the environment has no such variable",
             allowed="the name of an environment variable that holds the key",
             fix=f"Set it before the run: export {name}=...",
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(
+            given=f"judge.api_key_env = {name}, and the variable holds something that no header can carry",
+            allowed="a key of printable ASCII characters without blanks",
+            fix=f"Copy the key again: export {name}=...",
         )
     return key
 
