@@ -28,6 +28,21 @@ run = posttrain.train({
 print(len(run.metrics), "steps")
 """
 
+TRAIN_ON_PAIRS = """
+import sys
+from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms.squared_hinge import SquaredHinge
+ALGORITHMS["squared_hinge"] = SquaredHinge
+import posttrain
+from posttrain.explain import explain
+assert "squared hinge at 1" in explain("squared_hinge").render()
+run = posttrain.train({
+    "model": {"path": "tiny:sort", "device": "cpu"}, "algorithm": {"name": "squared_hinge", "beta": 0.3},
+    "data": {"train": "task:pairs/taste", "max_rows": 64}, "preset": "smoke", "output": sys.argv[1], "report": False,
+})
+print(len(run.metrics), "steps")
+"""
+
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
@@ -70,3 +85,12 @@ def test_the_example_keeps_the_rules_of_the_house(package: Path):
     for command in (["format", "--check", "--line-length", "120"], ["check", "--config", str(ROOT / "pyproject.toml")]):
         done = subprocess.run([sys.executable, "-m", "ruff", *command, str(file)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_preference_loss_of_the_page_passes_its_test_and_trains(package: Path):
+    section = PAGE.partition("## A preference loss")[2].partition("\n## ")[0]
+    algorithm, test = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (package / "posttrain" / "algorithms" / "squared_hinge.py").write_text(algorithm)
+    (package / "test_squared_hinge.py").write_text(test)
+    assert "2 passed" in run(package, "-m", "pytest", "-p", "no:cacheprovider", "test_squared_hinge.py").stdout
+    assert "2 steps" in run(package, "-c", TRAIN_ON_PAIRS, str(package / "run")).stdout
