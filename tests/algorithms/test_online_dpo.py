@@ -22,9 +22,11 @@ from tests.algorithms.test_preference_optimum import (
 from torch import Tensor
 
 from posttrain.algorithms import DPO, IPO, Algorithm, Hinge, OnlineDPO
+from posttrain.config import SampledPairsConfig
 from posttrain.errors import ConfigError
 from posttrain.rewards.scores import Scores
 from posttrain.train.rollouts import Judged, pair_roles
+from posttrain.train.sampled_pairs import Answers, choose
 from posttrain.types import Batch, Completion, Experience, Prompt, Tokens, count_totals
 
 
@@ -80,6 +82,36 @@ def test_equal_answers_are_a_tie_whatever_their_scores():
     ids_BT = torch.tensor([[1, 7, 8], [1, 7, 8], [1, 7, 8], [1, 7, 9]])
     tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor([3, 3, 3, 3]))
     assert pairs(OnlineDPO(), experience([[1, 0], [1, 0]], tokens=tokens)) == [(2, 3)]
+
+
+def test_where_best_and_worst_are_the_same_words_the_widest_gap_of_others_decides():
+    """Answers A, B, A: that A is worth 5 and 1 is noise, but B against one of them is a comparison."""
+    ids_BT = torch.tensor([[1, 7, 8], [1, 7, 9], [1, 7, 8]])
+    tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor([3, 3, 3]))
+    assert pairs(OnlineDPO(), experience([[5, 3, 1]], tokens=tokens)) == [(0, 1)]
+    assert pairs(OnlineDPO(), experience([[5, 2, 1]], tokens=tokens)) == [(0, 1)]
+    assert pairs(OnlineDPO(), experience([[5, 4, 1]], tokens=tokens)) == [(1, 2)]
+    of = experience([[5, 3, 1]], tokens=tokens)
+    assert float(OnlineDPO().step_metrics(of, OnlineDPO().to_batch(of))["ties"]) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, 0.0, 1.0, 2.0])), min_size=2, max_size=6),
+)
+def test_online_and_round_by_round_the_same_gap_decides(group):
+    """sampled_pairs.choose and the group of a step: one rule."""
+    words, scores = zip(*group, strict=True)
+    ids_BT = torch.tensor([[1, 7, word] for word in words])
+    tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.full((len(words),), 3))
+    of = experience([[NAN if score is None else score for score in scores]], tokens=tokens)
+    completions = [
+        Completion(ids=(7, w), logprobs=(0, 0), versions=(0, 0), finish_reason="eos", text="") for w in words
+    ]
+    asked = Answers(prompt=Prompt(index=0, ids=(1,), text=""), completions=completions, scores=scores, parts={})
+    online, (chosen, _) = pairs(OnlineDPO(), of), choose(SampledPairsConfig(), asked, 0)
+    gap = [scores[c] - scores[r] for c, r in online]
+    assert gap == [scores[c] - scores[r] for c, r in chosen]
+    assert all(words[c] != words[r] for c, r in online)
 
 
 def test_a_completion_without_a_score_takes_no_part():

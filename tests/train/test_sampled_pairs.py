@@ -57,6 +57,13 @@ def test_the_best_meets_the_worst_and_the_second_best_the_second_worst():
     assert choose(SampledPairsConfig(max_per_prompt=9), group, 0) == ([(1, 0), (2, 3)], "")
 
 
+@pytest.mark.parametrize("select", ["best_worst", "random"])
+def test_the_same_words_are_paired_once(select):
+    twice = answers(1, 1, 0, 0, ids=(3, 3, 4, 4))
+    pairs, _ = choose(SampledPairsConfig(select=select, max_per_prompt=2), twice, 0)
+    assert len(pairs) == 1
+
+
 def test_a_random_pair_is_a_function_of_the_seed_and_the_prompt():
     group = answers(0.1, 0.9, 0.5, 0.3, 0.2, 0.7)
     random = SampledPairsConfig(select="random", max_per_prompt=3)

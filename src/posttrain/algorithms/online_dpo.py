@@ -1,7 +1,7 @@
 """Online DPO: DPO on pairs that the present policy writes and a reward orders (OAIF, arXiv:2402.04792).
 
     y_1 .. y_G ~ policy,   s_i = reward(y_i) - missing_eos_penalty   if y_i was cut before its EOS, else reward(y_i)
-    chosen, rejected = best and worst of the group by s, or every two of it (pairs = all)
+    chosen, rejected = best and worst of the group by s that are not the same words, or every two of it (pairs = all)
     r(y) = sum_t (logprobs - ref_logprobs),   h = beta * (r(chosen) - r(rejected))
     L    = -log sigmoid(h)                                        loss = dpo
            (r(chosen) - r(rejected) - 1 / (2 beta))^2             loss = ipo: beta is the paper's tau
@@ -61,9 +61,10 @@ class OnlineDPO(Algorithm):
 
     def compare(self, experience: Experience) -> Compared:
         scores_PG, usable_PG = self.scores(experience), experience.scored_PG & (experience.lengths_PG > 0)
-        two = best_against_worst(scores_PG, usable_PG) if self.pairs == "best_worst" else every_two(scores_PG)
         tokens, group_size = experience.tokens, experience.group_size
         same_PGG = None if tokens is None else same_answers(tokens.input_ids_BT, tokens.lengths_B, group_size)
+        widest = self.pairs == "best_worst"
+        two = best_against_worst(scores_PG, usable_PG, same_PGG) if widest else every_two(scores_PG)
         return compared(scores_PG, usable_PG, same_PGG, *two)
 
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:

@@ -94,8 +94,7 @@ def injected(
 def _form_of(rows: Sequence[Row], kind: Kind) -> Form | None:
     """Both sides of pairs are read as labels and, where they have scores, as ratings."""
     kinds: tuple[Kind, ...] = (kind, "pairs")
-    suited = next((one for one in kinds if fits(rows, one)), None)
-    return None if suited is None else detect(rows, suited)
+    return next((detect(rows, one) for one in kinds if fits(rows, one)), None)
 
 
 def _first(values: Any, pattern: re.Pattern[str]) -> str | None:

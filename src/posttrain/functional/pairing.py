@@ -20,16 +20,34 @@ class Compared(NamedTuple):
     """Both have a score, and the chosen one is better. Where neither is true, a score is missing."""
 
 
-def best_against_worst(scores_PG: Tensor, usable_PG: Tensor) -> tuple[Tensor, Tensor]:
-    """`[P, 1]` and `[P, 1]`: the first of the highest scores, the last of the lowest.
+def gaps(scores_PG: Tensor, usable_PG: Tensor, same_PGG: Tensor | None = None) -> Tensor:
+    """`[P, G, G]`: by how much the first of two answers is ahead of the second; -inf where they cannot be compared.
+
+    That is where one is not usable, and where both are the same, word for word: then no label can be right.
+
+    >>> gaps(torch.tensor([[2.0, 5.0]]), torch.ones(1, 2, dtype=torch.bool)).tolist()
+    [[[-inf, -3.0], [3.0, -inf]]]
+    """
+    both_PGG = usable_PG[:, :, None] & usable_PG[:, None]
+    itself_GG = torch.eye(scores_PG.shape[1], dtype=torch.bool, device=scores_PG.device)
+    apart_PGG = both_PGG & ~itself_GG if same_PGG is None else both_PGG & ~itself_GG & ~same_PGG
+    return (scores_PG[:, :, None] - scores_PG[:, None]).masked_fill(~apart_PGG, -math.inf)
+
+
+def best_against_worst(scores_PG: Tensor, usable_PG: Tensor, same_PGG: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`[P, 1]` and `[P, 1]`: the two different answers with the largest gap; of several the first and the last ones.
+
+    Where all usable answers are the same, two of those.
 
     >>> best_against_worst(torch.tensor([[2.0, 5.0, 1.0, 5.0]]), torch.ones(1, 4, dtype=torch.bool))
     (tensor([[1]]), tensor([[2]]))
     """
-    best_P1 = scores_PG.masked_fill(~usable_PG, -math.inf).argmax(dim=-1, keepdim=True)
-    lowest_PG = scores_PG.masked_fill(~usable_PG, math.inf)
-    worst_P1 = scores_PG.shape[1] - 1 - lowest_PG.flip(-1).argmin(dim=-1, keepdim=True)
-    return best_P1, worst_P1
+    gaps_PGG, group_size = gaps(scores_PG, usable_PG, same_PGG), scores_PG.shape[1]
+    if same_PGG is not None:
+        none_P11 = (gaps_PGG == -math.inf).flatten(1).all(dim=-1)[:, None, None]
+        gaps_PGG = gaps(scores_PG, usable_PG).where(none_P11, gaps_PGG)
+    widest_P1 = gaps_PGG.flip(-1).flatten(1).argmax(dim=-1, keepdim=True)
+    return widest_P1 // group_size, group_size - 1 - widest_P1 % group_size
 
 
 def every_two(scores_PG: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
 from posttrain.data.read import Row
@@ -24,6 +25,7 @@ from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair, sam
 from posttrain.data.split import Split
 from posttrain.errors import DataError
 from posttrain.files import write_durably
+from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
 from posttrain.train.feed import sampling_seed
@@ -131,33 +133,43 @@ def choose(settings: SampledPairsConfig, answers: Answers, seed: int) -> tuple[l
     usable = [(place, score) for place, score in enumerate(scores) if score is not None and ids[place]]
     if len(usable) < 2:
         return [], "fewer than two scored answers"
-    gaps = {(c, r): high - low for (c, high), (r, low) in permutations(usable, 2) if high > low and ids[c] != ids[r]}
-    if not gaps:
+    ahead = _ahead(usable, ids)
+    if not ahead:
         return [], "tie"
     if (bound := settings.correct_at) is not None:
         right = {place for place, score in usable if score >= bound}
-        gaps = {(c, r): gap for (c, r), gap in gaps.items() if c in right and r not in right}
-        if not gaps:
+        ahead = {(c, r): gap for (c, r), gap in ahead.items() if c in right and r not in right}
+        if not ahead:
             return [], "all correct" if right else "none correct"
-    far = [pair for pair, gap in gaps.items() if gap >= settings.min_gap]
+    far = [pair for pair, gap in ahead.items() if gap >= settings.min_gap]
     if not far:
         return [], "gap below min_gap"
     if settings.select == "random":
         random.Random(f"{seed} {answers.prompt.index}").shuffle(far)
     else:
-        far.sort(key=lambda pair: (-gaps[pair], pair))
+        far.sort(key=lambda pair: (-ahead[pair], pair))
     return _different(far, ids, settings), ""
+
+
+def _ahead(usable: Sequence[tuple[int, float]], ids: Sequence[tuple[int, ...]]) -> dict[tuple[int, int], float]:
+    """By how much, for every two answers of which one is better and which are not the same words (RULE 42)."""
+    places = [place for place, _ in usable]
+    scores_1U = torch.tensor([[score for _, score in usable]], dtype=torch.float64)
+    same_1UU = torch.tensor([[[ids[a] == ids[b] for b in places] for a in places]])
+    gaps_UU = gaps(scores_1U, torch.ones_like(scores_1U, dtype=torch.bool), same_1UU)[0].tolist()
+    two = ((c, r, gap) for c, row in zip(places, gaps_UU, strict=True) for r, gap in zip(places, row, strict=True))
+    return {(c, r): gap for c, r, gap in two if gap > 0}
 
 
 def _different(
     pairs: Sequence[tuple[int, int]], ids: Sequence[tuple[int, ...]], settings: SampledPairsConfig
 ) -> list[tuple[int, int]]:
     """The first of them that do not repeat one another: best against worst, then second best against second worst;
-    at random no two of the same words."""
+    no two of the same words."""
     kept: list[tuple[int, int]] = []
     seen: set[Any] = set()
     for c, r in pairs:
-        own = {c, r} if settings.select == "best_worst" else {(ids[c], ids[r])}
+        own = {(ids[c], ids[r])} | ({c, r} if settings.select == "best_worst" else set())
         if len(kept) < settings.max_per_prompt and not own & seen:
             kept.append((c, r))
             seen |= own
