@@ -12,6 +12,7 @@ from posttrain.data.pairs import render_answer, render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.stream import collect
+from posttrain.errors import DataError
 from posttrain.types import LabelledExample, Pair
 
 
@@ -72,6 +73,27 @@ def render_labels(
     usable, dropped = collect(rows, render, LabelledExample)
     refuse_too_many(dropped, len(rows), max_dropped, what)
     return LabelledSet(rows=usable, form=form.name, dropped=dropped)
+
+
+def only_class(rows: Sequence[LabelledExample]) -> str:
+    """What all answers are, where they are all the same; "" where there are both kinds, or none."""
+    labels = (row.label for row in rows)
+    first = next(labels, None)
+    if first is None or any(label != first for label in labels):
+        return ""
+    return "desirable" if first else "undesirable"
+
+
+def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
+    """Raises `DataError` when all answers have the same label."""
+    only = only_class(rows)
+    if only:
+        alone = ", or imitate these alone with algorithm: sft" if only == "desirable" else ""
+        raise DataError(
+            given=f"{what}: all {len(rows)} answers are {only}",
+            allowed="desirable and undesirable answers: of one kind alone there is nothing to tell them from",
+            fix=f"Add answers with label {str(only != 'desirable').lower()}{alone}.",
+        )
 
 
 def render_label(

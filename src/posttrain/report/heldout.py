@@ -81,6 +81,12 @@ def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:
     return span(of_answers.get(measure) if of_answers else evaluation.get(measure))
 
 
+def only_class(evaluation: Mapping[str, Any]) -> str:
+    """Of labelled answers: what all of them are, "desirable" or "undesirable", so that there is no AUC; or ""."""
+    present = [kind for kind in ("desirable", "undesirable") if number(evaluation.get(kind))]
+    return present[0] if kind_of(evaluation) == "labels" and len(present) == 1 else ""
+
+
 def confidence_of(evaluation: Mapping[str, Any]) -> str:
     return percent(number(evaluation.get("confidence")) or 0.95)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.report.heldout import WORDS, headline_span, kind_of, measure_of
+from posttrain.report.heldout import WORDS, headline_span, kind_of, measure_of, only_class
 from posttrain.report.spans import show_span, show_value, span
 from posttrain.report.store import mapping, number
 from posttrain.report.svg import compact, percent
@@ -14,7 +14,9 @@ from posttrain.report.svg import compact, percent
 def short_line(evaluation: Mapping[str, Any]) -> str:
     measure = measure_of(evaluation)
     found = headline_span(evaluation, measure)
-    return f"{measure} {show_span(measure, found)}" if found else "no score"
+    if found is None:
+        return f"no AUC, all answers are {only}" if (only := only_class(evaluation)) else "no score"
+    return f"{measure} {show_span(measure, found)}"
 
 
 def evaluation_line(evaluation: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from posttrain.report.heldout import LOWER_IS_BETTER, comparison, headline_span, measure_of
+from posttrain.report.heldout import LOWER_IS_BETTER, comparison, headline_span, measure_of, only_class
 from posttrain.report.note import fifths
-from posttrain.report.spans import Span, show_span, span
+from posttrain.report.spans import Span, show_change, show_span, span
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact
 
@@ -147,6 +147,16 @@ def _forgetting_sentence(evaluation: Mapping[str, Any]) -> list[str]:
     return [f"Loss on the reference text went from {before:.3f} to {after:.3f} nats per token ({change}): {kept}"]
 
 
+def _one_class_sentences(evaluation: Mapping[str, Any], only: str) -> list[str]:
+    """What labelled answers of one kind do show."""
+    count = number(mapping(evaluation.get("trained")).get("answers"), 0)
+    text = f"All {count:.0f} held-out answers are {only}: how well the two kinds are told apart is not measured."
+    moved = span(mapping(evaluation.get("difference")).get(f"logps_{only}"))
+    if moved is None or not moved.finite:
+        return [text]
+    return [text, f"Their log-probability changed by {show_change('logps', moved)} nats per answer."]
+
+
 def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Span | None) -> Verdict:
     rewards = run.series("reward")
     sentences = []
@@ -154,6 +164,9 @@ def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Sp
         headline, tone = "The run stopped with an error.", "bad"
     elif run.status == "unfinished":
         headline, tone = "The run has not finished.", "plain"
+    elif only := only_class(mapping(run.evaluation.get("trained"))):
+        headline, tone = "The held-out data cannot show whether the model improved.", "plain"
+        sentences += _one_class_sentences(run.evaluation, only)
     else:
         headline, tone = "No held-out evaluation.", "plain"
         sentences.append("Without held-out data before and after, this page cannot say whether the model improved.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.examples import ExampleSet, render_examples
-from posttrain.data.labels import LabelledSet, render_labels
+from posttrain.data.labels import LabelledSet, only_class, refuse_one_class, render_labels
 from posttrain.data.pairs import PairSet, render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.split import Split
@@ -76,6 +76,7 @@ def labelled(
 ) -> Source:
     """Desirable answers are told from undesirable ones."""
     train, heldout = rendered(render_labels, config, rows, loaded)
+    refuse_one_class(train.rows, "training data")
     answers = Answers(train.rows)
     used = used_rows(config, len(answers))
     references, facts = beside(config, answers, used, loaded, forward, folder)
@@ -91,7 +92,19 @@ def labelled(
         measure = HeldOutPolicyPairs(config, forward, heldout.pairs, loaded.pad_id)
     if train.pairs is not None:
         facts = [f"both answers of {len(train.pairs)} pairs are learned from as judged answers", *facts]
-    return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout), facts=facts)
+    notes = [*drop_notes(train, heldout), *class_notes(heldout)]
+    return Source(feed=feed, measure=measure, notes=notes, facts=facts)
+
+
+def class_notes(heldout: LabelledSet | None) -> list[str]:
+    """Held-out answers of one kind measure less than they seem to."""
+    only = only_class(heldout.rows) if heldout else ""
+    if not heldout or not only:
+        return []
+    return [
+        f"held-out data: all {len(heldout)} answers are {only}; how well the model tells the two kinds apart is not "
+        f"measured without answers with label {str(only != 'desirable').lower()}"
+    ]
 
 
 def rendered(render: Any, config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Any, Any]:

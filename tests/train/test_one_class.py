@@ -1,0 +1,56 @@
+"""Judged answers that are all of one kind: nothing to train on, and a held-out measurement that says what it is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.tiny import tiny_model
+
+import posttrain as pt
+from posttrain.errors import DataError
+from posttrain.report.lines import evaluation_line
+from posttrain.report.store import read_run
+from posttrain.report.verdict import verdict
+
+WORDS = ["abc", "bcd", "cde", "def", "efg", "fgh", "ghi", "hij"]
+
+
+def config(folder: Path, labels: list[bool], **data: object) -> dict:
+    rows = [
+        {"prompt": word, "completion": word[::-1], "label": labels[n % len(labels)]} for n, word in enumerate(WORDS)
+    ]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "model": str(tiny_model(folder / "model")),
+        "algorithm": "kto",
+        "data": {"train": str(folder / "train.jsonl"), "eval_fraction": 0, **data},
+        "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-3},
+        "output": str(folder / "run"),
+        "report": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "said", "fix"),
+    [
+        (True, "all 8 answers are desirable", "label false, or imitate these alone with algorithm: sft"),
+        (False, "all 8 answers are undesirable", "label true."),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["kto", "bco"])
+def test_there_is_nothing_to_tell_answers_of_one_kind_from(tmp_path, algorithm, label, said, fix):
+    with pytest.raises(DataError, match=said) as error:
+        pt.train(config(tmp_path, [label]) | {"algorithm": algorithm})
+    assert fix in str(error.value)
+
+
+def test_held_out_answers_of_one_kind_are_not_said_to_be_missing(tmp_path):
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text("".join(json.dumps({"prompt": w, "completion": w, "label": False}) + "\n" for w in WORDS[:3]))
+    run = pt.train(config(tmp_path, [True, False], eval=str(heldout)))
+    assert "held-out data: all 3 answers are undesirable" in (run.folder / "events.jsonl").read_text()
+    assert evaluation_line(run.evaluation["baseline"]) == "no AUC, all answers are undesirable, 3 answers"
+    found = verdict(read_run(run.folder))
+    assert found.headline == "The held-out data cannot show whether the model improved."
+    assert found.sentences[0].startswith("All 3 held-out answers are undesirable")
+    assert found.sentences[1].startswith("Their log-probability changed by ")
