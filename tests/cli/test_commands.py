@@ -97,6 +97,19 @@ def test_a_run_says_where_everything_is_and_how_good_it_is_on_stdout_and_its_pro
     assert "step 2/2" in err
 
 
+def test_what_is_not_finite_is_null_in_the_object(posttrain, place):
+    """One pair has a mean difference of lengths, and no interval."""
+    (place / "one.jsonl").write_text('{"prompt": "ab", "chosen": "abc", "rejected": "d"}')
+    _, out, _ = posttrain("data", "check", "one.jsonl", "--json")
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    found = json.loads(out, parse_constant=refuse)
+    assert found["uses"][0]["length_bias"]["difference"]["low"] is None
+    assert "+2.0 characters on average (no interval: one pair)" in posttrain("data", "check", "one.jsonl")[1]
+
+
 @pytest.mark.parametrize(
     ("command", "kind", "expected_code"),
     [

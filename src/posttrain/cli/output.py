@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import warnings
@@ -47,7 +48,16 @@ def silence_libraries() -> None:
 
 def answer(result: Any, text: str, *, as_json: bool) -> None:
     """What the verb was asked for: the object for programs, or the text for people."""
-    typer.echo(json.dumps(result, indent=2) if as_json else text)
+    typer.echo(json.dumps(_finite(result), indent=2, allow_nan=False) if as_json else text)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null, as in the files of a run."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def view_for(*, quiet: bool, as_json: bool, show_samples: bool = False) -> TerminalView:

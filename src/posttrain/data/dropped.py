@@ -9,6 +9,17 @@ from typing import NamedTuple
 from posttrain.errors import DataError
 
 
+CURES = (
+    (
+        "prompt longer than",
+        "Shorten them, or lower sampling.max_completion_length: the context holds prompt and answer",
+    ),
+    ("longer than", "Shorten them, raise data.max_length where it is set, or take a model with a longer context"),
+)
+"""How a reason begins, and what helps."""
+MEND = "Mend the rows named above"
+
+
 class Dropped(NamedTuple):
     """One row that was left out."""
 
@@ -38,11 +49,10 @@ def summary(dropped: Sequence[Dropped], total: int) -> str:
 def refuse_too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> None:
     """Raises `DataError` when a larger share than `max_dropped` was left out, or everything."""
     if len(dropped) == total or len(dropped) > max_dropped * total:
-        cure = "Mend the rows named above"
-        if any("longer than" in reason for _, reason in dropped):
-            cure = "Shorten them, or lower sampling.max_completion_length: the context holds prompt and answer"
+        cure = next((cure for fault, cure in CURES if any(reason.startswith(fault) for _, reason in dropped)), MEND)
+        share = f"at most {max_dropped:.0%} dropped rows, and " if max_dropped < 1 else ""
         raise DataError(
             given=f"{what}: {summary(dropped, total)}",
-            allowed=f"at most {max_dropped:.0%} dropped rows, and at least one left",
+            allowed=f"{share}at least one left",
             fix=f"{cure}." if len(dropped) == total else f"{cure}; or raise data.max_dropped if they may go.",
         )
