@@ -22,6 +22,7 @@ from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores
 from posttrain.models.step_head import load_step_model, step_scores
+from posttrain.train import scored_data
 from posttrain.train.run import Run
 from posttrain.types import Tokens
 
@@ -226,6 +227,25 @@ def test_a_run_that_died_resumes_to_the_same_bits(folder, runs, kind, monkeypatc
     for name, tensor in weights(runs[kind].folder).items():
         assert torch.equal(weights(resumed.folder)[name], tensor), name
     assert resumed.evaluation == runs[kind].evaluation
+
+
+@pytest.mark.parametrize(("kind", "heldout"), [("ratings", "HeldOutRatings"), ("steps", "HeldOutSteps")])
+def test_each_version_of_the_weights_scores_the_held_out_rows_once(folder, kind, heldout, monkeypatch):
+    """The measure asks for the scores, and so does the scale that is written beside the model."""
+    subject = getattr(scored_data, heldout)
+    plain, found = subject.scores, []
+
+    def counted(self):
+        found.append(plain(self))
+        return found[-1]
+
+    monkeypatch.setattr(subject, "scores", counted)
+    changes = {"train": {"steps": 3}, "checkpoint": {"every": 1, "keep": 9}, "evaluation": {"every": 1}}
+    run = posttrain.train(config(folder, KINDS[kind], f"{kind}-once", **changes))
+    assert len(found) == 4
+    assert len({json.dumps(scores) for scores in found}) == 4
+    names = ["baseline", "step-1", "step-2", "trained"]
+    assert [json.loads((run.folder / "evaluations" / f"{name}-scores.json").read_text()) for name in names] == found
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,6 +25,7 @@ from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
+from posttrain.train.same_data import check_same, put_on_file
 from posttrain.train.setup import Judges, set_up
 from posttrain.train.store import RunStore, holds_run
 
@@ -82,6 +83,7 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
             store.truncate_after(0)
             run.evaluation |= stage
         else:
+            check_same(run)
             run.restore(checkpoint)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
@@ -168,6 +170,7 @@ def carry_out(run: Run) -> Run:
     run.view.compares_groups = run.algorithm.group_size_needed > 1
     if run.step == 0:
         show_first_rows(run)
+        put_on_file(run)
     with finishing_steps(run) as interrupted:
         if "baseline" not in run.evaluation:
             run.measure_model("baseline")

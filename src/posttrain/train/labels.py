@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from posttrain.data.collate import collate_examples
+from posttrain.data.labels import Unpaired
 from posttrain.data.order import rows_for_step
+from posttrain.data.store import Stored
 from posttrain.train.feed import Fed
 from posttrain.train.guards import Guards, name_examples
 from posttrain.train.references import References
@@ -122,5 +124,13 @@ class LabelFeed:
         return (("desirable" if row.label else "undesirable", row.example) for row in rows)
 
     def describe(self) -> str:
-        desirable = sum(self.rows[place].label for place in range(len(self.rows)))
-        return f"{len(self.rows)} labelled answers, {desirable} of them desirable"
+        return f"{len(self.rows)} labelled answers, {desirable(self.rows)} of them desirable"
+
+
+def desirable(rows: Sequence[LabelledExample]) -> int:
+    """How many rows are, without reading the answers of those on disk."""
+    if isinstance(rows, Unpaired):
+        return len(rows.pairs)
+    if isinstance(rows, Stored):
+        return int((rows.numbers == 1.0).sum())
+    return sum(row.label for row in rows)

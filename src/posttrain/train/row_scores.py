@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from posttrain.errors import DataError
 from posttrain.functional.masks import masked
 from posttrain.train.feed import examples_batch
 from posttrain.train.loop import microbatches
@@ -33,7 +34,14 @@ class RowScores(NamedTuple):
         return [total / max(1, tokens) for total, tokens in zip(self.logprobs, self.tokens, strict=True)]
 
     def __sub__(self, before: RowScores) -> list[float]:
-        """Log-ratio of each row to other weights."""
+        """Log-ratio of each row to other weights. Raises DataError where those have scored other rows."""
+        if self.tokens != before.tokens:
+            raise DataError(
+                given=f"{len(self.tokens)} held-out answers with {sum(self.tokens)} tokens, but the baseline of the "
+                f"run has scored {len(before.tokens)} with {sum(before.tokens)}",
+                allowed="the held-out rows with which the run was started",
+                fix="Restore the data, or train a new run on the new data.",
+            )
         return [b - a for a, b in zip(before.logprobs, self.logprobs, strict=True)]
 
     def split(self, rows: int) -> tuple[RowScores, RowScores]:

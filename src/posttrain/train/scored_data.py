@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from posttrain.algorithms import Algorithm
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.ratings import render_ratings
 from posttrain.data.split import Split
 from posttrain.data.steps import render_steps
+from posttrain.data.store import Stored
 from posttrain.errors import DataError
 from posttrain.functional.step_scores import aggregate
 from posttrain.models.load import LoadedModel
@@ -118,9 +121,16 @@ def drop_notes(train: Any, heldout: Any) -> list[str]:
     return [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
 
 
+def margins(pairs: Sequence[Pair]) -> int:
+    """How many pairs have one, without reading the answers of those on disk."""
+    if isinstance(pairs, Stored):
+        return int((~np.isnan(pairs.numbers)).sum())
+    return sum(pair.margin is not None for pair in pairs)
+
+
 def margin_notes(pairs: Sequence[Pair], algorithm: Algorithm) -> list[str]:
     """A column of margins that nothing reads is worth a line; one that is missing, an error."""
-    known, asked = sum(pair.margin is not None for pair in pairs), "margins" in algorithm.needs
+    known, asked = margins(pairs), "margins" in algorithm.needs
     if asked and known < len(pairs):
         raise DataError(
             given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, which {algorithm.key} is set to read",

@@ -20,13 +20,12 @@ from posttrain.models.step_head import load_step_model, step_scores
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.guards import Guards
-from posttrain.train.heldout_scores import Forward, HeldOutScores
+from posttrain.train.heldout_scores import Forward, HeldOutScores, Record, Scores, Subject
 from posttrain.train.optimizer import Updater
-from posttrain.train.policy import nobody_samples
 from posttrain.train.run import Run
 from posttrain.train.scored_data import ScoredData, Source, from_pairs, from_ratings, from_steps
 from posttrain.train.weigh import Given, in_turn
-from posttrain.types import Batch, Outputs
+from posttrain.types import Batch, Metrics, Outputs
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
@@ -54,7 +53,8 @@ def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algo
     for note in (*loaded.notes, *data.notes):
         store.event("warning", note)
         view.event("warning", note)
-    measure = HeldOutScores(data.heldout, config.evaluation.confidence)
+    heldout = OncePerVersion(data.heldout)
+    measure = HeldOutScores(heldout, config.evaluation.confidence)
     return Run(
         resolved=resolved,
         store=store,
@@ -67,7 +67,7 @@ def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algo
         optimizer=Updater(loaded.model.parameters(), config.train),
         guards=Guards.of(config, store.evidence),
         feed=data.feed,
-        publish=nobody_samples,
+        publish=heldout.forget,
         measure=measure,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
         write_model=WithScale(data.facts, measure),
@@ -108,6 +108,37 @@ class ScoringForward:
             scores = self.score(self.loaded, batch)
         here = {name: found.to(mask_BT.device) for name, found in scores.items()}
         return Outputs(logprobs_BT=torch.zeros(mask_BT.shape), **here)
+
+
+class OncePerVersion:
+    """Held-out rows that are scored once for each version of the weights, whoever asks: the measure, or the scale that
+    is written beside the model of the same step."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._known: Scores | None = None
+
+    def forget(self, step: int) -> Metrics:
+        """There are new weights, those of `step`. Nobody samples that would have to get them."""
+        self._known = None
+        return {}
+
+    def __len__(self) -> int:
+        return len(self.subject)
+
+    def scores(self) -> Scores:
+        if self._known is None:
+            self._known = self.subject.scores()
+        return self._known
+
+    def measures(self, scores: Scores, confidence: float) -> Record:
+        return self.subject.measures(scores, confidence)
+
+    def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
+        return self.subject.changes(before, after, confidence)
+
+    def answers(self, scores: Scores) -> list[float]:
+        return self.subject.answers(scores)
 
 
 class WithScale:

@@ -6,6 +6,8 @@
     judgements/step-000010.jsonl  what judges were asked about it and said, where there is a judge
     checkpoints/                  see checkpoint.py
     evaluation.json, error.json   replaced as a whole
+    data.json                     what the given rows were at the start, see same_data.py
+    references/                   what the reference says about them, see references.py
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
     .lock                         held by the process that writes
 
@@ -152,6 +154,10 @@ class RunStore:
     def evaluation(self, content: Mapping[str, Any]) -> Path:
         """evaluation.json."""
         return self._replace("evaluation.json", _dump(content, indent=1))
+
+    def data(self, content: Mapping[str, Any]) -> Path:
+        """data.json."""
+        return self._replace("data.json", _dump(content, indent=1))
 
     def evidence(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
         """`evidence/step-NNNNNN.json`: the rows that stopped the run. Numbers that are not finite are texts here."""

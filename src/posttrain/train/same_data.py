@@ -1,0 +1,122 @@
+"""A run that is resumed goes on with the data that it was started with, or not at all.
+
+Which rows a step takes is a pure function of the seed, the step and how many rows there are. So rows that were added,
+removed or reordered while a run was stopped would be compared, weighed and measured as if they were the old ones. The
+run's folder therefore keeps what its rows were, as the model reads them, in data.json:
+
+    {"training data": {"rows": 48, "sha256": ...}, "held-out data": {"rows": 12, "sha256": ...}}
+
+Of rows on disk that are the hashes which their store has anyway, and those of rows in memory are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from posttrain.data.labels import Unpaired
+from posttrain.data.store import LAYOUTS, SEAL, Stored
+from posttrain.errors import DataError
+from posttrain.types import Example, RatedExample, StepExample
+
+if TYPE_CHECKING:
+    from posttrain.config import DataConfig
+    from posttrain.train.run import Run
+
+FILE = "data.json"
+TRAIN, HELDOUT = "training data", "held-out data"
+HASHED = ("ids.i32", "mask.u8", "ends.i64", "numbers.f64")
+"""Of the files of a store; where a row stood in the data is no part of what it is."""
+
+Facts = dict[str, dict[str, Any]]
+
+
+def put_on_file(run: Run) -> None:
+    """At the start of a run; no file where answers are sampled, whatever an attempt before it has left."""
+    if facts := facts_of(run):
+        run.store.data(facts)
+    else:
+        (run.folder / FILE).unlink(missing_ok=True)
+
+
+def check_same(run: Run) -> None:
+    """Raises DataError where the rows are not those on file. A run without one, of an earlier version, gets it now."""
+    try:
+        before: Facts = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        put_on_file(run)
+        return
+    now = facts_of(run)
+    changed = [what for what in (TRAIN, HELDOUT) if before.get(what) != now.get(what)]
+    different = [f"{what}: {_difference(before.get(what), now.get(what))}" for what in changed]
+    if different:
+        raise DataError(
+            given=f"the data is not the one with which the run was started ({_places(run.config.data)}): "
+            + "; ".join(different),
+            allowed="the same rows in the same order, read by the same tokenizer and template",
+            fix=f"Restore the data and the settings in {run.folder}/config.yaml; or train a new run on the new data, "
+            "with the model folder of the newest checkpoint as model.path.",
+        )
+
+
+def facts_of(run: Run) -> Facts:
+    """Of the rows that a run learns from and is measured by."""
+    rows = {TRAIN: rows_of(run.feed), HELDOUT: rows_of(run.measure)}
+    return {what: {"rows": len(one), "sha256": rows_key(one)} for what, one in rows.items() if one}
+
+
+def rows_of(part: Any) -> Sequence[Any]:
+    """The given rows of a feed or of a measure, however it is wrapped; none where answers are sampled."""
+    for name in ("measure", "subject"):
+        if (inner := getattr(part, name, None)) is not None:
+            return rows_of(inner)
+    return next((rows for name in ("examples", "pairs", "rows") if (rows := getattr(part, name, None)) is not None), ())
+
+
+def rows_key(rows: Sequence[Any]) -> str:
+    """Changes with any token, mask, label, score or margin, and with the order."""
+    if isinstance(rows, Unpaired):
+        return f"both sides of {rows_key(rows.pairs)}"
+    if isinstance(rows, Stored):
+        sealed = json.loads((rows.folder / SEAL).read_text(encoding="utf-8"))["files"]
+        return _joined([sealed[name][1] for name in HASHED])
+    files, end = [hashlib.sha256() for _ in HASHED], 0
+    for number in range(len(rows)):
+        examples, numbers = _parts(rows[number])
+        for example in examples:
+            end += len(example.input_ids)
+            files[0].update(array("i", example.input_ids).tobytes())
+            files[1].update(bytes(example.completion_mask))
+            files[2].update(array("q", [end]).tobytes())
+        files[3].update(array("d", numbers).tobytes())
+    return _joined([file.hexdigest() for file in files])
+
+
+def _parts(row: Any) -> tuple[tuple[Example, ...], Sequence[float]]:
+    """Token sequences and numbers of a row."""
+    if isinstance(row, RatedExample):
+        return (row.example,), (row.score,)
+    if isinstance(row, StepExample):
+        return (row.example,), row.labels
+    examples, number = LAYOUTS[type(row)].take_apart(row)
+    return examples, (math.nan if number is None else number,)
+
+
+def _joined(hashes: Sequence[str]) -> str:
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+
+
+def _difference(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
+    counts = [facts["rows"] if facts else 0 for facts in (before, now)]
+    if counts[0] != counts[1]:
+        return f"{counts[1]:,} rows, and there were {counts[0]:,}"
+    return f"{counts[0]:,} rows as before, but others, or in another order"
+
+
+def _places(data: DataConfig) -> str:
+    named = {"data.train": data.train, "data.eval": data.eval}
+    return ", ".join(f"{name} = {value}" for name, value in named.items() if value)
