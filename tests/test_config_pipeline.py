@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from posttrain.config import DataConfig
-from posttrain.config_pipeline import holds_stages, notes, read_pipeline, to_yaml
+from posttrain.config_pipeline import notes, read_pipeline, to_yaml
+from posttrain.config_pipeline_stages import holds_stages
 from posttrain.errors import ConfigError
 
 REWARD = {"name": "exact_match"}

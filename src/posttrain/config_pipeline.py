@@ -17,26 +17,19 @@ the first one trains. Imports no torch until an algorithm is named.
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.config import Part, PathText, Resolved, RunConfig, check, load_config, saved_tree
 from posttrain.config_layers import Layers
+from posttrain.config_pipeline_links import MARK, links_of, wants_policy
 from posttrain.config_pipeline_stages import STAGES, Changes, Draft, drafts_of, listed_stages, with_start
 from posttrain.config_schema import Problem, combine
-from posttrain.config_text import dotted, leaves, read_mapping, show, write_tree
+from posttrain.config_text import COMMENT, read_mapping, write_tree
 from posttrain.errors import ConfigError
-
-MARK = "stage:"
-"""What stands before the name of a stage where a path may stand."""
-
-_REFERENCE = re.compile(rf"{MARK}(\S*)")
-_TAKES_POLICY = re.compile(r"(reference|teacher)\.path|(rewards|check)\.\d+\.judge\.model|reward_model\.model(\.path)?")
-_TAKES_SCORES = re.compile(r"(rewards|check)\.\d+\.model")
-_TAKES_EITHER = re.compile(r"critic\.path")
 
 
 class ExportConfig(Part):
@@ -120,12 +113,6 @@ class PipelineConfig:
         return next((stage for stage in reversed(self.stages) if stage.trains_policy), None)
 
 
-def holds_stages(source: Any) -> bool:
-    """Is this file or mapping a pipeline? Raises ConfigError for a file that cannot be read."""
-    given = read_mapping(source) if isinstance(source, (str, PathLike)) else source
-    return isinstance(given, Mapping) and STAGES in given
-
-
 def read_pipeline(
     source: str | PathLike[str] | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> PipelineConfig:
@@ -157,16 +144,37 @@ def read_pipeline(
 
 def to_yaml(pipeline: PipelineConfig, output: str | None) -> str:
     """The pipeline with every setting of every stage and its origin; it reads back to the same pipeline."""
+    head = "# All settings of all stages, each with where its value came from.\n"
+    return head + write_tree(*_tree(pipeline, output))
+
+
+def read_saved(path: str | PathLike[str]) -> PipelineConfig:
+    """What `to_yaml` wrote; the origin of a value is what stands behind it, or this file where nothing does."""
+    pipeline = read_pipeline(path)
+    tree, origins = _tree(pipeline, pipeline.settings.output)
+    marked = write_tree(tree, {setting: setting for setting in origins}).splitlines()
+    lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    for ours, theirs in zip(marked, lines, strict=False):
+        value, behind, setting = ours.rpartition(COMMENT)
+        if behind and theirs.startswith(value + behind):
+            origins[setting] = theirs.removeprefix(value + behind)
+    stages: list[Stage] = []
+    for place, stage in enumerate(pipeline.stages):
+        own = {setting: origins[f"{STAGES}.{place}.{setting}"] for setting in stage.resolved.origins}
+        stages.append(replace(stage, resolved=Resolved(config=stage.config, origins=own)))
+    return replace(pipeline, stages=tuple(stages))
+
+
+def _tree(pipeline: PipelineConfig, output: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """What is saved, and the origin of each of its dotted settings."""
     trees: list[dict[str, Any]] = []
-    comments: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for place, stage in enumerate(pipeline.stages):
         tree = saved_tree(stage.config)
         del tree["output"]
         trees.append({"name": stage.name, **tree})
-        comments |= {f"{STAGES}.{place}.{setting}": origin for setting, origin in stage.resolved.origins.items()}
-    own = pipeline.settings.model_dump(mode="json") | {"output": output}
-    head = "# All settings of all stages, each with where its value came from.\n"
-    return head + write_tree({**own, STAGES: trees}, comments)
+        origins |= {f"{STAGES}.{place}.{setting}": origin for setting, origin in stage.resolved.origins.items()}
+    return {**pipeline.settings.model_dump(mode="json"), "output": output, STAGES: trees}, origins
 
 
 def notes(pipeline: PipelineConfig) -> list[str]:
@@ -212,7 +220,7 @@ class _Builder:
             given = _with_model(draft.given, self.last_policy)
             shared = _without_another_algorithm(self.shared, given)
             resolved = load_config(given, self.changes.of_stage(draft), shared=shared, origin=self.origin)
-            stage = Stage(name=draft.name, number=self.number, resolved=resolved, uses=dict(_uses(resolved.config)))
+            stage = Stage(name=draft.name, number=self.number, resolved=resolved, uses=dict(links_of(resolved.config)))
             stage = self._linked(stage)
             check(resolved.config)
         except ConfigError as error:
@@ -228,7 +236,7 @@ class _Builder:
         linked = {setting: self._find(setting, name) for setting, name in stage.uses.items()}
         kinds = {known.name: known.trains_policy for known in self.stages}
         for setting, name in linked.items():
-            wanted = _wanted(setting, stage)
+            wanted = wants_policy(setting, trains_policy=stage.trains_policy)
             if wanted is not None and kinds.get(name, wanted) != wanted:
                 what = "a policy, which gives no score" if not wanted else "a model that scores, and writes nothing"
                 raise ConfigError(
@@ -292,34 +300,3 @@ def _without_another_algorithm(shared: Mapping[str, Any], given: Mapping[str, An
     other = name(given.get("algorithm"))
     drop = other is not None and other != name(shared.get("algorithm"))
     return {key: value for key, value in shared.items() if key != "algorithm" or not drop}
-
-
-def _uses(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(dotted setting, what stands behind `stage:`); ConfigError for one where no model is named."""
-    for path, value in leaves(config.model_dump(mode="json")):
-        setting = dotted(path)
-        for text in value if isinstance(value, list) else [value]:
-            match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
-            if match is None:
-                continue
-            if not _takes_model(setting):
-                raise ConfigError(
-                    given=f"{setting} = {show(value)}",
-                    allowed=f"{MARK}NAME in model, reference, teacher, critic.path, rewards.N.model and check.N.model",
-                    fix="Write a path here: what a stage hands over is its model.",
-                )
-            yield setting, match[1]
-
-
-def _takes_model(setting: str) -> bool:
-    known = (_TAKES_POLICY, _TAKES_SCORES, _TAKES_EITHER)
-    return setting == "model.path" or any(pattern.fullmatch(setting) for pattern in known)
-
-
-def _wanted(setting: str, stage: Stage) -> bool | None:
-    """Must the model there be a policy (True), one that scores (False), or either (None)?"""
-    if _TAKES_SCORES.fullmatch(setting):
-        return False
-    if setting == "model.path":
-        return True if stage.trains_policy else None
-    return True if _TAKES_POLICY.fullmatch(setting) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
-from posttrain.config_text import read_override, show
+from posttrain.config_text import read_mapping, read_override, show
 from posttrain.errors import ConfigError
 
 STAGES = "stages"
@@ -30,6 +30,12 @@ class Draft(NamedTuple):
     """Of its entry in the file, from 0."""
     given: dict[str, Any]
     problem: ConfigError | None = None
+
+
+def holds_stages(source: Any) -> bool:
+    """Is this file or mapping a pipeline? Raises ConfigError for a file that cannot be read."""
+    given = read_mapping(source) if isinstance(source, (str, PathLike)) else source
+    return isinstance(given, Mapping) and STAGES in given
 
 
 def listed_stages(listed: Any) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from posttrain.errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".toml")
 REDACTED = "<redacted>"
+COMMENT = "  # "
+"""What stands between a value and its comment."""
 
 _INTEGER = r"(?:0|[1-9](?:_?[0-9])*)"
 _EXPONENT = r"(?:[eE][-+]?[0-9]+)"
@@ -300,7 +302,7 @@ def _lines(tree: Any, comments: Mapping[str, str], path: tuple[str | int, ...], 
 
 
 def _comment(text: str) -> str:
-    return "  # " + "".join(c if c.isprintable() else "?" for c in text) if text else ""
+    return COMMENT + "".join(c if c.isprintable() else "?" for c in text) if text else ""
 
 
 def dotted(path: tuple[str | int, ...]) -> str:

@@ -74,6 +74,7 @@ def test_the_curves_are_pictures_that_stand_alone(runs: Runs):
 def test_names_on_the_hub_are_named_for_the_hub():
     from posttrain.config import load_config
     from posttrain.export.card import front_matter
+    from posttrain.export.lineage import lineage
     from posttrain.export.origin import Origin
 
     config = load_config(
@@ -85,7 +86,7 @@ def test_names_on_the_hub_are_named_for_the_hub():
         }
     ).config
     origin = Origin(name="a", model=config.model, head="tokens", run=Path("a"), config=config, step=1)
-    found = front_matter(origin, "hf")
+    found = front_matter(origin, lineage(origin), "hf")
     assert found["base_model"] == "Qwen/Qwen3-0.6B"
     assert found["datasets"] == ["trl-lib/Capybara"]
 
@@ -103,17 +104,30 @@ def test_names_on_the_hub_are_named_for_the_hub():
         ("task:sort", "task:sort"),
         ("https://me:pw@judge.internal:8000/v1?key=1", f"https://{REMOVED}"),
         ("Answer with yes and/or no, see /home/me/notes.txt.", "Answer with yes and/or no, see notes.txt."),
+        ("Answer yes and/or no.", "Answer yes and/or no."),
+        ("/home/me/My Documents/train.jsonl", "train.jsonl"),
+        ("/home/me/My Documents/the rows.jsonl", "the rows.jsonl"),
+        ("my secret project/train.jsonl", "train.jsonl"),
+        ("C:\\Users\\John Doe\\train.csv", "train.csv"),
+        ("See /home/me/My Documents/notes.txt and/or ask.", "See notes.txt and/or ask."),
+        ("sent with Bearer abcdefghijkl0123", f"sent with {REMOVED}"),
     ],
 )
 def test_a_path_is_shown_as_its_name(given, expected):
     assert shown_text(given) == expected
 
 
-def test_secrets_are_removed_and_counts_of_tokens_are_not():
-    given = {"api_key": "sk-1", "headers": {"Authorization": "Bearer x"}, "hub_token": "hf_x", "max_tokens": 5}
-    assert shown(given) == {
-        "api_key": REMOVED,
-        "headers": {"Authorization": REMOVED},
-        "hub_token": REMOVED,
-        "max_tokens": 5,
+def test_secrets_are_removed_and_tokens_of_texts_are_not():
+    given = {"api_key": "sk-1", "hub_token": "hf_x", "X-Api": "1", "X-Api-Key": "2", "key": "3", "bearer": "4"}
+    assert set(shown(given).values()) == {REMOVED}
+    harmless = {"max_tokens": 5, "eos_token": "<|im_end|>", "stop_token": "END", "pad_token": "<pad>", "keyed": "by x"}
+    assert shown(harmless) == harmless
+
+
+def test_nothing_that_is_sent_to_a_server_is_shown():
+    given = {"judge": {"model": "m", "request": {"user": "me", "extra": {"a": 1}}, "headers": {"X-Tenant": "acme"}}}
+    assert shown(given)["judge"] == {
+        "model": "m",
+        "request": {"user": REMOVED, "extra": REMOVED},
+        "headers": {"X-Tenant": REMOVED},
     }

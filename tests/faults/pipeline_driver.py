@@ -4,7 +4,8 @@
     python pipeline_driver.py resume FOLDER       [STAGE STEP]
 
 The kill comes when the run in the folder STAGE has written down step STEP; with `end` for a step, when that run has
-ended and the pipeline has not yet written anything about it.
+ended and the pipeline has not yet written anything about it. `export end`: when the exported model is in its place, and
+the pipeline has not yet written that down.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import posttrain
 from posttrain.train.handover import HandOver
+from posttrain.train.pipeline_store import PipelineStore
 from posttrain.train.run import Run
 
 
@@ -46,11 +48,20 @@ def kill_after(stage: str) -> None:
     HandOver.write = wrapped
 
 
+def kill_after_export() -> None:
+    PipelineStore.exported = lambda self, output: die()
+
+
 def main() -> None:
     verb, target, *when = sys.argv[1:]
     if when:
         stage, step = when
-        kill_after(stage) if step == "end" else kill_at(stage, int(step))
+        if stage == "export":
+            kill_after_export()
+        elif step == "end":
+            kill_after(stage)
+        else:
+            kill_at(stage, int(step))
     trained = posttrain.train(target) if verb == "train" else posttrain.resume(target)
     assert trained.model_path.is_dir()
 

@@ -15,7 +15,9 @@ from tests.tiny import tiny_model, write_prompts
 
 DRIVER = Path(__file__).with_name("pipeline_driver.py")
 STAGES = ("01-sft", "02-rm", "03-ppo")
-KILLS = (("01-sft", "3"), ("01-sft", "end"), ("02-rm", "1"), ("03-ppo", "2"), ("03-ppo", "end"))
+KILLS = (
+    ("01-sft", "3"), ("01-sft", "end"), ("02-rm", "1"), ("03-ppo", "2"), ("03-ppo", "end"), ("export", "end"),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,7 @@ def write_pipeline(folder: Path, name: str) -> Path:
         "checkpoint": {"every": 2, "keep": 2},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),
+        "export": {"to": "hf"},
         "report": False,
     }
     train = {"steps": 4, "prompts_per_step": 4, "learning_rate": 1e-3}
@@ -73,6 +76,12 @@ def weights(run: Path) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
 
 
+def exported(pipeline: Path) -> dict[str, bytes]:
+    files = [path for path in sorted((pipeline / "export").iterdir()) if path.is_file() and path.suffix != ".md"]
+    assert "model.safetensors" in {path.name for path in files}
+    return {path.name: path.read_bytes() for path in files}
+
+
 def records(run: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
@@ -95,6 +104,7 @@ def test_kills_in_every_stage_and_between_them_change_no_bit(folder):
     progress = json.loads((folder / "killed" / "pipeline.json").read_text())
     assert [entry["status"] for entry in progress["stages"]] == ["finished"] * 3
     assert progress["status"] == "finished"
+    assert exported(folder / "killed") == exported(folder / "whole")
 
 
 def test_a_finished_stage_is_not_trained_again(folder):

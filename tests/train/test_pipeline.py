@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ from transformers import AutoModelForCausalLM
 
 import posttrain
 from posttrain.cli import run as command
-from posttrain.config import ModelConfig
+from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError
 from posttrain.models.load import load_model
 from posttrain.report.pipeline_page import stage_rows, table_text, write_pipeline_report
+from posttrain.train import api
 from posttrain.train.checkpoint import verify
 from posttrain.train.handover import HandOver, describe, receive
 from posttrain.train.pipeline import Pipeline
+from posttrain.train.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +122,13 @@ def test_a_folder_with_a_pipeline_is_not_written_over(done, folder):
 def stopped(folder, request, monkeypatch) -> Path:
     """A pipeline that was stopped right before its second stage."""
     name = request.node.name.partition("[")[0]
-    from posttrain.train import pipeline
+    from posttrain.train import pipeline_stage
 
     def stop(*args: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "_receive", lambda stage, *rest: {} if stage.number == 1 else stop())
+        patched.setattr(pipeline_stage, "_receive", lambda stage, *rest: {} if stage.number == 1 else stop())
         with pytest.raises(KeyboardInterrupt) as error:
             posttrain.train(settings(folder, name))
     assert f"posttrain resume {folder / name}` goes on with it" in error.value.__notes__[-1]
@@ -161,8 +165,6 @@ def test_a_checkpoint_that_was_replaced_as_a_whole_is_found_by_its_content(stopp
 
 
 def test_a_stage_whose_folder_was_removed_is_trained_again_to_the_same_bits(stopped, done):
-    import shutil
-
     shutil.rmtree(stopped / "01-sft")
     again = posttrain.resume(stopped)
     ours, theirs = (load_file(p.model_path / "model.safetensors") for p in (again, done))
@@ -194,6 +196,93 @@ def test_adapters_are_handed_over_merged(folder):
     assert proof["largest_difference"] < 1e-4
     plain = load_model(ModelConfig(path=str(trained.stages[0].model_path), device="cpu"))
     assert describe(plain, 3, makes="text").weights == HandOver.read(trained.folder / "handover/01-sft.json").weights
+
+
+# --- resumed with other settings, or somewhere else ------------------------------------------------------------------
+
+
+@pytest.fixture
+def cut(folder, request, monkeypatch) -> Path:
+    """A pipeline that was stopped after the first of three steps of its second stage."""
+    name = request.node.name.partition("[")[0]
+    record = Run.record_step
+
+    def stop(run: Run, *args: Any) -> None:
+        record(run, *args)
+        if run.folder.name == "02-grpo":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "record_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            posttrain.train(settings(folder, name, checkpoint={"every": 1}))
+    return folder / name
+
+
+def edit(pipeline: Path, stage: int, before: str, after: str) -> None:
+    """Edit a line of one stage in pipeline.yaml."""
+    file = pipeline / "pipeline.yaml"
+    *above, text = file.read_text().split("  - name: ", stage)
+    assert before in text
+    file.write_text("  - name: ".join([*above, text.replace(before, after, 1)]))
+
+
+def test_a_stage_that_has_begun_does_not_take_other_settings_in_silence(cut):
+    edit(cut, 2, "learning_rate: 0.0001", "learning_rate: 0.0002")
+    edit(cut, 2, "group_size: 2", "group_size: 4")
+    said = r"stage grpo has begun with other settings: sampling\.group_size, train\.learning_rate of [^$]*"
+    with pytest.raises(ConfigError, match=said + r"agree; or remove the folder .*02-grpo"):
+        posttrain.resume(cut)
+    shutil.rmtree(cut / "02-grpo")
+    assert posttrain.resume(cut).stages[1].name == "grpo"
+    assert "learning_rate: 0.0002" in (cut / "02-grpo" / "config.yaml").read_text()
+
+
+def test_a_stage_that_is_done_does_not_either(cut):
+    edit(cut, 1, "steps: 3", "steps: 4")
+    with pytest.raises(ConfigError, match=r"stage sft has begun [^$]*train\.steps [^$]*since the stage is done"):
+        posttrain.resume(cut)
+    shutil.rmtree(cut / "01-sft")  # and now the second stage goes on from another model than it began with
+    with pytest.raises(ConfigError, match=r"stage grpo has begun with other settings: model\.path"):
+        posttrain.resume(cut)
+
+
+def test_a_stage_that_has_begun_may_get_more_steps(cut):
+    edit(cut, 2, "steps: 3", "steps: 5")
+    assert posttrain.resume(cut).model_path == cut / "02-grpo/checkpoints/step-000005/model"
+
+
+def test_a_pipeline_that_was_moved_loads_the_models_that_it_has_proven(cut, done, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(cut, moved)
+    shutil.rmtree(cut)
+    again = posttrain.resume(moved)
+    proven = moved / again.stages[1].received["model.path"]["checkpoint"] / "model"
+    assert load_config(moved / "02-grpo" / "config.yaml").config.model.path == str(proven)
+    assert f"output: {moved / '02-grpo'}" in (moved / "02-grpo" / "config.yaml").read_text()
+    ours, theirs = (load_file(p.model_path / "model.safetensors") for p in (again, done))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_a_copy_does_not_look_at_the_folder_that_it_was_copied_from(cut, tmp_path):
+    shutil.copytree(cut, tmp_path / "copy")
+    weights = cut / "01-sft/checkpoints/step-000003/model/model.safetensors"
+    weights.write_bytes(b"something else")
+    assert posttrain.resume(tmp_path / "copy").stages[1].received["model.path"]["largest_difference"] == 0
+
+
+def test_a_resumed_pipeline_knows_where_its_values_came_from(stopped):
+    edit(stopped, 2, "learning_rate: 0.0001  # caller", "learning_rate: 0.0003")
+    posttrain.resume(stopped)
+    lines = (stopped / "02-grpo" / "config.yaml").read_text().splitlines()
+    steps, rate = (next(line for line in lines if f"  {name}: " in line) for name in ("steps", "learning_rate"))
+    assert steps.endswith("# caller")
+    assert rate.endswith(f"# file:{stopped / 'pipeline.yaml'}")
+
+
+def test_one_run_does_not_take_the_stages_of_a_pipeline(folder):
+    with pytest.raises(ConfigError, match=r"stages, which make a pipeline[^$]*posttrain\.train\(\.\.\.\)"):
+        api.train(settings(folder, "never"))
 
 
 # --- what is looked at first, and what is judged ---------------------------------------------------------------------
@@ -281,11 +370,23 @@ def test_the_page_makes_names_and_errors_harmless(tmp_path):
     assert "&lt;b&gt;" in page
 
 
-def test_the_last_policy_is_exported(folder):
-    given = settings(folder, "exported", export={"to": "hf"})
-    given["stages"] = given["stages"][:1]
-    trained = posttrain.train(given)
+def test_the_last_policy_is_exported_and_its_card_tells_of_every_stage(folder):
+    trained = posttrain.train(settings(folder, "exported", export={"to": "hf"}))
     assert trained.export == folder / "exported" / "export"
     ours, theirs = (AutoModelForCausalLM.from_pretrained(path) for path in (trained.export, trained.model_path))
     assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in theirs.state_dict().items())
     assert posttrain.resume(trained.folder).export == trained.export
+    card = (trained.export / "README.md").read_text()
+    assert "`model` after 3 steps of SFT" in card
+    assert "and 3 steps of GRPO" in card
+    assert re.search(r"^1\. \*\*SFT.*3 steps.*`examples.jsonl`", card, re.MULTILINE)
+    assert re.search(r"^2\. \*\*GRPO.*3 steps.*`prompts.jsonl`", card, re.MULTILINE)
+
+
+def test_a_place_that_is_taken_is_refused_before_anything_is_trained(folder):
+    (folder / "taken").mkdir()
+    (folder / "taken" / "thesis.txt").write_text("years of work")
+    given = settings(folder, "refused", export={"output": str(folder / "taken")})
+    with pytest.raises(ConfigError, match="taken is there already and not empty"):
+        posttrain.train(given)
+    assert not (folder / "refused" / "01-sft").exists()

@@ -45,7 +45,7 @@ def train(
       posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
       posttrain train pipeline.yaml stages.dpo.train.steps=50 seed=1
     """
-    from posttrain.config_pipeline import holds_stages
+    from posttrain.config_pipeline_stages import holds_stages
     from posttrain.config_text import write_value
 
     path, overrides = split_arguments([config, *(settings or [])])

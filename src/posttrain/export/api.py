@@ -23,7 +23,7 @@ from posttrain.export.compare import Replay, compare
 from posttrain.export.expected import Expected, answers
 from posttrain.export.origin import Origin, find_origin, load
 from posttrain.export.probes import find_probes
-from posttrain.export.target import SPARE, check_place, written_whole
+from posttrain.export.target import SPARE, check_place, clean, written_whole
 from posttrain.export.writing import Written, merged, write_hf
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts
@@ -103,6 +103,7 @@ def export(
     _check_arguments(to, dtype, num_prompts, max_new_tokens)
     origin = find_origin(source, step=step, base=base)
     folder = Path(output) if output is not None else _default_folder(origin, to)
+    clean(folder)
     check_place(folder, Path(source), force=force)
     write = _writer(to, origin)
     loaded = load(origin, device)

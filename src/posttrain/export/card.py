@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms.declared import Card
+from posttrain.config import DataConfig
 from posttrain.export.compare import Replay
+from posttrain.export.lineage import Trained, first_model, lineage
 from posttrain.export.origin import Head, Origin
 from posttrain.export.plots import write_plots
 from posttrain.export.redact import is_path, shown, shown_text
@@ -32,11 +35,13 @@ _CLASSES: Mapping[Head, str] = {
 def write_card(folder: Path, origin: Origin, written: Written, replay: Replay, *, to: str) -> None:
     """Write `README.md`, and the pictures that it shows."""
     run = read_run(origin.run) if origin.run is not None else None
+    behind = lineage(origin)
     parts = [
-        f"---\n{yaml.safe_dump(front_matter(origin, to), sort_keys=False, allow_unicode=True)}---",
+        f"---\n{yaml.safe_dump(front_matter(origin, behind, to), sort_keys=False, allow_unicode=True)}---",
         f"# {origin.name}",
-        _first_sentence(origin, written),
-        *(_of_run(run, origin, folder) if run is not None else ()),
+        _first_sentence(origin, behind, written),
+        *([_stages(behind)] if len(behind) > 1 else ()),
+        *(_of_run(run, origin, behind[-1], folder) if run is not None else ()),
         "## How to load\n\n" + _loading(origin, written),
         "## Checked\n\n" + _checked(replay),
         *([_configuration(run)] if run is not None else ()),
@@ -44,15 +49,15 @@ def write_card(folder: Path, origin: Origin, written: Written, replay: Replay, *
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def front_matter(origin: Origin, to: str) -> dict[str, Any]:
+def front_matter(origin: Origin, behind: Sequence[Trained], to: str) -> dict[str, Any]:
     """The metadata that the Hub reads: only what names something on the Hub is named."""
-    base, data = _base(origin), _data(origin)
-    algorithm = [origin.config.algorithm.name] if origin.config is not None else []
+    base = first_model(origin, behind)
+    algorithms = dict.fromkeys(trained.config.algorithm.name for trained in behind)
     found: dict[str, Any] = {"library_name": "gguf" if to == "gguf" else "transformers"}
-    found |= {"pipeline_tag": _TASKS[origin.head], "tags": ["posttrain", *algorithm, *(["gguf"] * (to == "gguf"))]}
+    found |= {"pipeline_tag": _TASKS[origin.head], "tags": ["posttrain", *algorithms, *(["gguf"] * (to == "gguf"))]}
     if _on_hub(base):
         found["base_model"] = base
-    if names := [name for name in data if _on_hub(name)]:
+    if names := [name for name in dict.fromkeys(name for trained in behind for name in trained.data) if _on_hub(name)]:
         found["datasets"] = names
     return found
 
@@ -61,39 +66,42 @@ def _on_hub(name: str) -> bool:
     return "/" in name and "://" not in name and not is_path(name)
 
 
-def _base(origin: Origin) -> str:
-    return origin.config.model.path if origin.config is not None else origin.model.path
-
-
-def _data(origin: Origin) -> list[str]:
-    if origin.config is None:
-        return []
-    train = origin.config.data.train
-    return [train] if isinstance(train, str) else list(train)
-
-
-def _first_sentence(origin: Origin, written: Written) -> str:
+def _first_sentence(origin: Origin, behind: Sequence[Trained], written: Written) -> str:
     size = f"{written.parameters:,} parameters, {written.dtype}."
-    base = f"`{shown_text(_base(origin))}`"
-    if origin.config is None:
+    base = f"`{shown_text(first_model(origin, behind))}`"
+    if not behind:
         return f"{base}, {size}" + (" LoRA adapters are merged." if origin.adapter else "")
-    card = ALGORITHMS[origin.config.algorithm.name].card
-    merged = "; its LoRA adapters are merged" if origin.config.lora is not None else ""
-    return f"{base} after {origin.step} steps of {card.title}{merged}. {size}"
+    stages = " and ".join(f"{trained.step} steps of {_card(trained).title}" for trained in behind)
+    merged = "; LoRA adapters are merged" if any(trained.config.lora is not None for trained in behind) else ""
+    return f"{base} after {stages}{merged}. {size}"
 
 
-def _of_run(run: RunRecord, origin: Origin, folder: Path) -> Iterator[str]:
+def _card(trained: Trained) -> Card:
+    return ALGORITHMS[trained.config.algorithm.name].card
+
+
+def _stages(behind: Sequence[Trained]) -> str:
+    """Each run behind the model, in their order."""
+    lines = [
+        f"{number}. **{_card(trained).title}**, {trained.step} steps on {_named(trained.data)}"
+        for number, trained in enumerate(behind, 1)
+    ]
+    return "## Stages\n\n" + "\n".join(lines) + "\n\nWhat follows is about the last of them."
+
+
+def _named(data: Sequence[str]) -> str:
+    return ", ".join(f"`{shown_text(name)}`" for name in data)
+
+
+def _of_run(run: RunRecord, origin: Origin, trained: Trained, folder: Path) -> Iterator[str]:
     """What was trained on what, and what came of it."""
-    assert origin.config is not None
-    config = origin.config
-    card = ALGORITHMS[config.algorithm.name].card
+    config, card = trained.config, _card(trained)
     lines = [f"**{card.title}** ({_paper(card.paper)}): {card.summary}"]
     if config.algorithm.settings:
         named = ", ".join(f"`{name}` = {shown(value, name)}" for name, value in config.algorithm.settings.items())
         lines.append(f"Settings: {named}.")
     yield "## Training\n\n" + "\n\n".join(lines)
-    data = [f"- trained on {', '.join(f'`{shown_text(name)}`' for name in _data(origin))}"]
-    data.append(f"- held out: {_heldout(origin)}")
+    data = [f"- trained on {_named(trained.data)}", f"- held out: {_heldout(config.data)}"]
     if rewards := [_reward(entry) for entry in run.config.get("rewards") or []]:
         data.append(f"- rewards: {', '.join(rewards)}")
     yield "## Data\n\n" + "\n".join(data)
@@ -111,12 +119,9 @@ def _paper(paper: str) -> str:
     return paper.replace(f"arXiv:{number}", f"[arXiv:{number}](https://arxiv.org/abs/{number})") if number else paper
 
 
-def _heldout(origin: Origin) -> str:
-    assert origin.config is not None
-    data = origin.config.data
+def _heldout(data: DataConfig) -> str:
     if data.eval is not None:
-        named = [data.eval] if isinstance(data.eval, str) else data.eval
-        return ", ".join(f"`{shown_text(name)}`" for name in named)
+        return _named([data.eval] if isinstance(data.eval, str) else data.eval)
     if str(data.train).startswith("task:"):
         return "other problems of the same task"
     return f"{data.eval_fraction:.0%} of the rows, which training did not see" if data.eval_fraction else "nothing"

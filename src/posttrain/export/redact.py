@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from posttrain.config_text import REDACTED, redact
+
 REMOVED = "(removed)"
-_SECRET = re.compile(r"(^|_)(api_?key|secret|password|passwd|credentials?|authorization|token)$", re.IGNORECASE)
-_LOCAL = re.compile(r"(?<![\w:/.])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\":,;]+[/\\])+([^\s/\\'\",;]*)")
-"""An absolute path inside of a text; its last part is kept."""
+_SECRET = re.compile(
+    r"(^|_)(api|(api_?)?keys?|secrets?|passwords?|passwd|credentials?|auth|authorization|bearer|cookie|tokens?)$",
+    re.IGNORECASE,
+)
+_OF_TEXT = re.compile(r"(^|_)(bos|eos|pad|unk|sep|cls|mask|stop|end|start|begin|special)_tokens?$", re.IGNORECASE)
+"""Tokens that stand in texts, and open no door."""
+_SENT = ("request", "headers")
+"""What is sent to a server along with a question: whatever it is, it is between the two."""
+_LOCAL = re.compile(
+    r"(?<![\w:/.])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\":,;]+[/\\])+(?:[^/\\'\":,;.\n]+[/\\])*([^\s/\\'\",;]*)"
+)
+"""An absolute path inside of a text, of which the last part is kept; folders without a dot may have spaces."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _FILE = re.compile(r"\.(jsonl?|csv|parquet|gz|txt|py|yaml|yml|toml|jinja|gguf|safetensors)(:|$)")
 
@@ -23,12 +34,21 @@ def shown(value: Any, key: str = "") -> Any:
     {'train': 'train.jsonl', 'api_key': '(removed)', 'model': 'Qwen/Qwen3-0.6B'}
     """
     if isinstance(value, Mapping):
-        return {name: shown(inner, str(name)) for name, inner in value.items()}
+        return {name: REMOVED if key in _SENT else shown(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [shown(inner, key) for inner in value]
     if not isinstance(value, str):
         return value
-    return REMOVED if _SECRET.search(key) else shown_text(value)
+    return REMOVED if _is_secret(key) else shown_text(value)
+
+
+def _is_secret(key: str) -> bool:
+    """
+    >>> [_is_secret(key) for key in ("X-Api-Key", "hubToken", "eos_token")]
+    [True, True, False]
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[-\s]", "_", key)
+    return _SECRET.search(words) is not None and not _OF_TEXT.search(words)
 
 
 def shown_text(text: str) -> str:
@@ -41,13 +61,16 @@ def shown_text(text: str) -> str:
         return f"{urlsplit(text).scheme}://{REMOVED}"
     if is_path(text):
         return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
-    return _LOCAL.sub(lambda found: found[1] or "…", text)
+    return redact(_LOCAL.sub(lambda found: found[1] or "…", text)).replace(REDACTED, REMOVED)
 
 
 def is_path(text: str) -> bool:
     """Whether a text names something on this machine, rather than on the Hub."""
-    if any(letter.isspace() for letter in text) or not re.search(r"[/\\]", text):
+    if "\n" in text or not re.search(r"[/\\]", text):
         return False
+    if any(letter.isspace() for letter in text):  # a folder with a space in its name, or a sentence
+        whole = re.match(r"(~|\.\.?|[A-Za-z]:)?[/\\]", text) or _FILE.search(text) or Path(text).exists()
+        return bool(whole) and not re.search(r"[,;!?]\s|\.\s", text)
     if text.startswith(("/", ".", "~")) or "\\" in text or text.count("/") > 1 or _FILE.search(text):
         return True
     return not _HUB_NAME.fullmatch(text) or Path(text).exists()

@@ -54,7 +54,6 @@ def written_whole(folder: Path, *, size: int) -> Iterator[Path]:
     aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _clean(folder)
         _require_space(folder, size)
         aside.mkdir()
         yield aside
@@ -67,17 +66,27 @@ def written_whole(folder: Path, *, size: int) -> Iterator[Path]:
 
 def _put_in_place(aside: Path, folder: Path) -> None:
     old = aside.with_name(f"{aside.name}-old")
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(aside, folder)
+    if not folder.exists():
+        os.rename(aside, folder)
+        return
+    os.rename(folder, old)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _clean(folder: Path) -> None:
-    """Remove what an export that was killed has left."""
+def clean(folder: Path) -> None:
+    """Remove what an export that was killed has left; put back the earlier one that it was about to replace."""
     for path in folder.parent.glob(f".{folder.name}.tmp-*"):
         owner = re.search(r"\.tmp-(\d+)(-old)?$", path.name)
-        if owner and not psutil.pid_exists(int(owner[1])):
+        if owner is None or psutil.pid_exists(int(owner[1])):
+            continue
+        if owner[2] and not folder.exists():
+            os.rename(path, folder)
+        else:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -14,43 +14,26 @@ pipeline is the one that was never killed: finished stages stay, the one that wa
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import Resolved
-from posttrain.config_pipeline import PipelineConfig, Stage, holds_stages, notes, read_pipeline, to_yaml
-from posttrain.errors import ConfigError, GuardStop, PosttrainError
+from posttrain.config_pipeline import PipelineConfig, Stage, notes, read_pipeline, read_saved, to_yaml
+from posttrain.config_pipeline_stages import holds_stages
+from posttrain.errors import ConfigError, DoesNotFit, GuardStop
+from posttrain.export.target import check_place
 from posttrain.report.pipeline_page import write_pipeline_report
 from posttrain.report.spans import show_span
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.verdict import verdict
 from posttrain.train import api
-from posttrain.train.handover import HandOver, describe, describe_saved, receive
+from posttrain.train.pipeline_stage import StageResult, finished, named, train_stage
 from posttrain.train.pipeline_store import SETTINGS, PipelineStore
 from posttrain.train.run import Run
-from posttrain.train.store import holds_run
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageResult:
-    """A stage that is done."""
-
-    name: str
-    algorithm: str
-    folder: Path
-    """Of its run."""
-    model_path: Path
-    """What it trained: a folder that transformers opens."""
-    evaluation: Mapping[str, Any]
-    """Its evaluation.json: baseline, trained, and what compares them."""
-    received: Mapping[str, Any]
-    """Setting -> proof that the model there is the one that an earlier stage has trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,18 +104,18 @@ def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) 
     with _recording(store, view):
         for note in notes(config):
             view.event("warning", note)
-        look_ahead(config, folder)
+        look_ahead(config, store)
         return _carry_out(config, store, view)
 
 
 def resume_pipeline(folder: str | PathLike[str], *, view: TerminalView | None = None) -> Pipeline:
     """Go on with a pipeline; one that is finished stays as it is."""
     folder = Path(folder)
-    config = read_pipeline(folder / SETTINGS)
+    config = read_saved(folder / SETTINGS)
     view = view or TerminalView(quiet=True)
     store = PipelineStore.open(folder, config.stages)
     with _recording(store, view):
-        look_ahead(config, folder)
+        look_ahead(config, store)
         return _carry_out(config, store, view)
 
 
@@ -145,12 +128,25 @@ def pipeline_folder(config: PipelineConfig) -> Path:
     return Path("runs") / next(f"{stem}-{n}" for n in range(1, len(taken) + 2) if f"{stem}-{n}" not in taken)
 
 
-def look_ahead(config: PipelineConfig, folder: Path) -> None:
-    """Data and reward functions of stages that are not done are found, read and imported; the first fault is raised."""
+def look_ahead(config: PipelineConfig, store: PipelineStore) -> None:
+    """Data and reward functions of stages that are not done are found, read and imported, and the place of the export
+    is free; the first fault is raised."""
     for stage in config.stages:
-        if read_run(folder / stage.folder).status != "finished":
-            with _named(stage):
-                api.read_inputs(_without_stages(stage), folder / stage.folder)
+        folder = store.folder / stage.folder
+        if read_run(folder).status != "finished":
+            with named(stage):
+                api.read_inputs(_without_stages(stage), folder)
+    output = export_folder(config, store)
+    if output is not None and not store.has_announced(output):
+        check_place(output, store.folder, force=False)
+
+
+def export_folder(config: PipelineConfig, store: PipelineStore) -> Path | None:
+    """Where the last policy goes, where an export is asked for."""
+    wanted = config.settings.export
+    if wanted is None or config.last_policy is None:
+        return None
+    return Path(wanted.output) if wanted.output is not None else store.folder / "export"
 
 
 def _without_stages(stage: Stage) -> Any:
@@ -172,12 +168,12 @@ def _carry_out(config: PipelineConfig, store: PipelineStore, view: TerminalView)
         algorithm = stage.config.algorithm.name
         shown = stage.name if stage.name == algorithm else f"{stage.name} ({algorithm})"
         view.event(f"stage {stage.number} of {len(config.stages)}", shown)
-        done[stage.name] = _finished(stage, config, store) or _train_stage(stage, config, store, view, done)
+        done[stage.name] = finished(stage, store, done) or train_stage(stage, store, view, done)
         _judge(stage, config, store, view)
     policy = config.last_policy
     export = _export(config, store, view)
     store.finish()
-    with suppress(OSError):
+    with suppress(OSError, DoesNotFit):
         write_pipeline_report(store.folder)
     return Pipeline(
         folder=store.folder,
@@ -185,61 +181,6 @@ def _carry_out(config: PipelineConfig, store: PipelineStore, view: TerminalView)
         model_path=done[policy.name].model_path if policy else None,
         export=export,
     )
-
-
-def _finished(stage: Stage, config: PipelineConfig, store: PipelineStore) -> StageResult | None:
-    """The result of a stage that was done before, or None. What it hands over is described if a kill prevented it."""
-    folder = store.folder / stage.folder
-    run = read_run(folder)
-    if run.status != "finished":
-        return None
-    checkpoint = _last_checkpoint(folder)
-    record = store.handover(stage)
-    if not record.exists():
-        who = f"stage {stage.name} has lost what it trained"
-        describe_saved(checkpoint, stage.config.model, makes=stage.makes, who=who).write(record)
-    received = store.update(stage, status="finished", model=_inside(store, checkpoint / "model")).get("received", {})
-    return _result(stage, folder, checkpoint, run.evaluation, received)
-
-
-def _train_stage(
-    stage: Stage, config: PipelineConfig, store: PipelineStore, view: TerminalView, done: Mapping[str, StageResult]
-) -> StageResult:
-    """Prove the hand-overs, train or go on with the run, and describe what it hands over."""
-    folder = store.folder / stage.folder
-    store.update(stage, status="training")
-    received = _receive(stage, config, store, view, done)
-    resolved = stage.with_models({name: str(done[name].model_path) for name in stage.uses.values()})
-    resolved = _in_folder(resolved, folder)
-    own = TerminalView(view.stream, quiet=view.quiet, show_samples=view.show_samples)
-    with _named(stage):
-        run = api.resume(folder, view=own) if holds_run(folder) else api.train_resolved(resolved, view=own)
-    describe(run.loaded, run.step, makes=stage.makes).write(store.handover(stage))
-    evaluation = run.evaluation
-    del run
-    gc.collect()  # the model and its optimizer, before the next ones are loaded
-    checkpoint = _last_checkpoint(folder)
-    store.update(stage, status="finished", model=_inside(store, checkpoint / "model"))
-    return _result(stage, folder, checkpoint, evaluation, received)
-
-
-def _receive(
-    stage: Stage, config: PipelineConfig, store: PipelineStore, view: TerminalView, done: Mapping[str, StageResult]
-) -> dict[str, Any]:
-    """Setting -> proof, for every model that this stage gets from an earlier one."""
-    proofs: dict[str, Any] = {}
-    for giver in config.stages:
-        if giver.name in stage.uses.values():
-            checkpoint = done[giver.name].model_path.parent
-            promised = HandOver.read(store.handover(giver))
-            who = f"stage {stage.name} does not get the model that stage {giver.name} has trained"
-            proof = receive(checkpoint, promised, stage.config.model, makes=giver.makes, who=who)
-            proofs[giver.name] = {"stage": giver.name, "checkpoint": _inside(store, checkpoint), **proof}
-            shown = f"{proof['weights_compared']} weights equal, largest difference {proof['largest_difference']:.2g}"
-            view.event("hand-over", f"the model of stage {giver.name}: {shown}")
-    received = {setting: proofs[name] for setting, name in stage.uses.items()}
-    store.update(stage, received=received)
-    return received
 
 
 def _judge(stage: Stage, config: PipelineConfig, store: PipelineStore, view: TerminalView) -> None:
@@ -260,63 +201,21 @@ def _judge(stage: Stage, config: PipelineConfig, store: PipelineStore, view: Ter
 
 
 def _export(config: PipelineConfig, store: PipelineStore, view: TerminalView) -> Path | None:
-    """The exported last policy, where one is asked for; one that is there already stays."""
-    wanted, policy = config.settings.export, config.last_policy
-    if wanted is None or policy is None:
-        return None
-    output = Path(wanted.output) if wanted.output is not None else store.folder / "export"
-    if store.content.get("export") != str(output):
-        from posttrain.export import export
+    """The exported last policy, where one is asked for; one that is there already stays.
 
-        view.event("export", f"stage {policy.name} to {output}")
-        export(store.folder / policy.folder, output, to=wanted.to)
-        store.exported(output)
+    What a pipeline has announced is its own to replace, should a kill have left it without a word about it.
+    """
+    wanted, policy, output = config.settings.export, config.last_policy, export_folder(config, store)
+    if wanted is None or policy is None or output is None or store.has_exported(output):
+        return output
+    from posttrain.export import export
+
+    view.event("export", f"stage {policy.name} to {output}")
+    replaces = store.has_announced(output)
+    store.announce(output)
+    export(store.folder / policy.folder, output, to=wanted.to, force=replaces)
+    store.exported(output)
     return output
-
-
-# --- small parts -----------------------------------------------------------------------------------------------------
-
-
-def _in_folder(resolved: Resolved, folder: Path) -> Resolved:
-    config = resolved.config.model_copy(update={"output": str(folder)})
-    return Resolved(config=config, origins={**resolved.origins, "output": "pipeline"})
-
-
-def _last_checkpoint(folder: Path) -> Path:
-    """The newest one, intact or not: what is handed over is this or nothing."""
-    run = read_run(folder)
-    return run.checkpoint(run.checkpoint_steps[-1] if run.checkpoint_steps else 0)
-
-
-def _inside(store: PipelineStore, path: Path) -> str:
-    """The path within the pipeline's folder, which may be moved."""
-    return path.relative_to(store.folder).as_posix()
-
-
-def _result(
-    stage: Stage, folder: Path, checkpoint: Path, evaluation: Mapping[str, Any], received: Mapping[str, Any]
-) -> StageResult:
-    return StageResult(
-        name=stage.name,
-        algorithm=stage.config.algorithm.name,
-        folder=folder,
-        model_path=checkpoint / "model",
-        evaluation=dict(evaluation),
-        received=dict(received),
-    )
-
-
-@contextmanager
-def _named(stage: Stage) -> Iterator[None]:
-    """Errors of a stage say whose they are, and leave it to the pipeline to say how to go on."""
-    try:
-        yield
-    except BaseException as error:
-        error.__notes__ = []
-        if isinstance(error, PosttrainError):
-            error.given = f"stage {stage.name}: {error.given}"
-            error.args = (f"stage {stage.name}: {error}",)
-        raise
 
 
 @contextmanager
@@ -328,7 +227,7 @@ def _recording(store: PipelineStore, view: TerminalView) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            with suppress(OSError):
+            with suppress(OSError, DoesNotFit):
                 store.failed(error)
             if store.has_begun:
                 with suppress(Exception):  # a page about the failure must not become the failure

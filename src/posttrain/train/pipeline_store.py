@@ -45,7 +45,7 @@ class PipelineStore:
         saved = json.loads((folder / PROGRESS).read_bytes()) if (folder / PROGRESS).exists() else {}
         known = {entry["name"]: entry for entry in saved.get("stages", [])}
         entries = [known.get(stage.name) or _waiting(stage) for stage in stages]
-        kept = {"export": saved["export"]} if "export" in saved else {}
+        kept = {name: saved[name] for name in ("exporting", "export") if name in saved}
         store = cls(folder, lock, {"status": "running", "stages": entries, **kept})
         store._write()
         return store
@@ -58,19 +58,39 @@ class PipelineStore:
         """Was anything measured, trained or saved in any stage?"""
         return _any_begun(self.folder)
 
-    def handover(self, stage: Stage) -> Path:
-        """The file that says what this stage handed over."""
-        return self.folder / "handover" / f"{stage.folder}.json"
+    def handover(self, stage: str) -> Path:
+        """The file that says what the stage in this folder handed over."""
+        return self.folder / "handover" / f"{stage}.json"
+
+    def place(self, path: Path) -> str:
+        """A path as it is written down: within the pipeline's folder, which may be moved, or as it is."""
+        return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
+
+    def entry(self, stage: Stage) -> dict[str, Any]:
+        """What is known of a stage."""
+        return self.content["stages"][stage.number - 1]
 
     def update(self, stage: Stage, **values: Any) -> dict[str, Any]:
         """Write down what is known of a stage; returns all of it."""
-        entry = self.content["stages"][stage.number - 1]
+        entry = self.entry(stage)
         entry |= values
         self._write()
         return entry
 
+    def has_announced(self, output: Path) -> bool:
+        """Is what lies there, if anything, an export of this pipeline?"""
+        return self.content.get("exporting") == self.place(output)
+
+    def has_exported(self, output: Path) -> bool:
+        return self.content.get("export") == self.place(output)
+
+    def announce(self, output: Path) -> None:
+        """Write down that the export is about to take this place: killed after it, a pipeline may replace it."""
+        self.content["exporting"] = self.place(output)
+        self._write()
+
     def exported(self, output: Path) -> None:
-        self.content["export"] = str(output)
+        self.content["export"] = self.place(output)
         self._write()
 
     def finish(self) -> None:
