@@ -90,7 +90,7 @@ def imports_only(allowed: set[str]) -> Rule:
     return rule
 
 
-def imports_nothing_of(refused: set[str], but: set[str] = frozenset()) -> Rule:
+def imports_nothing_of(refused: set[str], but: frozenset[str] | set[str] = frozenset()) -> Rule:
     def rule(tree: ast.Module) -> Iterator[str]:
         for line, name in imports(tree):
             if any(f"{name}.".startswith(f"{one}.") for one in but):
@@ -153,9 +153,29 @@ def branches_on_an_algorithm(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno} asks which algorithm runs ({', '.join(sorted(named))})"
 
 
+def peeks_at_an_algorithm(tree: ast.Module) -> Iterator[str]:
+    """Settings of one algorithm by their names, and what only some have; `key`, which all have, is no peeking."""
+    for node in ast.walk(tree):
+        owner, name = "", ""
+        if isinstance(node, ast.Subscript):
+            owner, name = name_of(node.value), "a setting"
+            owner = owner if owner.endswith(".settings") else ""
+        elif isinstance(node, ast.Call) and name_of(node.func).endswith(".settings.get"):
+            owner, name = name_of(node.func).removesuffix(".get"), "a setting"
+        elif isinstance(node, ast.Call) and name_of(node.func) in ("getattr", "hasattr"):
+            owner, name = f"{name_of(node.args[0])}.settings", ", ".join(texts(node.args[1])) or "something"
+        if owner.removesuffix(".settings").rpartition(".")[2] == "algorithm" and name != "key":
+            yield f"line {node.lineno} asks an algorithm for {name}, which not all have"
+
+
 def test_nothing_outside_of_algorithms_asks_which_algorithm_runs():
     files = [path for path in FILES if part_of(path) != "algorithms"]
     check(branches_on_an_algorithm, files)
+
+
+def test_nothing_outside_of_algorithms_asks_for_what_only_some_algorithms_have():
+    files = [path for path in FILES if part_of(path) != "algorithms"]
+    check(peeks_at_an_algorithm, files)
 
 
 # --- what nobody may do ----------------------------------------------------------------------------------------------
@@ -227,6 +247,12 @@ def test_no_file_of_an_algorithm_is_longer_than_150_lines():
         (branches_on_an_algorithm, "match algorithm:\n    case GRPO(): pass"),
         (branches_on_an_algorithm, "isinstance(algorithm, (int, algorithms.GRPO))"),
         (branches_on_an_algorithm, "if type(algorithm) is DrGRPO: pass"),
+        (peeks_at_an_algorithm, "coef = config.algorithm.settings['ptx_coef']"),
+        (peeks_at_an_algorithm, "a, b = (source.config.algorithm.settings[name] for name in ('a', 'b'))"),
+        (peeks_at_an_algorithm, "self.config.algorithm.settings.get('correction')"),
+        (peeks_at_an_algorithm, "if hasattr(algorithm, 'clip_low'): pass"),
+        (peeks_at_an_algorithm, "applied = getattr(self.algorithm, 'correction', 'none')"),
+        (peeks_at_an_algorithm, "asks = [name for name in names if getattr(algorithm, name, None)]"),
         (runs_foreign_code, "import pickle"),
         (runs_foreign_code, "from dill import loads"),
         (runs_foreign_code, "import torch.distributed.checkpoint as dcp"),
@@ -250,6 +276,8 @@ def test_the_rule_catches(rule, line):
         (imports_only(MAY_IMPORT["functional"]), "if TYPE_CHECKING:\n    from posttrain.types import Batch"),
         (REPORT, "from posttrain.errors import DataError\nfrom posttrain.report.page import write_report"),
         (branches_on_an_algorithm, "if 'entropy' in algorithm.needs and isinstance(algorithm, PolicyGradient): pass"),
+        (peeks_at_an_algorithm, "getattr(algorithm, 'key', algorithm), reward.settings['timeout']"),
+        (peeks_at_an_algorithm, "config.algorithm.settings.items(), algorithm.correct_from"),
         (branches_on_an_algorithm, "ALIASES = {'ppo_clip': 'grpo'}"),
         (runs_foreign_code, "model.eval()\ntorch.load(path, weights_only=True)\nyaml.safe_load(text)"),
         (runs_foreign_code, "AutoModel.from_pretrained(path, trust_remote_code=config.trust_remote_code)"),

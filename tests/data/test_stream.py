@@ -107,9 +107,18 @@ def test_a_broken_row_is_found_before_anything_else(write):
 
 def test_rows_are_counted_once_for_the_same_content(path, monkeypatch):
     first = opened(path)
-    monkeypatch.setattr(stream, "_count", lambda rows: pytest.fail("counted again"))
+    monkeypatch.setattr(stream.Counted, "of", lambda rows: pytest.fail("counted again"))
     again = opened(path)
     assert (len(again), again.columns) == (len(first), first.columns)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"), [("examples", "cache"), ("pairs", "cache"), ("ratings", "memory"), ("steps", "memory")]
+)
+def test_the_note_says_where_tokenised_rows_are(path, cache, kind, where):
+    (note,) = stream.streaming_notes({"training data": opened(path), "held-out data": []}, kind)
+    place = cache / "data" if where == "cache" else "memory"
+    assert note == f"training data: 60 rows are streamed; {kind}, once tokenised, are kept in {place}"
 
 
 @pytest.mark.parametrize("content", [jsonl(*ROWS[:5]), jsonl(*ROWS, *ROWS)], ids=["fewer", "more"])

@@ -7,11 +7,12 @@ An algorithm is a frozen record of settings with pure functions: `to_batch` (of 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import fields
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from posttrain.algorithms.declared import Card, DataKind, Need
+from posttrain.algorithms.declared import Card, DataKind, Need, StepReading
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
@@ -59,6 +60,35 @@ class Algorithm:
     def anchors_at_trainer(self) -> bool:
         """Of algorithms that sample: are there ratios centred at old_logprobs? Else no pass is made for those."""
         return False
+
+    @property
+    def correct_from(self) -> float | None:
+        """The reward from which on an answer counts as correct; None where nobody asks whether it is."""
+        return None
+
+    @property
+    def clip_settings(self) -> tuple[str, ...]:
+        """The settings that clip a ratio: where none is asked for by default, setting them asks for one."""
+        return tuple(name for name in ("clip_low", "clip_high") if name in {field.name for field in fields(self)})
+
+    @property
+    def correction_name(self) -> str:
+        """What makes up for the difference between sampler and trainer; auto where that is still to be decided."""
+        return "none"
+
+    def with_decided_correction(self, *, exact: bool) -> Self:
+        """A correction of auto decided; `exact` says that the sampler computes as the trainer does."""
+        return self
+
+    @property
+    def auxiliary_coef(self) -> float:
+        """Weight of the loss on other data, where `needs` has it."""
+        return 0.0
+
+    @property
+    def step_reading(self) -> StepReading | None:
+        """Of algorithms that learn from steps."""
+        return None
 
     def initial_state(self) -> Any:
         """What changes during a run: a small frozen dataclass of plain numbers, checkpointed; None for most."""

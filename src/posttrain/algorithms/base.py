@@ -5,6 +5,7 @@ Their `to_batch` is made of `advantages` (rewards in, `[B, T]` out).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
@@ -55,6 +56,15 @@ class PolicyGradient(Algorithm):
     def off_policy(self) -> Correction | None:
         """The correction that is applied."""
         return correction_of(self.correction)
+
+    @property
+    def correction_name(self) -> str:
+        return self.correction if isinstance(self.correction, str) else "by settings"
+
+    def with_decided_correction(self, *, exact: bool) -> Self:
+        if self.correction != "auto":
+            return self
+        return replace(self, correction="none" if exact else self.auto_correction)
 
     def advantages(self, experience: Experience, state: Any = None) -> Tensor:
         """`[B, T]` advantages, 0 outside the trained tokens, without gradient."""

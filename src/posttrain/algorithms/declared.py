@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from posttrain.functional.step_scores import Aggregate
 
 DataKind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 Need = Literal[
@@ -48,6 +50,14 @@ NEEDS: dict[Need, str] = {
     "mismatched": "log(policy / reference) of another row's answer to each prompt, without gradient, right before each "
     "update: for a reference point that does not depend on the labels",
 }
+
+
+class StepReading(NamedTuple):
+    """How an answer is cut into steps, and what their scores come to."""
+
+    separator: str
+    """Behind each step."""
+    aggregate: Aggregate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,10 @@ class KimiK15(PolicyGradient):
     def needs(self) -> frozenset[Need]:
         return frozenset[Need]({"old"}) | self.common_needs()
 
+    @property
+    def correct_from(self) -> float | None:
+        return self.correct_at if self.length_coef else None
+
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG

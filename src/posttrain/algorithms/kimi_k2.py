@@ -47,6 +47,10 @@ class KimiK2(PolicyGradient):
         auxiliary = frozenset[Need]({"auxiliary"} if self.ptx_coef else ())
         return frozenset[Need]({"old"}) | auxiliary | self.common_needs()
 
+    @property
+    def auxiliary_coef(self) -> float:
+        return self.ptx_coef
+
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG

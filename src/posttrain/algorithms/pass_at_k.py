@@ -44,6 +44,10 @@ class PassAtK(PolicyGradient):
         return frozenset[Need]({"old"}) | self.common_needs()
 
     @property
+    def correct_from(self) -> float:
+        return self.correct_at
+
+    @property
     def group_size_needed(self) -> int:
         """One more than k: of as many answers as k there is one subset, and all advantages are 0."""
         return max(self.k + 1, self.min_group_size)

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
+from posttrain.algorithms.declared import StepReading
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
@@ -40,6 +41,10 @@ class ProcessRewardModel(Algorithm):
     @property
     def needs(self) -> frozenset[Need]:
         return frozenset({"scores"})
+
+    @property
+    def step_reading(self) -> StepReading:
+        return StepReading(self.separator, self.aggregate)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         z_BT, y_BT, ends_BT = Outputs.of(outputs).scores_BT, batch.targets_BT, batch.completion_mask_BT

@@ -33,6 +33,8 @@ from posttrain.files import write_atomically
 
 STREAMED_FROM = 200_000_000
 """Bytes of text from which on `data.streaming: auto` streams: in memory they would take some ten times as much."""
+ON_DISK = ("examples", "pairs", "labels")
+"""Kinds of data that are kept on disk once they are tokenised, if their rows are streamed; others are in memory."""
 
 T = TypeVar("T")
 
@@ -149,11 +151,11 @@ def collect(
     return stored
 
 
-def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:
-    """What the user should know before a long silence; `parts` are rows under what they are."""
+def streaming_notes(parts: Mapping[str, Sequence[Row]], kind: str) -> list[str]:
+    """What the user should know before a long silence; `parts` are rows under what they are, `kind` what they hold."""
+    where = str(cache_folder("data")) if kind in ON_DISK else "memory"
     return [
-        f"{what}: {len(rows):,} rows are streamed; examples, pairs and labelled answers, once tokenised, are kept in "
-        f"{cache_folder('data')}"
+        f"{what}: {len(rows):,} rows are streamed; {kind}, once tokenised, are kept in {where}"
         for what, rows in parts.items()
         if isinstance(rows, StreamedRows)
     ]

@@ -162,11 +162,10 @@ class Run:
 
     def _correction(self) -> str:
         """What `correction: auto` was decided to be, or was set to."""
-        applied, asked = getattr(self.algorithm, "correction", "none"), self.config.algorithm.settings.get("correction")
+        applied, asked = self.algorithm.correction_name, self.config.algorithm.build().correction_name
         if applied in ("none", "auto"):
             return ""
-        name = applied if isinstance(applied, str) else "by settings"
-        return f", correction {name}" + (" (auto)" if asked == "auto" else "")
+        return f", correction {applied}" + (" (auto)" if asked == "auto" else "")
 
     # --- what a step leaves behind -----------------------------------------------------------------------------------
 

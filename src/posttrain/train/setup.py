@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from posttrain.algorithms import Algorithm, PolicyGradient
+from posttrain.algorithms import Algorithm
 from posttrain.algorithms.base import Need
 from posttrain.config_stages import in_folder
 from posttrain.data.examples import render_examples
@@ -71,7 +71,8 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     config = resolved.config
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
-    for note in streaming_notes({"training data": rows.train, "held-out data": rows.heldout}):
+    streamed = "prompts" if config.sampled_pairs is not None else algorithm.data_kind
+    for note in streaming_notes({"training data": rows.train, "held-out data": rows.heldout}, streamed):
         store.event("warning", note)
         view.event("warning", note)
     if config.evaluation.forgetting is not None:
@@ -161,11 +162,8 @@ def policy_forward(
 
 def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Algorithm:
     """`correction: auto` decided: none if the sampler computes as the trainer does, else the algorithm's own."""
-    if not isinstance(algorithm, PolicyGradient) or algorithm.correction != "auto":
-        return algorithm
     fresh = config.train.publish_every == 1 and config.train.max_staleness == 0
-    exact = fresh and loaded.compute_dtype == torch.float32
-    return replace(algorithm, correction="none" if exact else algorithm.auto_correction)
+    return algorithm.with_decided_correction(exact=fresh and loaded.compute_dtype == torch.float32)
 
 
 # --- what the algorithm asks for -------------------------------------------------------------------------------------
@@ -225,7 +223,7 @@ def auxiliary(
         what="data.auxiliary",
     )
     add_gradient = Auxiliary(
-        coef=config.algorithm.settings["ptx_coef"],
+        coef=algorithm.auxiliary_coef,
         examples=found.examples,
         rows=config.data.auxiliary_rows,
         updates_per_step=updates_per_batch(config),
@@ -352,7 +350,7 @@ def online(
 def mark_notes(config: RunConfig) -> list[str]:
     """Where an algorithm asks whether an answer is correct, it looks at the weighted sum of all rewards."""
     algorithm = config.algorithm.build()
-    asks = [name for name in ("correct_at",) if getattr(algorithm, name, None) is not None]
+    asks = ["correct_at"] if algorithm.correct_from is not None else []
     asks += ["signal"] if "signal" in algorithm.needs else []
     if not asks or len(config.rewards) < 2:
         return []
@@ -368,10 +366,11 @@ def update_notes(config: RunConfig) -> list[str]:
     algorithm, updates = config.algorithm.build(), updates_per_batch(config)
     if updates == 1 or "old" in algorithm.needs or algorithm.learns_off_policy:
         return []
-    clip = "algorithm.clip_low and algorithm.clip_high, or " if hasattr(algorithm, "clip_low") else ""
+    clip = " and ".join(f"algorithm.{name}" for name in algorithm.clip_settings)
+    way_out = f"{clip}, or " if clip else ""
     return [
         f"{algorithm.key} has no importance ratio as configured, but each batch is used for {updates} updates: "
-        f"from the second on the gradient is biased; set {clip}train.minibatches = 1 and train.epochs = 1"
+        f"from the second on the gradient is biased; set {way_out}train.minibatches = 1 and train.epochs = 1"
     ]
 
 

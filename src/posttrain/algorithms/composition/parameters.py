@@ -116,6 +116,10 @@ class Parameters(PolicyGradient):
     missing_eos_penalty: NonNegative | None = None
     """shaping score: subtracted from the reward of a completion that was cut before its EOS, 0."""
 
+    @property
+    def correct_from(self) -> float | None:
+        return self.correct_at
+
 
 AS = {
     "reinforce": "baseline_decay gamma",
