@@ -5,16 +5,15 @@ from __future__ import annotations
 import doctest
 import math
 import random
+import statistics
 
 import pytest
-import torch
 
 from posttrain.functional import calibration
 from posttrain.functional.calibration import (
     by_chance,
     calibration_error,
     even_edges,
-    expected_calibration_error,
     pearson,
     reliability,
     root_mean_square_error,
@@ -54,27 +53,74 @@ def test_the_error_is_the_weighted_distance_of_the_bins():
 def test_few_right_probabilities_show_an_error_that_chance_explains():
     """And many do not: it falls with the root of their number."""
     few, many = drawn(40, 0), drawn(4000, 0)
-    assert calibration_error(*few, edges=TENTHS).mean == pytest.approx(by_chance(few[0], TENTHS), abs=0.06)
-    assert by_chance(many[0], TENTHS) == pytest.approx(by_chance(few[0], TENTHS) / 10, rel=0.3)
+    chance = by_chance(*few, edges=TENTHS)
+    assert calibration_error(*few, edges=TENTHS).mean == pytest.approx(chance, abs=0.06)
+    assert by_chance(*many, edges=TENTHS) == pytest.approx(chance / 10, rel=0.3)
+
+
+def test_the_error_by_chance_is_the_mean_of_those_that_right_probabilities_show():
+    found = [drawn(300, seed) for seed in range(100)]
+    errors = [calibration_error(p, y, edges=TENTHS).mean for p, y in found]
+    expected = [by_chance(p, y, edges=TENTHS) for p, y in found]
+    assert statistics.fmean(errors) == pytest.approx(statistics.fmean(expected), rel=0.08)
 
 
 def test_a_wrong_calibration_is_told_from_chance():
     p, y = drawn(400, 1, shift=-0.3)
     found = calibration_error(p, y, edges=TENTHS)
-    assert found.low > by_chance(p, TENTHS)
+    assert found.low > by_chance(p, y, edges=TENTHS)
     assert found == calibration_error(p, y, edges=TENTHS)  # nothing is random
 
 
-def test_the_interval_covers_the_true_error_about_as_often_as_it_says():
-    """Of 60 samples with a shift that leaves every bin by 0.2, the true ECE; 95% are promised."""
+def test_targets_that_are_shares_scatter_as_they_do_and_not_as_coins():
+    """200 shares, every score 0.07 too low: a coin of these probabilities would explain it, such shares do not."""
+    dice = random.Random(0)
+    found = [0.1 + 0.8 * dice.random() for _ in range(200)]
+    low = [y - 0.07 for y in found]
+    assert by_chance(low, found, edges=TENTHS) < 0.02
+    assert calibration_error(low, found, edges=TENTHS).low > 0.03
+    near = [y + dice.gauss(0, 0.05) for y in found]
+    assert calibration_error(near, found, edges=TENTHS).low == 0
+
+
+def test_what_was_foreseen_with_certainty_and_came_is_no_sign_of_too_little_confidence():
+    """50 times 98%, and 50 times it came true: one of three right models would show that."""
+    found = calibration_error([0.98] * 50, [1.0] * 50, edges=TENTHS)
+    assert found.low == 0
+    assert found.high > 0.05
+
+
+def answers(seed: int, n: int = 60) -> tuple[list[float], list[float], list[int]]:
+    """Right probabilities of the four steps of n answers; most steps of an answer share one draw."""
+    dice, steps = random.Random(seed), []
+    for owner in range(n):
+        level, shared = dice.gauss(0, 1.5), dice.random()
+        for _ in range(4):
+            p = 1 / (1 + math.exp(-level - dice.gauss(0, 0.7)))
+            steps.append((p, float((shared if dice.random() < 0.8 else dice.random()) < p), owner))
+    p, y, owners = zip(*steps, strict=True)
+    return list(p), list(y), list(owners)
+
+
+def test_a_calibrated_model_of_clustered_steps_is_rarely_called_wrong():
+    """At most 2.5% are promised."""
+    found = [answers(seed) for seed in range(200)]
+    called = sum(calibration_error(p, y, edges=TENTHS, clusters=owners).low > 0 for p, y, owners in found)
+    assert called / 200 <= 0.045
+
+
+@pytest.mark.parametrize("n", [50, 200, 1000])
+@pytest.mark.parametrize("shift", [0.0, 0.05, 0.2])
+def test_the_interval_covers_the_true_error_at_least_as_often_as_it_says(shift, n):
+    """Of 150 samples with a shift that leaves every bin by as much, the true ECE; 95% are promised."""
     covered = 0
-    for seed in range(60):
+    for seed in range(150):
         dice = random.Random(seed)
-        p = [0.25 + 0.5 * dice.random() for _ in range(150)]
-        y = [float(dice.random() < x - 0.2) for x in p]
+        p = [0.25 + 0.5 * dice.random() for _ in range(n)]
+        y = [float(dice.random() < x - shift) for x in p]
         found = calibration_error(p, y, edges=TENTHS)
-        covered += found.low <= 0.2 <= found.high
-    assert covered >= 52
+        covered += found.low <= shift <= found.high
+    assert covered / 150 >= 0.95
 
 
 def test_predictions_that_belong_together_are_drawn_together():
@@ -87,16 +133,23 @@ def test_predictions_that_belong_together_are_drawn_together():
     assert together.high - together.low == pytest.approx(alone.high - alone.low, rel=0.2)
 
 
-def test_a_batch_of_resamples_gives_one_error_each():
-    p, y = (torch.rand(5, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
-    each = [float(expected_calibration_error(a, b, TENTHS)) for a, b in zip(p, y, strict=True)]
-    assert expected_calibration_error(p, y, TENTHS).tolist() == pytest.approx(each)
-
-
 def test_the_root_of_the_mean_squared_error():
-    found = root_mean_square_error([1.0, 2.0, 3.0], [1.0, 4.0, 3.0])
-    assert found.mean == pytest.approx(math.sqrt(4 / 3))
-    assert found.low == 0 < found.mean < found.high
+    """Squares 0, 4 and 0: their spread sqrt(3) of the mean is beyond that of normal errors, sqrt(2); t(2) = 4.303."""
+    found, factor = root_mean_square_error([1.0, 2.0, 3.0], [1.0, 4.0, 3.0]), math.exp(4.30265273 / 2)
+    expected = [math.sqrt(4 / 3) * scale for scale in (1, 1 / factor, factor)]
+    assert found == pytest.approx((*expected, 3))
+    assert root_mean_square_error([1.0, 1.0], [1.0, 1.0]) == (0, 0, 0, 2)
+    assert root_mean_square_error([1.0], [3.0]) == (2, 0, math.inf, 1)
+    assert math.isnan(root_mean_square_error([], []).mean)
+
+
+@pytest.mark.parametrize("n", [5, 10, 40])
+def test_the_interval_of_the_root_covers_that_of_normal_errors(n):
+    dice, covered, rounds = random.Random(n), 0, 1000
+    for _ in range(rounds):
+        found = root_mean_square_error([dice.gauss(0, 1) for _ in range(n)], [0.0] * n)
+        covered += found.low <= 1 <= found.high
+    assert 0.935 <= covered / rounds <= 0.99
 
 
 @pytest.mark.parametrize("measure", [pearson, spearman])
@@ -123,7 +176,7 @@ def test_what_does_not_vary_has_no_correlation():
     assert math.isnan(pearson([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]).mean)
 
 
-@pytest.mark.parametrize("nothing", [calibration_error([], [], edges=TENTHS).mean, by_chance([], TENTHS)])
+@pytest.mark.parametrize("nothing", [calibration_error([], [], edges=TENTHS).mean, by_chance([], [], edges=TENTHS)])
 def test_nothing_has_no_calibration(nothing):
     assert math.isnan(nothing)
 

@@ -23,7 +23,7 @@ def probabilities(accuracy: dict[str, Any], error: float, **more: Any) -> dict[s
         {"n": 50, "predicted": 0.55, "found": {"mean": 0.5, "low": 0.36, "high": 0.64, "n": 50}},
         {"n": 50, "predicted": 0.95, "found": {"mean": 1.0, "low": 0.92, "high": None, "n": 50}},
     ]
-    spread = {"mean": error, "low": error - 0.01, "high": error + 0.01, "n": 100}
+    spread = {"mean": error, "low": max(0.0, error - 0.05), "high": error + 0.01, "n": 100}
     brier = {"mean": 0.12, "low": 0.1, "high": 0.14, "n": 100}
     calibration = {"error": spread, "error_by_chance": 0.05, "bins": bins}
     return {"confidence": 0.95, "accuracy": accuracy, "brier": brier, "calibration": calibration, **more}
@@ -73,11 +73,11 @@ def run_with(folder: Path, evaluation: dict[str, Any]):
     [
         (
             "pairs",
-            "Expected calibration error 20% (19% to 21%), where right probabilities would show about 5% by chance.",
+            "Expected calibration error 20% (15% to 21%), where right probabilities would show about 5% by chance.",
         ),
         (
             "steps",
-            "4% (3% to 5%), where right probabilities would show about 5% by chance: no sign that they are wrong.",
+            "4% (0% to 5%), where right probabilities would show about 5% by chance: no sign that they are wrong.",
         ),
         ("steps", "A right step scores above a wrong one with probability 0.9 (0.85 to 0.95); 0.5 is chance."),
         (

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from posttrain.config import RunConfig
-from posttrain.functional.intervals import auc_interval, mean_interval, paired_interval, wilson
+from posttrain.functional.auc import auc_interval
+from posttrain.functional.intervals import mean_interval, paired_interval, wilson
 from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
 from posttrain.types import Batch, Example, LabelledExample, Outputs, Pair
 

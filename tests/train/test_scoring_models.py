@@ -117,7 +117,7 @@ def test_a_process_reward_model_tells_right_steps_from_wrong_ones(runs):
     assert after["answers"] == 60
     assert after["steps"] > 100
     assert after["accuracy"]["low"] > 0.85 > before["accuracy"]["high"]
-    assert after["auc"]["low"] > 0.9
+    assert after["auc"]["low"] > 0.8
     assert after["brier"]["high"] < before["brier"]["low"]
     assert after["calibration"]["error"]["mean"] < 0.1
     assert after["calibration"]["error_by_chance"] < 0.1

@@ -12,7 +12,7 @@
   intervals, because what makes a problem hard cancels.
 - **A mean over the tokens of all texts** (loss per token, perplexity): the text is the unit, because its tokens belong
   together. `ratio_interval`, of the sum of sums over the sum of lengths.
-- **How well a score tells two classes apart** (AUC): `auc_interval`, and `auc_change` before and after.
+- **How well a score tells two classes apart**: see `posttrain.functional.auc`.
 
 Nothing here is random: the same results give the same interval, always.
 """
@@ -20,7 +20,6 @@ Nothing here is random: the same results give the same interval, always.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
@@ -48,7 +47,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     """
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n}; allowed: 0 <= successes <= n")
-    z = _normal_quantile(confidence)
+    z = normal_quantile(confidence)
     if n == 0:
         return Interval(math.nan, 0.0, 1.0, 0)
     share = successes / n
@@ -68,7 +67,7 @@ def mean_interval(
     With `bounds`: values known to lie between them, see the head of this file; the interval contains the mean, stays
     inside the bounds and never has zero width.
     """
-    z, n = _normal_quantile(confidence), len(values)
+    z, n = normal_quantile(confidence), len(values)
     if bounds is None:
         return _student(values, confidence)
     low, high = bounds
@@ -76,7 +75,7 @@ def mean_interval(
         raise ValueError(f"values from {min(values)} to {max(values)}; allowed: between the bounds {low} and {high}")
     if n == 0:
         return Interval(math.nan, low, high, 0)
-    return _with_pseudo_values(values, [(low, z**2 / 2), (high, z**2 / 2)], z, bounds)
+    return with_pseudo_values(values, [(low, z**2 / 2), (high, z**2 / 2)], z, bounds)
 
 
 def paired_interval(
@@ -102,52 +101,33 @@ def paired_interval(
         raise ValueError(f"values outside the bounds {bounds[0]} and {bounds[1]}")
     if not differences:
         return Interval(math.nan, -reach, reach, 0)
-    z = _normal_quantile(confidence)
+    z = normal_quantile(confidence)
     corners = [(-reach, z**2 / 4), (0.0, z**2 / 2), (reach, z**2 / 4)]
-    return _with_pseudo_values(differences, corners, z, (-reach, reach))
+    return with_pseudo_values(differences, corners, z, (-reach, reach))
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], confidence: float = 0.95) -> Interval:
     """Interval of sum(numerators) / sum(denominators), one of each per problem: a mean over tokens, clustered by text.
 
-    Linearised (Cochran 1977, 6.4): Student's t of the residuals (x - R y) / mean(y), whose mean is 0. With equal
+    Linearised (Cochran 1977, 6.4), with the residuals that each problem has from the ratio of the others (jackknife):
+    (x - R y) / (mean(y) (1 - y / sum(y))). Long texts count for more, so that fewer than n carry the spread:
+    sum(y)^2 / sum(y^2) of them (Kish 1965), less one, are the degrees of freedom of Student's t. With equal
     denominators this is `mean_interval` of the quotients.
     """
     if len(numerators) != len(denominators):
         raise ValueError(f"{len(numerators)} numerators, {len(denominators)} denominators; there is one of each")
-    n, total = len(numerators), math.fsum(denominators)
+    n, total, quantile = len(numerators), math.fsum(denominators), _two_sided(confidence)
     if n == 0 or total <= 0:
         return Interval(math.nan, -math.inf, math.inf, n)
     ratio = math.fsum(numerators) / total
-    residuals = [(x - ratio * y) * n / total for x, y in zip(numerators, denominators, strict=True)]
-    around = _student(residuals, confidence)
-    half = (around.high - around.low) / 2
+    if max(denominators) >= total:
+        return Interval(ratio, -math.inf, math.inf, n)
+    residuals = [(x - ratio * y) / (total - y) for x, y in zip(numerators, denominators, strict=True)]
+    middle = math.fsum(residuals) / n
+    spread = math.sqrt(math.fsum((residual - middle) ** 2 for residual in residuals) * (n - 1) / n)
+    carried = total**2 / math.fsum(y**2 for y in denominators)
+    half = student_quantile(quantile, max(1, math.floor(carried + 1e-9) - 1)) * spread
     return Interval(ratio, ratio - half, ratio + half, n)
-
-
-def auc_interval(positives: Sequence[float], negatives: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Interval of the probability that a positive scores above a negative, ties 1/2 (Mann-Whitney).
-
-    Each positive has its share of negatives below it, and each negative its share of positives above it (the
-    components of DeLong, DeLong and Clarke-Pearson 1988). Both sides sample, so the distances of their two intervals
-    from the mean are squared and added, limit by limit (Zou and Donner 2008); like `mean_interval` with bounds, which
-    gives the two, it has a width where the classes are separated completely.
-
-    >>> auc_interval([2.0, 3.0], [1.0, 2.0]).mean
-    0.875
-    """
-    parts = _auc_components(positives, negatives)
-    return _both_sides([mean_interval(part, confidence, bounds=(0.0, 1.0)) for part in parts], (0.0, 1.0))
-
-
-def auc_change(
-    before: tuple[Sequence[float], Sequence[float]],
-    after: tuple[Sequence[float], Sequence[float]],
-    confidence: float = 0.95,
-) -> Interval:
-    """Interval of AUC after - AUC before for the same (positives, negatives), scored twice."""
-    parts = zip(_auc_components(*before), _auc_components(*after), strict=True)
-    return _both_sides([paired_interval(*part, confidence, bounds=(0.0, 1.0)) for part in parts], (-1.0, 1.0))
 
 
 def student_quantile(probability: float, freedom: int) -> float:
@@ -171,26 +151,29 @@ def student_quantile(probability: float, freedom: int) -> float:
     return (low + high) / 2
 
 
-def _auc_components(positives: Sequence[float], negatives: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Of each positive the share of negatives below it, of each negative the share of positives above it; ties 1/2."""
+def with_pseudo_values(
+    values: Sequence[float],
+    pseudo: Sequence[tuple[float, float]],
+    z: float,
+    bounds: tuple[float, float],
+    effect: float = 1.0,
+) -> Interval:
+    """Normal interval of values and weighted pseudo-values together, cut at the bounds; the mean is of the values.
 
-    def below(value: float, ordered: Sequence[float]) -> float:
-        return (bisect_left(ordered, value) + bisect_right(ordered, value)) / (2 * len(ordered))
+    `effect` is how many times the variance of the mean exceeds that of independent values (the design effect, Kish
+    1965): n values say as much as n / effect independent ones, so that pseudo-values weigh as much more.
+    """
+    n, total = len(values), len(values) + effect * sum(weight for _, weight in pseudo)
+    middle = (math.fsum(values) + effect * sum(value * weight for value, weight in pseudo)) / total
+    squares = math.fsum((value - middle) ** 2 for value in values)
+    squares += effect * sum(weight * (value - middle) ** 2 for value, weight in pseudo)
+    half = z * math.sqrt(effect * squares) / total
+    mean = math.fsum(values) / n
+    return Interval(mean, max(bounds[0], min(mean, middle - half)), min(bounds[1], max(mean, middle + half)), n)
 
-    if not positives or not negatives:
-        return [], []
-    low, high = sorted(negatives), sorted(positives)
-    return [below(value, low) for value in positives], [1 - below(value, high) for value in negatives]
 
-
-def _both_sides(parts: Sequence[Interval], bounds: tuple[float, float]) -> Interval:
-    """One estimate, and its interval from those of its two independent sources of chance."""
-    mean, n = parts[0].mean, sum(part.n for part in parts)
-    if math.isnan(mean):
-        return Interval(mean, *bounds, n)
-    low = mean - math.hypot(*(mean - part.low for part in parts))
-    high = mean + math.hypot(*(part.high - mean for part in parts))
-    return Interval(mean, max(bounds[0], low), min(bounds[1], high), n)
+def normal_quantile(confidence: float) -> float:
+    return NormalDist().inv_cdf(_two_sided(confidence))
 
 
 def _student(values: Sequence[float], confidence: float) -> Interval:
@@ -204,23 +187,6 @@ def _student(values: Sequence[float], confidence: float) -> Interval:
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     half = student_quantile(quantile, n - 1) * math.sqrt(variance / n)
     return Interval(mean, mean - half, mean + half, n)
-
-
-def _with_pseudo_values(
-    values: Sequence[float], pseudo: Sequence[tuple[float, float]], z: float, bounds: tuple[float, float]
-) -> Interval:
-    """Normal interval of values and weighted pseudo-values together, cut at the bounds; the mean is of the values."""
-    n, total = len(values), len(values) + sum(weight for _, weight in pseudo)
-    middle = (math.fsum(values) + sum(value * weight for value, weight in pseudo)) / total
-    squares = math.fsum((value - middle) ** 2 for value in values)
-    squares += sum(weight * (value - middle) ** 2 for value, weight in pseudo)
-    half = z * math.sqrt(squares) / total
-    mean = math.fsum(values) / n
-    return Interval(mean, max(bounds[0], min(mean, middle - half)), min(bounds[1], max(mean, middle + half)), n)
-
-
-def _normal_quantile(confidence: float) -> float:
-    return NormalDist().inv_cdf(_two_sided(confidence))
 
 
 def _two_sided(confidence: float) -> float:

@@ -66,7 +66,7 @@ def calibration_sentences(measured: Mapping[str, Any]) -> list[str]:
         return sentences
     text = f"Expected calibration error {show_span('accuracy', error)}, where right probabilities would show about "
     text += f"{percent(chance)} by chance"
-    text += "." if error.low > chance else ": no sign that they are wrong."
+    text += "." if error.low > 0 else ": no sign that they are wrong."
     return [*sentences, text + (f" Brier score {show_span('score', brier)}; 0.25 is a coin." if brier else "")]
 
 

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.functional.auc import auc_change, auc_interval
 from posttrain.functional.intervals import (
     Interval,
-    auc_change,
-    auc_interval,
     mean_interval,
     paired_interval,
     ratio_interval,

@@ -1,13 +1,10 @@
-"""What a run measures about a model that scores: on held-out pairs, rated answers and labelled steps.
+"""What a run measures about a model that scores, on held-out pairs and rated answers.
 
     pairs     accuracy   share of pairs with r_w > r_l, a tie is wrong       margin   mean of r_w - r_l
     ratings   rmse, pearson, spearman of score and rating, in the units of the data
-    steps     accuracy   share of an answer's labelled steps on the right side of 1/2, mean over the answers
-              auc        probability that a right step scores above a wrong one
-              answer_auc the same of whole answers: of those without a wrong step above the others
 
-Calibration is that of sigmoid(|r_w - r_l|) as the probability that the order is right, of the score of a step as the
-probability that it is right, and of a rating that is predicted: what the found ones are on average, by tenths.
+Calibration is that of sigmoid(|r_w - r_l|) as the probability that the order is right, and of a rating that is
+predicted: what the found ones are on average, by tenths. Labelled steps: `posttrain.train.heldout_steps`.
 """
 
 from __future__ import annotations
@@ -32,20 +29,12 @@ from posttrain.functional.calibration import (
     root_mean_square_error,
     spearman,
 )
-from posttrain.functional.intervals import (
-    Interval,
-    auc_change,
-    auc_interval,
-    mean_interval,
-    paired_interval,
-    wilson,
-)
+from posttrain.functional.intervals import Interval, mean_interval, paired_interval, wilson
 from posttrain.models.reward_head import ScoringFacts
 from posttrain.train.loop import microbatches
 from posttrain.train.preferences import pairs_batch
 from posttrain.train.ratings import Scale, ratings_batch
-from posttrain.train.steps import steps_batch
-from posttrain.types import Batch, Outputs, Pair, RatedExample, StepExample
+from posttrain.types import Batch, Outputs, Pair, RatedExample
 
 Forward = Callable[[Batch], Outputs]
 Scores = dict[str, list[Any]]
@@ -53,7 +42,6 @@ Scores = dict[str, list[Any]]
 Record = dict[str, Any]
 SHARES = (0.0, 1.0)
 HALF_TO_ONE = even_edges(0.5, 1.0)
-ZERO_TO_ONE = even_edges(0.0, 1.0)
 
 
 class Subject(Protocol):
@@ -156,8 +144,8 @@ class HeldOutRatings:
         return {
             "ratings": len(found),
             "rmse": root_mean_square_error(predicted, found, confidence)._asdict(),
-            "pearson": _finite(pearson(predicted, found, confidence)),
-            "spearman": _finite(spearman(predicted, found, confidence)),
+            "pearson": finite(pearson(predicted, found, confidence)),
+            "spearman": finite(spearman(predicted, found, confidence)),
             "calibration": {"bins": _bins(reliability(predicted, found, confidence))},
         }
 
@@ -167,80 +155,13 @@ class HeldOutRatings:
         roots = math.sqrt(statistics.fmean(old)) + math.sqrt(statistics.fmean(new))
         change = paired_interval(old, new, confidence)
         mean, low, high = (edge / (roots or 1.0) for edge in change[:3])
-        return {"rmse": _finite(Interval(mean, low, high, change.n))}
+        return {"rmse": finite(Interval(mean, low, high, change.n))}
 
     def answers(self, scores: Scores) -> list[float]:
         return scores["scores_N"]
 
     def _squares(self, scores: Scores) -> list[float]:
         return [(score - y) ** 2 for score, y in zip(scores["scores_N"], self.ratings, strict=True)]
-
-
-class HeldOutSteps:
-    """How well right steps of held-out answers are told from wrong ones. An answer is the unit of chance, except for
-    the AUC, which takes its steps one by one."""
-
-    def __init__(
-        self,
-        forward: Forward,
-        rows: Sequence[StepExample],
-        aggregate: Callable[[Tensor], Tensor],
-        *,
-        pad_id: int,
-        tokens_per_microbatch: int,
-    ) -> None:
-        self.forward, self.rows, self.aggregate = forward, rows, aggregate
-        self.pad_id, self.tokens = pad_id, tokens_per_microbatch
-        self.labels = [label for row in rows for label in row.labels]
-        self.owners = [place for place, row in enumerate(rows) for _ in row.labels]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @torch.no_grad()
-    def scores(self) -> Scores:
-        batch = steps_batch(self.rows, self.pad_id)
-        found: list[list[float]] = [[] for _ in self.rows]
-        for rows, micro in microbatches(batch, self.tokens):
-            scores_BT = self.forward(micro).scores_BT
-            assert scores_BT is not None
-            for row, scores_T, ends_T in zip(rows, scores_BT.double().cpu(), micro.completion_mask_BT, strict=True):
-                found[row] = scores_T[ends_T].sigmoid().tolist()
-        return {"steps": found}
-
-    def measures(self, scores: Scores, confidence: float) -> Record:
-        probabilities = [p for row in scores["steps"] for p in row]
-        return {
-            "answers": len(self.rows),
-            "steps": len(self.labels),
-            "accuracy": mean_interval(self._right(scores), confidence, bounds=SHARES)._asdict(),
-            "auc": _finite(auc_interval(*self._by_label(scores), confidence)),
-            "answer_auc": _finite(auc_interval(*self._by_answer(scores), confidence)),
-            "answer_score": mean_interval(self.answers(scores), confidence, bounds=SHARES)._asdict(),
-        } | probability_record(probabilities, self.labels, confidence, edges=ZERO_TO_ONE, clusters=self.owners)
-
-    def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
-        accuracy = paired_interval(self._right(before), self._right(after), confidence, bounds=SHARES)
-        auc = auc_change(self._by_label(before), self._by_label(after), confidence)
-        return {"accuracy": accuracy._asdict(), "auc": _finite(auc)}
-
-    def answers(self, scores: Scores) -> list[float]:
-        """The aggregate of the probabilities of its steps."""
-        return [float(self.aggregate(torch.tensor(row))) for row in scores["steps"]]
-
-    def _right(self, scores: Scores) -> list[float]:
-        return [
-            statistics.fmean(float((p > 0.5) == (y > 0.5)) for p, y in zip(found, row.labels, strict=True))
-            for found, row in zip(scores["steps"], self.rows, strict=True)
-        ]
-
-    def _by_label(self, scores: Scores) -> tuple[list[float], list[float]]:
-        both = list(zip((p for row in scores["steps"] for p in row), self.labels, strict=True))
-        return [p for p, y in both if y > 0.5], [p for p, y in both if y <= 0.5]
-
-    def _by_answer(self, scores: Scores) -> tuple[list[float], list[float]]:
-        both = [(found, min(row.labels) > 0.5) for found, row in zip(self.answers(scores), self.rows, strict=True)]
-        return [found for found, right in both if right], [found for found, right in both if not right]
 
 
 @torch.no_grad()
@@ -271,7 +192,7 @@ def probability_record(
         "brier": brier._asdict(),
         "calibration": {
             "error": calibration_error(believed, found, confidence, edges=edges, clusters=clusters)._asdict(),
-            "error_by_chance": by_chance(believed, edges),
+            "error_by_chance": by_chance(believed, found, edges=edges, clusters=clusters),
             "bins": _bins(reliability(believed, found, confidence, edges=edges, bounds=SHARES)),
         },
     }
@@ -300,9 +221,9 @@ def _margins(scores: Scores) -> list[float]:
 
 
 def _bins(bins: Sequence[ReliabilityBin]) -> list[Record]:
-    return [{"n": b.n, "predicted": b.predicted, "found": _finite(b.found)} for b in bins]
+    return [{"n": b.n, "predicted": b.predicted, "found": finite(b.found)} for b in bins]
 
 
-def _finite(interval: Interval) -> Record:
+def finite(interval: Interval) -> Record:
     """JSON has no infinity and no NaN."""
     return {name: value if name == "n" or math.isfinite(value) else None for name, value in interval._asdict().items()}

@@ -21,7 +21,8 @@ from posttrain.functional.step_scores import aggregate
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts
 from posttrain.train.feed import Feed
-from posttrain.train.heldout_scores import Forward, HeldOutPairs, HeldOutRatings, HeldOutSteps, Subject
+from posttrain.train.heldout_scores import Forward, HeldOutPairs, HeldOutRatings, Subject
+from posttrain.train.heldout_steps import HeldOutSteps
 from posttrain.train.preferences import PairFeed
 from posttrain.train.ratings import RatingFeed, scale_of
 from posttrain.train.row_scores import first
@@ -104,8 +105,7 @@ def from_ratings(source: Source, forward: Forward) -> ScoredData:
 
 def from_steps(source: Source, forward: Forward) -> ScoredData:
     """A step is to score whether it is right."""
-    assert source.algorithm.step_reading is not None, "what learns from steps says how they are read"
-    separator, how = source.algorithm.step_reading
+    separator, how = (source.config.algorithm.settings[name] for name in ("separator", "aggregate"))
     train, heldout = source.rendered(partial(render_steps, separator=separator))
     answers = first(heldout.rows, source.config.evaluation.prompts) if heldout else []
     return ScoredData(
