@@ -105,7 +105,8 @@ def from_ratings(source: Source, forward: Forward) -> ScoredData:
 
 def from_steps(source: Source, forward: Forward) -> ScoredData:
     """A step is to score whether it is right."""
-    separator, how = (source.config.algorithm.settings[name] for name in ("separator", "aggregate"))
+    assert source.algorithm.step_reading is not None, "what learns from steps says how they are read"
+    separator, how = source.algorithm.step_reading
     train, heldout = source.rendered(partial(render_steps, separator=separator))
     answers = first(heldout.rows, source.config.evaluation.prompts) if heldout else []
     return ScoredData(
