@@ -94,6 +94,8 @@ def test_a_run_says_where_everything_is_and_how_good_it_is_on_stdout_and_its_pro
     assert found["steps"] == 2
     assert (Path(found["model_path"]) / "config.json").is_file()
     assert 0 <= found["evaluation"]["trained"]["greedy"]["score"]["mean"] <= 1
+    assert found["verdict"] == {"sentence": "No improvement is shown.", "change": 0}
+    assert "verdict: No improvement is shown." in err
     assert "step 2/2" in err
 
 

@@ -48,6 +48,18 @@ def test_without_a_terminal_every_step_is_one_complete_plain_line():
     assert text.splitlines()[-1] == "held-out accuracy 22% (16% to 30%) → 95% (90% to 98%), intervals disjoint"
 
 
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [(1, "verdict: The model improved."), (-1, "warning: The model improved."), (None, "verdict: The model improved.")],
+)
+def test_the_last_line_is_the_verdict_and_a_warning_when_the_model_got_worse(change, line):
+    loud, quiet = io.StringIO(), io.StringIO()
+    for view in (TerminalView(loud), TerminalView(quiet, quiet=True)):
+        view.finished({"evaluation": {}, "verdict": {"sentence": "The model improved.", "change": change}})
+    assert loud.getvalue() == f"{line}\n"
+    assert quiet.getvalue() == (f"{line}\n" if change == -1 else "")
+
+
 def test_quiet_says_nothing_but_warnings():
     stream = io.StringIO()
     tell(TerminalView(stream, quiet=True, show_samples=True))

@@ -10,7 +10,7 @@ from posttrain.report.notes import observations
 from posttrain.report.phases import who_waits
 from posttrain.report.proofs import proofs
 from posttrain.report.store import RunRecord
-from posttrain.report.verdict import measure_of, span, verdict
+from posttrain.report.verdict import in_brief, measure_of, span, verdict
 
 
 def run_of(**metrics: list[float]) -> RunRecord:
@@ -45,6 +45,13 @@ def test_the_headline_follows_the_intervals(before, after, difference, headline)
     if difference:
         more["difference"] = {"accuracy": dict(zip(("mean", "low", "high"), difference, strict=True))}
     assert verdict(evaluated(before, after, **more)).headline == headline
+
+
+def test_in_brief_it_is_a_sentence_and_a_direction():
+    assert in_brief(evaluated(0.2, 0.9)) == {"sentence": "The model improved.", "change": 1}
+    assert in_brief(evaluated(0.9, 0.2)) == {"sentence": "The model got worse.", "change": -1}
+    assert in_brief(evaluated(0.5, 0.5)) == {"sentence": "No improvement is shown.", "change": 0}
+    assert in_brief(run_of()) == {"sentence": "No held-out evaluation.", "change": None}
 
 
 def test_a_lower_loss_is_better():

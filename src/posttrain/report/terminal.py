@@ -145,7 +145,7 @@ class TerminalView:
 
     @_never_stops_a_run
     def finished(self, summary: Mapping[str, Any]) -> None:
-        """The run ended well: baseline against trained, in one line."""
+        """The run ended well: baseline against trained, in one line, and the verdict of the report."""
         self._stop_live()
         before, after = (mapping(mapping(summary.get("evaluation")).get(side)) for side in ("baseline", "trained"))
         measure = measure_of(before, after)
@@ -156,6 +156,9 @@ class TerminalView:
             if change is not None and change.finite and kind_of(after) != "answers":
                 told = f"difference {show_change(measure, change)}"
             self._say(f"held-out {measure} {show_span(measure, baseline)} → {show_span(measure, trained)}, {told}")
+        decided = mapping(summary.get("verdict"))
+        if "sentence" in decided:
+            self.event("warning" if decided.get("change") == -1 else "verdict", str(decided["sentence"]))
         if (fell := fallen(mapping(summary.get("evaluation")))) is not None:
             self.event("warning", f"held-out chosen answers became less likely: {show_change('logps', fell[0])} nats")
 

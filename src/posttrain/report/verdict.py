@@ -32,6 +32,13 @@ class Verdict:
     sentences: list[str] = field(default_factory=list)
 
 
+def in_brief(run: RunRecord) -> dict[str, Any]:
+    """For programs and the last line of a run: the headline, and 1, 0 or -1 for better, not shown and worse."""
+    found = verdict(run)
+    measured = found.baseline is not None and found.trained is not None
+    return {"sentence": found.headline, "change": found.change if measured else None}
+
+
 def verdict(run: RunRecord) -> Verdict:
     """The headline of the report: baseline against trained on held-out prompts, with intervals."""
     before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))

@@ -27,7 +27,7 @@ from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
 from posttrain.train.same_data import check_same, put_on_file
 from posttrain.train.setup import Judges, set_up
-from posttrain.train.store import RunStore, holds_run
+from posttrain.train.store import RunStore, holds_run, never_began
 
 MOSTLY_REJECTED = 0.5
 """Share of tokens that an off-policy correction may reject before a warning says so."""
@@ -218,12 +218,12 @@ def due(every: int, step: int) -> bool:
 
 
 def run_folder(config: RunConfig) -> Path:
-    """`output`, or the first free runs/<model>-<algorithm>-<n>."""
+    """`output`, or the first runs/<model>-<algorithm>-<n> that is free, or that a run left which never began."""
     if config.output is not None:
         return Path(config.output)
     name = Path(config.model.path).name.replace(":", "-")
     stem = f"{name}-{config.algorithm.name}"
-    taken = {p.name for p in Path("runs").glob(f"{stem}-*")}
+    taken = {p.name for p in Path("runs").glob(f"{stem}-*") if not never_began(p)}
     return Path("runs") / next(f"{stem}-{n}" for n in range(1, len(taken) + 2) if f"{stem}-{n}" not in taken)
 
 

@@ -25,18 +25,19 @@ from posttrain.config_pipeline import PipelineConfig, Stage, notes, read_pipelin
 from posttrain.config_pipeline_stages import holds_stages
 from posttrain.errors import ConfigError, DoesNotFit, GuardStop
 from posttrain.export.target import check_place
+from posttrain.report.lines import short_line
 from posttrain.report.pipeline_page import write_pipeline_report
 from posttrain.report.spans import show_span
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
-from posttrain.report.verdict import verdict
+from posttrain.report.verdict import in_brief, verdict
 from posttrain.train import api
 from posttrain.train.pipeline_stage import StageResult, finished, named, train_stage
 from posttrain.train.pipeline_store import SETTINGS, PipelineStore
 from posttrain.train.run import Run
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Pipeline:
     """What `train` and `resume` return for a file with stages."""
 
@@ -52,6 +53,12 @@ class Pipeline:
         """Name of each stage -> its evaluation."""
         return {stage.name: stage.evaluation for stage in self.stages}
 
+    def __repr__(self) -> str:
+        """`<Pipeline runs/chat-1: sft, dpo trained accuracy 71% (62% to 78%)>`"""
+        after = ((stage.name, stage.evaluation.get("trained")) for stage in self.stages)
+        stages = [name if not found else f"{name} trained {short_line(found)}" for name, found in after]
+        return f"<Pipeline {self.folder}: {', '.join(stages)}>"
+
     def summary(self) -> dict[str, Any]:
         report = self.folder / "report.html"
         return {
@@ -66,6 +73,7 @@ class Pipeline:
                     "folder": str(stage.folder),
                     "model_path": str(stage.model_path),
                     "received": stage.received,
+                    "verdict": in_brief(read_run(stage.folder)),
                     "evaluation": stage.evaluation,
                 }
                 for stage in self.stages

@@ -69,7 +69,7 @@ class RunStore:
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = RunLock(folder)
-            if (folder / "error.json").exists() and not _has_begun(folder):
+            if never_began(folder):
                 for name in ("error.json", "events.jsonl", "config.yaml"):
                     (folder / name).unlink(missing_ok=True)
             elif any((folder / mark).exists() for mark in _MARKS):
@@ -420,8 +420,12 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 def holds_run(folder: Path) -> bool:
     """Is there a run that can be resumed? One that failed before it began is started anew."""
-    failed_early = (folder / "error.json").exists() and not _has_begun(folder)
-    return (folder / "config.yaml").is_file() and not failed_early
+    return (folder / "config.yaml").is_file() and not never_began(folder)
+
+
+def never_began(folder: Path) -> bool:
+    """Is there what a run has left that failed before it measured, trained or saved anything?"""
+    return (folder / "error.json").exists() and not _has_begun(folder)
 
 
 def _has_begun(folder: Path) -> bool:

@@ -1,0 +1,63 @@
+"""Which folder a run takes where none is named, and what is shown of the run itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.tiny import tiny_model
+
+import posttrain as pt
+from posttrain.config import load_config
+from posttrain.errors import DataError
+from posttrain.train.api import run_folder
+from posttrain.train.pipeline import Pipeline, StageResult
+
+ROWS = [{"prompt": word, "completion": word[::-1]} for word in ("abc", "bcd", "cde", "def")]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    monkeypatch.chdir(tmp_path)
+    tiny_model(tmp_path / "demo")
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return {
+        "model": "demo",
+        "algorithm": "sft",
+        "data": {"train": "train.jsonl", "eval_fraction": 0.5},
+        "train": {"steps": 1, "prompts_per_step": 2},
+    }
+
+
+def test_the_folder_of_a_run_that_never_began_is_taken_by_the_next(config):
+    for _ in range(2):
+        with pytest.raises(DataError) as failed:
+            pt.train(config | {"data": {"train": "missing.jsonl"}})
+        assert "runs/demo-sft-1 has the details in error.json and can be used again" in failed.value.__notes__[0]
+    assert pt.train(config).folder == Path("runs/demo-sft-1")
+    assert run_folder(load_config(config, {}).config) == Path("runs/demo-sft-2")
+
+
+def test_a_folder_that_is_being_set_up_is_left_alone(config):
+    folder = Path("runs/demo-sft-1")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("model: demo")
+    assert run_folder(load_config(config, {}).config) == Path("runs/demo-sft-2")
+
+
+def test_a_run_is_shown_by_its_folder_its_steps_and_what_was_measured(config, capfd):
+    shown = repr(pt.train(config))
+    assert shown.startswith("<Run runs/demo-sft-1, 1 of 1 steps, baseline loss ")
+    assert ", trained loss " in shown
+    assert len(shown) < 200
+
+
+def test_a_pipeline_is_shown_by_its_folder_and_what_each_stage_came_to():
+    loss = {"trained": {"loss": {"mean": 1.5, "low": 1.0, "high": 2.0, "n": 9}}}
+    made = [
+        StageResult(
+            name=name, algorithm=name, folder=Path(name), model_path=Path("m"), evaluation=evaluation, received={}
+        )
+        for name, evaluation in (("sft", loss), ("dpo", {}))
+    ]
+    shown = repr(Pipeline(folder=Path("runs/chat-1"), stages=tuple(made), model_path=None, export=None))
+    assert shown == "<Pipeline runs/chat-1: sft trained loss 1.5 (1 to 2), dpo>"
