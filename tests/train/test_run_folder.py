@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.tiny import tiny_model
@@ -10,7 +12,7 @@ import posttrain as pt
 from posttrain.config import load_config
 from posttrain.errors import DataError
 from posttrain.train.api import run_folder
-from posttrain.train.pipeline import Pipeline, StageResult
+from posttrain.train.pipeline import Pipeline
 
 ROWS = [{"prompt": word, "completion": word[::-1]} for word in ("abc", "bcd", "cde", "def")]
 
@@ -53,11 +55,6 @@ def test_a_run_is_shown_by_its_folder_its_steps_and_what_was_measured(config, ca
 
 def test_a_pipeline_is_shown_by_its_folder_and_what_each_stage_came_to():
     loss = {"trained": {"loss": {"mean": 1.5, "low": 1.0, "high": 2.0, "n": 9}}}
-    made = [
-        StageResult(
-            name=name, algorithm=name, folder=Path(name), model_path=Path("m"), evaluation=evaluation, received={}
-        )
-        for name, evaluation in (("sft", loss), ("dpo", {}))
-    ]
-    shown = repr(Pipeline(folder=Path("runs/chat-1"), stages=tuple(made), model_path=None, export=None))
+    made: Any = tuple(SimpleNamespace(name=name, evaluation=found) for name, found in (("sft", loss), ("dpo", {})))
+    shown = repr(Pipeline(folder=Path("runs/chat-1"), stages=made, model_path=None, export=None))
     assert shown == "<Pipeline runs/chat-1: sft trained loss 1.5 (1 to 2), dpo>"
