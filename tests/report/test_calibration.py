@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,18 @@ def test_the_page_plots_and_says_how_far_scores_can_be_believed(tmp_path, kind, 
     assert section.count('class="dot s1"') == section.count('class="dot s6"') == 2
     assert 'class="mark"' in section  # the diagonal
     assert verdict(run).change == 1
+
+
+@pytest.mark.parametrize(("kind", "first"), [("pairs", "50%"), ("steps", "0%")])
+def test_the_diagonal_runs_through_equal_shares_and_both_axes_are_named(tmp_path, kind, first):
+    """Of pairs, nothing can be predicted below one half; what is found can be anything."""
+    section = calibration_section(run_with(tmp_path, EVALUATIONS[kind]))
+    [ends] = re.findall(r'class="mark" x1="(.*?)" y1="(.*?)" x2="(.*?)" y2="(.*?)"', section)
+    x1, y1, x2, y2 = map(float, ends)
+    assert (x1, x2, y2) == (52, 548, 12)
+    assert y1 == (107 if kind == "pairs" else 202)
+    assert re.search(rf'<text class="tick" x="52.0" [^>]*>{first}<', section)
+    assert all(f">{name}</text>" in section for name in ("predicted", "found"))
 
 
 def test_an_interval_without_an_end_is_no_whisker(tmp_path):

@@ -18,11 +18,11 @@ from posttrain.report.text import escaped
 SIDES = (("before training", "baseline", 6), ("after", "trained", 1))
 """Name, key in evaluation.json, colour."""
 PLOTTED = {
-    "pairs": ("Of pairs that the model is so sure of, this share is in the right order.", percent, (0.0, 1.0)),
+    "pairs": ("Of pairs that the model is so sure of, this share is in the right order.", percent, (0.5, 1.0)),
     "steps": ("Of steps that the model thinks right with this probability, so many are.", percent, (0.0, 1.0)),
     "ratings": ("Of answers with this predicted rating, the mean of the given ones.", compact, None),
 }
-"""By what was counted: how to read the plot, how its numbers are written, and the ends of its axes."""
+"""By what was counted: how to read the plot, how its numbers are written, and between what shares predictions lie."""
 
 
 def calibration_section(run: RunRecord) -> str:
@@ -37,8 +37,8 @@ def calibration_section(run: RunRecord) -> str:
         return ""
     hint, form, ends = PLOTTED[counted]
     values = [value for line in series for x, y in line.points for value in (x, y)]
-    low, high = ends or (min(values), max(values))
-    svg = agreement_chart(series, label=_spoken(hint, series, form), form=form, low=low, high=high)
+    across, up = (ends, (0.0, 1.0)) if ends else 2 * ((min(values), max(values)),)
+    svg = agreement_chart(series, label=_spoken(hint, series, form), form=form, across=across, up=up)
     legend = "".join(f'<li><i class="key s{line.colour}"></i>{escaped(line.name)}</li>' for line in series)
     figure = (
         f'<figure class="card"><h3>Predicted against found</h3><p class="hint">{escaped(hint)} Dashed: both agree.</p>'

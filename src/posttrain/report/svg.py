@@ -137,15 +137,23 @@ def stacked_chart(
     return _svg("\n".join(body), label, chart_id)
 
 
-def agreement_chart(series: Sequence[Series], *, label: str, form: Format, low: float, high: float) -> str:
-    """What was found over what was predicted, on axes of one scale, with the diagonal on which both agree."""
-    x_axis = linear_axis(low, high, _LEFT, WIDTH - _RIGHT)
-    y_axis = linear_axis(low, high, HEIGHT - _BOTTOM, _TOP)
-    ends = [(axis(edge) for axis in (x_axis, y_axis)) for edge in (x_axis.low, x_axis.high)]
-    (x1, y1), (x2, y2) = ends
-    body = [_grid(x_axis, y_axis, form), f'<line class="mark" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>']
+def agreement_chart(
+    series: Sequence[Series], *, label: str, form: Format, across: tuple[float, float], up: tuple[float, float]
+) -> str:
+    """What was found over what was predicted, with the diagonal on which both agree, and both axes named."""
+    x_axis = linear_axis(*across, _LEFT, WIDTH - _RIGHT, ticks=5)
+    y_axis = linear_axis(*up, HEIGHT - _BOTTOM, _TOP)
+    low, high = max(x_axis.low, y_axis.low), min(x_axis.high, y_axis.high)
+    diagonal = f'x1="{x_axis(low)}" y1="{y_axis(low)}" x2="{x_axis(high)}" y2="{y_axis(high)}"'
+    middle, height = (_LEFT + WIDTH - _RIGHT) / 2, (HEIGHT - _BOTTOM + _TOP) / 2
+    body = [
+        _grid(x_axis, y_axis, form, form),
+        f'<line class="mark" {diagonal}/>',
+        f'<text class="tick" x="{middle}" y="{HEIGHT + 8}" text-anchor="middle">predicted</text>',
+        f'<text class="tick" x="9" y="{height}" transform="rotate(-90 9 {height})" text-anchor="middle">found</text>',
+    ]
     shown = [replace(s, band=[(x, max(a, y_axis.low), min(b, y_axis.high)) for x, a, b in s.band]) for s in series]
-    return _svg("\n".join(body + [_whiskers(s, x_axis, y_axis) for s in shown]), label, "")
+    return _svg("\n".join(body + [_whiskers(s, x_axis, y_axis) for s in shown]), label, "", height=HEIGHT + 14)
 
 
 def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low: float, high: float) -> str:
@@ -277,14 +285,15 @@ def _round_step(rough: float, *, whole: bool = False) -> float:
     return next(size * power for size in sizes if size * power >= rough * (1 - 1e-9))
 
 
-def _grid(x_axis: Axis, y_axis: Axis, form: Format) -> str:
+def _grid(x_axis: Axis, y_axis: Axis, form: Format, x_form: Format = "{:g}".format) -> str:
     parts = []
     for tick in y_axis.ticks:
         y = y_axis(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{escaped(form(tick))}</text>')
     for tick in x_axis.ticks:
-        parts.append(f'<text class="tick" x="{x_axis(tick)}" y="{HEIGHT - 8}" text-anchor="middle">{tick:g}</text>')
+        text = f'y="{HEIGHT - 8}" text-anchor="middle">{escaped(x_form(tick))}</text>'
+        parts.append(f'<text class="tick" x="{x_axis(tick)}" {text}')
     return "\n".join(parts)
 
 
