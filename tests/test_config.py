@@ -788,6 +788,11 @@ BROKEN = {
         "train.minibatches = 129, but a step has 128 rows (16 prompts x 8 completions); "
         "allowed: an integer from 1 to 128.",
     ),
+    "_updates_have_a_reference_point": (
+        ["algorithm=kto", "rewards=[]", "train.prompts_per_step=7", "train.minibatches=4"],
+        "train.prompts_per_step = 7 in train.minibatches = 4: kto compares the rows of an update with answers to other "
+        "prompts, and some updates would have one row; allowed: at least 2 rows per update",
+    ),
     "_warm_up_ends": (["train.warmup_steps=4"], "train.warmup_steps = 4, but the run has train.steps = 3"),
     "_schedule_has_an_end": (
         ["train.min_learning_rate_ratio=0.1"],
@@ -907,6 +912,7 @@ def test_all_broken_rules_are_told_at_once():
         ["evaluation.samples=1"],
         ["train.warmup_steps=3"],
         ["train.minibatches=128"],
+        ["algorithm=kto", "rewards=[]", "train.prompts_per_step=8", "train.minibatches=4"],
         ["train.min_learning_rate_ratio=0.1", "train.schedule=cosine"],
         ["rewards=[{name: math}]", "check=[{name: math}]"],
         ["rewards=[{name: math}, {name: math, label: again}]"],

@@ -173,6 +173,19 @@ def _minibatches_have_rows(config: RunConfig, algorithm: Algorithm) -> ConfigErr
     )
 
 
+def _updates_have_a_reference_point(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """An algorithm that compares each row with answers to other prompts has at least two rows in each update."""
+    train, name = config.train, config.algorithm.name
+    if "mismatched" not in algorithm.needs or train.prompts_per_step // train.minibatches != 1:
+        return None
+    return ConfigError(
+        given=f"train.prompts_per_step = {train.prompts_per_step} in train.minibatches = {train.minibatches}: {name} "
+        "compares the rows of an update with answers to other prompts, and some updates would have one row",
+        allowed="at least 2 rows per update; a usable reference point takes some dozens",
+        fix=f"Set train.prompts_per_step = {32 * train.minibatches}, or fewer train.minibatches.",
+    )
+
+
 def _warm_up_ends(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.warmup_steps is at most train.steps."""
     train = config.train
@@ -408,6 +421,7 @@ RULES: tuple[Rule, ...] = (
     _evaluation_samples_differ,
     _is_synchronous,
     _minibatches_have_rows,
+    _updates_have_a_reference_point,
     _warm_up_ends,
     _schedule_has_an_end,
     _labels_differ,

@@ -74,7 +74,8 @@ class KTO(LabelLoss):
             "being the share of desirable labels it gets: a majority vote per answer, not a proportion.",
             "z0 is the mean over all rows of the optimizer step, then clamped at 0; TRL averages the means of ranks, "
             "which differs where ranks hold different numbers of rows.",
-            "A step of one row is refused: it would be compared with itself (RULE 39).",
+            "An update of one row is refused: it would be compared with itself (RULE 39). So is, before the run, one "
+            "whose prompts can meet no other answer; a row without one is not in z0.",
             "With mismatched log-ratios that are not positive z0 is 0, and KTO is the unpaired form of APO-zero.",
         ),
         sources={

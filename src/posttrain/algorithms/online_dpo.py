@@ -61,10 +61,9 @@ class OnlineDPO(Algorithm):
 
     def compare(self, experience: Experience) -> Compared:
         scores_PG, usable_PG = self.scores(experience), experience.scored_PG & (experience.lengths_PG > 0)
-        tokens, group_size = experience.tokens, experience.group_size
-        same_PGG = None if tokens is None else same_answers(tokens.input_ids_BT, tokens.lengths_B, group_size)
-        widest = self.pairs == "best_worst"
-        two = best_against_worst(scores_PG, usable_PG, same_PGG) if widest else every_two(scores_PG)
+        tokens, size = experience.tokens, experience.group_size
+        same_PGG = None if tokens is None else same_answers(tokens.input_ids_BT, tokens.lengths_B, size)
+        two = every_two(scores_PG) if self.pairs == "all" else best_against_worst(scores_PG, usable_PG, same_PGG)
         return compared(scores_PG, usable_PG, same_PGG, *two)
 
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:
@@ -72,7 +71,7 @@ class OnlineDPO(Algorithm):
         self.require_group(experience)
         found = self.compare(experience)
         used_PK = found.decided_PK | found.tied_PK if self.ties == "first" else found.decided_PK
-        first_row_P1 = experience.group_size * torch.arange(used_PK.shape[0], device=used_PK.device)[:, None]
+        first_row_P1 = experience.group_size * torch.arange(len(used_PK), device=used_PK.device)[:, None]
         rows_2N = torch.stack([(first_row_P1 + side_PK)[used_PK] for side_PK in found[:2]])
         pair_2N = torch.arange(rows_2N.shape[1], device=rows_2N.device).expand(2, -1)
         batch = Batch.from_experience(experience).rows(rows_2N.flatten())

@@ -13,14 +13,12 @@ from posttrain.data.order import rows_for_step
 from posttrain.data.store import Stored
 from posttrain.train.feed import Fed
 from posttrain.train.guards import Guards, name_examples
+from posttrain.train.partners import Partners, prompt_of
 from posttrain.train.references import References
 from posttrain.types import Batch, Example, LabelledExample, Mismatched
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-
-MOST_TRIES = 16
-"""How many other rows are tried before a prompt goes without a partner."""
 
 
 class Answers(Sequence[Example]):
@@ -37,35 +35,24 @@ class Answers(Sequence[Example]):
 
 
 class MismatchedAnswers(Sequence[Example]):
-    """Each prompt with the answer of another row, the same one throughout the run.
-
-    The partner is the next row, in an order that is shuffled by the seed, which has another prompt and whose answer
-    fits into the context; a row without one has nothing that is trained.
-    """
+    """Each prompt with the answer of its partner; a row without one has nothing that is trained."""
 
     def __init__(self, rows: Sequence[LabelledExample], *, seed: int, max_length: int) -> None:
-        self.rows, self.max_length = rows, max_length
-        self.order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
-        self.place_in_order = {row: place for place, row in enumerate(self.order)}
+        self.rows, self.partners = rows, Partners(rows, seed=seed, max_length=max_length)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
         place = range(len(self))[place]  # IndexError past the end, where iteration stops
-        own = self.rows[place].example
-        prompt = own.input_ids[: own.completion_mask.index(True)]
-        for step in range(1, min(len(self.rows), MOST_TRIES + 1)):
-            other = self.rows[self.order[(self.place_in_order[place] + step) % len(self.rows)]].example
-            begin = other.completion_mask.index(True)
-            fits = len(prompt) + len(other.input_ids) - begin <= self.max_length
-            if fits and other.input_ids[:begin] != prompt:
-                return Example(
-                    index=own.index,
-                    input_ids=(*prompt, *other.input_ids[begin:]),
-                    completion_mask=(False,) * len(prompt) + other.completion_mask[begin:],
-                )
-        return Example(index=own.index, input_ids=prompt, completion_mask=(False,) * len(prompt))
+        own, partner = self.rows[place].example, self.partners.of(place)
+        prompt, mask = prompt_of(own), ()
+        ids = prompt
+        if partner is not None:
+            other = self.rows[partner].example
+            begin = len(prompt_of(other))
+            ids, mask = (*prompt, *other.input_ids[begin:]), other.completion_mask[begin:]
+        return Example(index=own.index, input_ids=ids, completion_mask=(False,) * len(prompt) + mask)
 
 
 class Beside(NamedTuple):

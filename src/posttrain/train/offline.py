@@ -79,10 +79,12 @@ def labelled(
     refuse_one_class(train.rows, "training data")
     answers = Answers(train.rows)
     used = used_rows(config, len(answers))
+    others = MismatchedAnswers(train.rows, seed=config.seed, max_length=longest_row(config, loaded))
+    compares = "mismatched" in config.algorithm.build().needs
+    alone = others.partners.notes(config, used) if compares else []
     references, facts = beside(config, answers, used, loaded, forward, folder)
     mismatched = None
-    if "mismatched" in config.algorithm.build().needs:
-        others = MismatchedAnswers(train.rows, seed=config.seed, max_length=longest_row(config, loaded))
+    if compares:
         found, more = beside(config, others, used, loaded, forward, folder, what="mismatched answers")
         assert found is not None, "what compares with mismatched answers has a reference"
         mismatched, facts = Beside(others, found), [*facts, *more]
@@ -92,7 +94,7 @@ def labelled(
         measure = HeldOutPolicyPairs(config, forward, heldout.pairs, loaded.pad_id)
     if train.pairs is not None:
         facts = [f"both answers of {len(train.pairs)} pairs are learned from as judged answers", *facts]
-    notes = [*drop_notes(train, heldout), *class_notes(heldout)]
+    notes = [*drop_notes(train, heldout), *class_notes(heldout), *alone]
     return Source(feed=feed, measure=measure, notes=notes, facts=facts)
 
 

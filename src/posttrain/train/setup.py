@@ -33,6 +33,7 @@ from posttrain.train.critic import build_critic, critic_updates
 from posttrain.train.feed import SampledFeed
 from posttrain.train.frozen import load_frozen
 from posttrain.train.guards import Guards
+from posttrain.train.injected import injection_notes
 from posttrain.train.loop import microbatches
 from posttrain.train.measure import HeldOutAnswers, WithForgetting
 from posttrain.train.offline import labelled, preferences, supervised
@@ -96,7 +97,8 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
-    for kind, notes in (("warning", (*loaded.notes, *source.notes, *more_notes)), ("data", source.facts)):
+    warnings = (*loaded.notes, *source.notes, *injection_notes(rows, algorithm.data_kind, loaded), *more_notes)
+    for kind, notes in (("warning", warnings), ("data", source.facts)):
         for note in notes:
             store.event(kind, note)
             view.event(kind, note)

@@ -1,0 +1,88 @@
+"""Whose answer each prompt meets where answers are compared with those to other prompts (KTO's reference point)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from posttrain.data.order import rows_for_step
+from posttrain.errors import DataError
+from posttrain.types import Example, LabelledExample
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+LOOKED_AT = 16
+"""Rows that are read one by one before the prompts of all rows are."""
+
+
+class Partners:
+    """The partner of a row is the next one, in an order that is shuffled by the seed, which has another prompt and
+    whose answer fits behind this one's within `max_length` tokens: the same throughout the run."""
+
+    def __init__(self, rows: Sequence[LabelledExample], *, seed: int, max_length: int) -> None:
+        self.rows, self.max_length = rows, max_length
+        self.order_N = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        self.place_in_order_N = torch.empty_like(self.order_N)
+        self.place_in_order_N[self.order_N] = torch.arange(len(rows))
+
+    def of(self, place: int) -> int | None:
+        """A row, or None where no other has an answer that suits."""
+        prompt, begin = prompt_of(self.rows[place].example), int(self.place_in_order_N[place])
+        for step in range(begin + 1, begin + 1 + min(len(self.rows) - 1, LOOKED_AT)):
+            other = int(self.order_N[step % len(self.rows)])
+            example = self.rows[other].example
+            room = self.max_length - len(prompt)
+            if prompt_of(example) != prompt and _answer_length(example) <= room:
+                return other
+        return None if len(self.rows) - 1 <= LOOKED_AT else self._among_all(prompt, begin)
+
+    def _among_all(self, prompt: tuple[int, ...], begin: int) -> int | None:
+        prompts_N, lengths_N = self._prompts_and_lengths
+        suits_N = (prompts_N != hash(prompt)) & (lengths_N <= self.max_length - len(prompt))
+        found = suits_N.roll(-begin).nonzero()
+        return int(self.order_N[(begin + int(found[0])) % len(self.rows)]) if len(found) else None
+
+    @cached_property
+    def _prompts_and_lengths(self) -> tuple[Tensor, Tensor]:
+        """A number for each prompt, and how long its answer is, in the shuffled order; sixteen bytes a row."""
+        prompts_N, lengths_N = torch.empty_like(self.order_N), torch.empty_like(self.order_N)
+        for place, row in enumerate(self.rows):
+            at = self.place_in_order_N[place]
+            prompts_N[at], lengths_N[at] = hash(prompt_of(row.example)), _answer_length(row.example)
+        return prompts_N, lengths_N
+
+    def notes(self, config: RunConfig, used: Sequence[int]) -> list[str]:
+        """How many of the used rows have no partner. Raises `DataError` where an update could be of such rows alone."""
+        alone = {place for place in used if self.of(place) is None}
+        if not alone:
+            return []
+        given = (
+            f"{len(alone)} of the {len(used)} rows that the run takes meet no answer to another prompt that fits into "
+            f"{self.max_length} tokens with their own prompt"
+        )
+        per_step, size = config.train.prompts_per_step, len(self.rows)
+        smallest = per_step // config.train.minibatches
+        for step in range(1, config.train.steps + 1):
+            places = rows_for_step(config.seed, step, per_step, size)
+            if sum(place in alone for place in places) >= smallest:
+                raise DataError(
+                    given=f"{given}, and an update of step {step} could hold nothing else: {config.algorithm.name} "
+                    "would have no reference point",
+                    allowed="in every update a row whose prompt can meet the answer of another one",
+                    fix="Use rows with different prompts and shorter ones, or raise train.prompts_per_step.",
+                )
+        return [f"{given}; the reference point is that of the others"]
+
+
+def prompt_of(example: Example) -> tuple[int, ...]:
+    """What stands before the first trained token."""
+    return example.input_ids[: example.completion_mask.index(True)]
+
+
+def _answer_length(example: Example) -> int:
+    return len(example.input_ids) - example.completion_mask.index(True)
