@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
+from posttrain.config_pipeline_stages import holds_stages
 from posttrain.config_stages import REWARD_MODEL, reward_model_config
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, PosttrainError
@@ -42,6 +43,12 @@ def train(
     `train(config, **{"train.steps": 5})`. Raises a `PosttrainError` whose `exit_code` says what kind of failure it was;
     the run folder then holds `error.json` and everything up to that moment.
     """
+    if not isinstance(config, RunConfig) and holds_stages(config):
+        raise ConfigError(
+            given="stages, which make a pipeline",
+            allowed="the settings of one run",
+            fix="posttrain.train(...) takes both runs and pipelines.",
+        )
     return train_resolved(load_config(config, overrides), view=view)
 
 
