@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,15 @@ KINDS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "labels": ("kto", "labels.jsonl", {}),
     "reward_model": ("reward_model", "pairs.jsonl", {}),
 }
+
+
+QUICK = ("full", "lora", "reward_model")
+"""What the quick tests export: each export starts a process that imports transformers, which takes seconds."""
+
+
+def kinds(names: Iterable[str]) -> list[Any]:
+    """These kinds as parameters of a test, with those that are not quick marked as slow."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 class Runs:

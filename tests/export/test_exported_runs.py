@@ -14,7 +14,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tests.export.conftest import KINDS, Runs, shared
+from tests.export.conftest import KINDS, Runs, kinds, shared
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from posttrain.errors import CheckpointError, ConfigError, DataError, DoesNotFit, ExportError, ModelError
@@ -29,7 +29,7 @@ def greedy(folder: Path, text: str, tokens: int = 8) -> list[int]:
     return model.generate(**inputs, do_sample=False, max_new_tokens=tokens)[0].tolist()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "reward_model"])
+@pytest.mark.parametrize("kind", kinds(name for name in KINDS if name != "reward_model"))
 def test_plain_transformers_gives_the_greedy_tokens_of_the_checkpoint(runs: Runs, kind: str):
     done = runs.export(kind)
     checkpoint = runs.run(kind) / "checkpoints" / "step-000002" / "model"
@@ -65,6 +65,7 @@ def test_the_generation_config_ends_answers_where_training_did(runs: Runs):
     assert (saved["eos_token_id"], saved["pad_token_id"]) == (2, 0)
 
 
+@pytest.mark.slow
 def test_an_earlier_step_and_another_precision_can_be_asked_for(runs: Runs, tmp_path: Path):
     done = export(runs.run("full"), tmp_path / "start", step=0, dtype="bfloat16", num_prompts=2, max_new_tokens=4)
     weights = load_file(done.folder / "model.safetensors")
@@ -74,6 +75,7 @@ def test_an_earlier_step_and_another_precision_can_be_asked_for(runs: Runs, tmp_
     assert done.step == 0
 
 
+@pytest.mark.slow
 def test_adapters_of_peft_are_merged_into_their_base(workshop: Path, tmp_path: Path):
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(workshop / "model"), LoraConfig(r=2, target_modules="all-linear")
@@ -92,12 +94,14 @@ def test_adapters_of_peft_are_merged_into_their_base(workshop: Path, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapters", "merged"]
 
 
+@pytest.mark.slow
 def test_prompts_of_a_file_are_replayed(runs: Runs, workshop: Path, tmp_path: Path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "abc"}\n{"prompt": "dcba"}\n')
     done = export(workshop / "model", tmp_path / "out", prompts=str(tmp_path / "own.jsonl"), max_new_tokens=4)
     assert (done.replay.source, done.replay.prompts) == (str(tmp_path / "own.jsonl"), 2)
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_is_gone_replays_other_prompts_and_says_so(runs: Runs, tmp_path: Path):
     run = tmp_path / "run"
     shutil.copytree(runs.run("sft"), run)
@@ -134,6 +138,7 @@ def test_a_changed_weight_is_named_with_the_prompt_and_the_token_that_it_changes
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_change_too_small_to_be_heard_is_found_in_the_weights(runs, tmp_path, monkeypatch):
     corrupting(monkeypatch, "model.layers.1.mlp.up_proj.weight", 1e-6)
     with pytest.raises(ExportError, match=r"holds other values .* for model.layers.1.mlp.up_proj"):
@@ -141,12 +146,14 @@ def test_a_change_too_small_to_be_heard_is_found_in_the_weights(runs, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_reward_model_with_a_changed_head_is_named_by_its_row(runs, tmp_path, monkeypatch):
     corrupting(monkeypatch, "score.weight", 1.0)
     with pytest.raises(ExportError, match=r"prompt 1 \(.*pairs.jsonl:\d+\) is scored .* by the exported model"):
         export(runs.run("reward_model"), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_another_eos_in_the_export_is_found(runs, tmp_path, monkeypatch):
     def write(loaded, head, folder, **settings):
         written = write_hf(loaded, head, folder, **settings)
@@ -160,6 +167,7 @@ def test_another_eos_in_the_export_is_found(runs, tmp_path, monkeypatch):
         export(runs.run("full"), tmp_path / "out", max_new_tokens=8)
 
 
+@pytest.mark.slow
 def test_a_folder_that_transformers_cannot_open_is_an_error_with_its_words(runs, tmp_path, monkeypatch):
     def write(loaded, head, folder, **settings):
         written = write_hf(loaded, head, folder, **settings)
@@ -174,6 +182,7 @@ def test_a_folder_that_transformers_cannot_open_is_an_error_with_its_words(runs,
 # --- places ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_existing_folder_is_kept_unless_force_replaces_an_export(runs: Runs, workshop: Path, tmp_path: Path):
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -193,6 +202,7 @@ def test_an_existing_folder_is_kept_unless_force_replaces_an_export(runs: Runs, 
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_leaves_nothing(workshop: Path, tmp_path: Path):
     """Files of this process may not grow beyond 30 kB: what a full disk does, at the same place."""
     code = (
@@ -245,6 +255,7 @@ def test_a_damaged_checkpoint_is_not_exported(runs: Runs, tmp_path: Path):
         export(file.parent, tmp_path / "out", step=1)
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_object_or_three_lines(runs: Runs, tmp_path: Path, capfd):
     from posttrain.cli import run
 
@@ -258,6 +269,7 @@ def test_the_command_prints_one_object_or_three_lines(runs: Runs, tmp_path: Path
     assert "Examples:" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_survives_the_loss_of_precision_or_says_where_it_does_not(tmp_path: Path):
     done = export(shared("stories260K"), tmp_path / "half", dtype="bfloat16", max_new_tokens=16)
     assert done.replay.largest_difference < 0.5

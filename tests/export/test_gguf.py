@@ -61,6 +61,7 @@ def made(config: PreTrainedConfig, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("mistral", "q8_0"), ("qwen2", "bfloat16"),
                                                ("qwen3", "float16")])  # fmt: skip
 def test_transformers_reads_each_family_back_bit_for_bit_and_says_the_same(family, dtype, tmp_path):
@@ -86,6 +87,7 @@ def test_a_trained_run_becomes_one_file_with_a_card_and_its_generation_config(ru
     assert "library_name: gguf" in (done.folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_chat_model_keeps_its_vocabulary_and_its_template(tmp_path: Path):
     source = shared("minimind2-small")
     done = export(source, tmp_path / "out", to="gguf", dtype="q8_0", num_prompts=4, max_new_tokens=8)
@@ -98,6 +100,7 @@ def test_a_chat_model_keeps_its_vocabulary_and_its_template(tmp_path: Path):
     assert kinds == {"F32", "Q8_0"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
 def test_llama_cpp_says_the_same_greedy_tokens(runs: Runs, tmp_path: Path):
     from llama_cpp import Llama  # pyright: ignore[reportMissingImports]

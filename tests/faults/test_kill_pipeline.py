@@ -13,6 +13,8 @@ import pytest
 import yaml
 from tests.tiny import tiny_model, write_prompts
 
+import posttrain
+
 DRIVER = Path(__file__).with_name("pipeline_driver.py")
 STAGES = ("01-sft", "02-rm", "03-ppo")
 KILLS = (
@@ -87,29 +89,40 @@ def records(run: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
-def test_kills_in_every_stage_and_between_them_change_no_bit(folder):
-    assert drive("train", write_pipeline(folder, "whole")) == 0
-    verb, target = "train", write_pipeline(folder, "killed")
-    for when in KILLS:
+@pytest.fixture(scope="module")
+def whole(folder) -> Path:
+    posttrain.train(write_pipeline(folder, "whole"))
+    return folder / "whole"
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param((("02-rm", "1"), ("export", "end")), id="in a stage and after the export"),
+        pytest.param(KILLS, id="everywhere", marks=pytest.mark.slow),
+    ],
+)
+def test_kills_in_stages_and_between_them_change_no_bit(folder, whole, kills):
+    killed = folder / f"killed-{len(kills)}"
+    verb, target = "train", write_pipeline(folder, killed.name)
+    for when in kills:
         assert drive(verb, target, *when) == -signal.SIGKILL, when
-        verb, target = "resume", folder / "killed"
-    assert drive("resume", folder / "killed") == 0
+        verb, target = "resume", killed
+    times = modified(killed)
+    assert drive("resume", killed) == 0
+    assert modified(killed) == times, "a finished stage was trained again"
     for stage in STAGES:
-        assert weights(folder / "killed" / stage) == weights(folder / "whole" / stage)
-        assert records(folder / "killed" / stage) == records(folder / "whole" / stage)
+        assert weights(killed / stage) == weights(whole / stage)
+        assert records(killed / stage) == records(whole / stage)
         ours, theirs = (
-            json.loads((folder / name / "handover" / f"{stage}.json").read_text()) for name in ("killed", "whole")
+            json.loads((pipeline / "handover" / f"{stage}.json").read_text()) for pipeline in (killed, whole)
         )
         assert ours == theirs
-    progress = json.loads((folder / "killed" / "pipeline.json").read_text())
+    progress = json.loads((killed / "pipeline.json").read_text())
     assert [entry["status"] for entry in progress["stages"]] == ["finished"] * 3
     assert progress["status"] == "finished"
-    assert exported(folder / "killed") == exported(folder / "whole")
+    assert exported(killed) == exported(whole)
 
 
-def test_a_finished_stage_is_not_trained_again(folder):
-    target = write_pipeline(folder, "once")
-    assert drive("train", target, "03-ppo", "1") == -signal.SIGKILL
-    times = [(folder / "once" / stage / "metrics.jsonl").stat().st_mtime_ns for stage in STAGES[:2]]
-    assert drive("resume", folder / "once") == 0
-    assert [(folder / "once" / stage / "metrics.jsonl").stat().st_mtime_ns for stage in STAGES[:2]] == times
+def modified(pipeline: Path) -> list[int]:
+    return [(pipeline / stage / "metrics.jsonl").stat().st_mtime_ns for stage in STAGES]

@@ -21,7 +21,7 @@ from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError
 from posttrain.models.load import load_model
 from posttrain.report.pipeline_page import stage_rows, table_text, write_pipeline_report
-from posttrain.train import api
+from posttrain.train import api, pipeline_stage
 from posttrain.train.checkpoint import verify
 from posttrain.train.handover import HandOver, describe, receive
 from posttrain.train.pipeline import Pipeline
@@ -118,22 +118,25 @@ def test_a_folder_with_a_pipeline_is_not_written_over(done, folder):
 # --- hand-overs that are not what was trained ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def stopped(folder, request, monkeypatch) -> Path:
-    """A pipeline that was stopped right before its second stage."""
-    name = request.node.name.partition("[")[0]
-    from posttrain.train import pipeline_stage
+def stop(*args: Any) -> None:
+    raise KeyboardInterrupt
 
-    def stop(*args: Any) -> None:
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
+@pytest.fixture(scope="module")
+def before_second(folder) -> Path:
+    """A pipeline that was stopped right before its second stage, and moved since."""
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pipeline_stage, "_receive", lambda stage, *rest: {} if stage.number == 1 else stop())
         with pytest.raises(KeyboardInterrupt) as error:
-            posttrain.train(settings(folder, name))
-    assert f"posttrain resume {folder / name}` goes on with it" in error.value.__notes__[-1]
-    assert json.loads((folder / name / "pipeline.json").read_text())["status"] == "interrupted"
-    return folder / name
+            posttrain.train(settings(folder, "began-1"))
+    assert f"posttrain resume {folder / 'began-1'}` goes on with it" in error.value.__notes__[-1]
+    assert json.loads((folder / "began-1" / "pipeline.json").read_text())["status"] == "interrupted"
+    return (folder / "began-1").rename(folder / "before-second")
+
+
+@pytest.fixture
+def stopped(before_second, tmp_path) -> Path:
+    return shutil.copytree(before_second, tmp_path / "stopped")
 
 
 def test_weights_that_were_changed_on_disk_are_an_error_that_names_both_stages(stopped, capsys):
@@ -201,22 +204,26 @@ def test_adapters_are_handed_over_merged(folder):
 # --- resumed with other settings, or somewhere else ------------------------------------------------------------------
 
 
-@pytest.fixture
-def cut(folder, request, monkeypatch) -> Path:
-    """A pipeline that was stopped after the first of three steps of its second stage."""
-    name = request.node.name.partition("[")[0]
+@pytest.fixture(scope="module")
+def in_second(folder) -> Path:
+    """A pipeline that was stopped after the first of three steps of its second stage, and moved since."""
     record = Run.record_step
 
-    def stop(run: Run, *args: Any) -> None:
+    def stopping(run: Run, *args: Any) -> None:
         record(run, *args)
         if run.folder.name == "02-grpo":
-            raise KeyboardInterrupt
+            stop()
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Run, "record_step", stop)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Run, "record_step", stopping)
         with pytest.raises(KeyboardInterrupt):
-            posttrain.train(settings(folder, name, checkpoint={"every": 1}))
-    return folder / name
+            posttrain.train(settings(folder, "began-2", checkpoint={"every": 1}))
+    return (folder / "began-2").rename(folder / "in-second")
+
+
+@pytest.fixture
+def cut(in_second, tmp_path) -> Path:
+    return shutil.copytree(in_second, tmp_path / "cut")
 
 
 def edit(pipeline: Path, stage: int, before: str, after: str) -> None:
@@ -247,28 +254,32 @@ def test_a_stage_that_is_done_does_not_either(cut):
         posttrain.resume(cut)
 
 
+@pytest.mark.slow
 def test_a_stage_that_has_begun_may_get_more_steps(cut):
     edit(cut, 2, "steps: 3", "steps: 5")
     assert posttrain.resume(cut).model_path == cut / "02-grpo/checkpoints/step-000005/model"
 
 
-def test_a_pipeline_that_was_moved_loads_the_models_that_it_has_proven(cut, done, tmp_path):
-    moved = tmp_path / "moved"
-    shutil.copytree(cut, moved)
-    shutil.rmtree(cut)
-    again = posttrain.resume(moved)
-    proven = moved / again.stages[1].received["model.path"]["checkpoint"] / "model"
-    assert load_config(moved / "02-grpo" / "config.yaml").config.model.path == str(proven)
-    assert f"output: {moved / '02-grpo'}" in (moved / "02-grpo" / "config.yaml").read_text()
+def test_a_pipeline_that_was_moved_loads_the_models_that_it_has_proven(cut, done, folder):
+    before = load_config(cut / "02-grpo" / "config.yaml").config.model.path
+    assert before.startswith(str(folder / "began-2"))
+    assert not Path(before).exists()
+    again = posttrain.resume(cut)
+    proven = cut / again.stages[1].received["model.path"]["checkpoint"] / "model"
+    assert load_config(cut / "02-grpo" / "config.yaml").config.model.path == str(proven)
+    assert f"output: {cut / '02-grpo'}" in (cut / "02-grpo" / "config.yaml").read_text()
     ours, theirs = (load_file(p.model_path / "model.safetensors") for p in (again, done))
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 
-def test_a_copy_does_not_look_at_the_folder_that_it_was_copied_from(cut, tmp_path):
-    shutil.copytree(cut, tmp_path / "copy")
-    weights = cut / "01-sft/checkpoints/step-000003/model/model.safetensors"
-    weights.write_bytes(b"something else")
-    assert posttrain.resume(tmp_path / "copy").stages[1].received["model.path"]["largest_difference"] == 0
+def test_a_copy_does_not_look_at_the_folder_that_it_was_copied_from(cut, folder):
+    left = folder / "began-2/01-sft/checkpoints/step-000003/model"
+    left.mkdir(parents=True)
+    (left / "config.json").write_text("something else")
+    try:
+        assert posttrain.resume(cut).stages[1].received["model.path"]["largest_difference"] == 0
+    finally:
+        shutil.rmtree(folder / "began-2")
 
 
 def test_a_resumed_pipeline_knows_where_its_values_came_from(stopped):
@@ -322,6 +333,7 @@ def test_a_stage_that_made_its_model_worse_is_told(folder):
     assert "stage ruin made its held-out loss worse" in write_pipeline_report(trained.folder).read_text()
 
 
+@pytest.mark.slow
 def test_and_stops_the_pipeline_where_that_is_asked_for(folder):
     with pytest.raises(GuardStop, match=r"stage ruin made its held-out loss worse[^$]*stop_if_worse: false in"):
         posttrain.train(worse(folder, "stops", stop_if_worse=True))
@@ -353,6 +365,7 @@ def test_the_command_line_trains_a_pipeline_and_ends_with_a_table(folder, capsys
     assert [stage["config"]["seed"] for stage in dry["stages"]] == [4, 4]
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_table_and_leads_to_the_reports_of_the_stages(folder):
     trained = posttrain.train(settings(folder, "page", report=True))
     page = (trained.folder / "report.html").read_text()
