@@ -1,11 +1,13 @@
-"""Where results are kept that another run can use again."""
+"""Where results are kept that another run can use again, and the keys of what any of them may depend on."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 def cache_folder(name: str) -> Path:
@@ -28,3 +30,11 @@ def code_key(*modules: str, root: Path = Path(__file__).parent) -> str:
         for file in sorted(root.glob(pattern)):
             digest.update(f"{file.name} {file.stat().st_size} ".encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def tokenizer_key(tokenizer: Any) -> list[Any]:
+    """How a tokenizer of transformers turns texts into ids and back, as JSON."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    known = [type(tokenizer).__qualname__, tokenizer.special_tokens_map, tokenizer.chat_template]
+    return [hashlib.sha256(content.encode()).hexdigest(), *known]

@@ -9,12 +9,13 @@ import pytest
 import torch
 from tests.tiny import tiny_model, tiny_tokenizer
 
-from posttrain.cache import code_key
+from posttrain.cache import code_key, tokenizer_key
 from posttrain.config import LoRAConfig, ModelConfig
+from posttrain.data.stream import CODE as STREAM_CODE
 from posttrain.models import identity
 from posttrain.models.adapters import apply_lora
 from posttrain.models.forward_path import forward_path
-from posttrain.models.identity import COMPUTING, model_identity, model_key, tokenizer_key
+from posttrain.models.identity import COMPUTING, model_identity, model_key
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards.judge.local import CODE as JUDGE_CODE
 from posttrain.train.references import CODE as REFERENCE_CODE
@@ -101,6 +102,6 @@ def test_code_is_told_by_every_byte_of_its_modules(tmp_path):
     code_key.cache_clear()
 
 
-@pytest.mark.parametrize("module", [*COMPUTING, *JUDGE_CODE, *REFERENCE_CODE])
+@pytest.mark.parametrize("module", [*COMPUTING, *JUDGE_CODE, *REFERENCE_CODE, STREAM_CODE])
 def test_the_code_that_names_depend_on_is_there(module):
     assert list((Path(identity.__file__).parent.parent).glob(module))

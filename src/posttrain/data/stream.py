@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
@@ -21,7 +21,7 @@ import numpy as np
 import tokenizers
 import transformers
 
-from posttrain.cache import cache_folder
+from posttrain.cache import cache_folder, code_key, tokenizer_key
 from posttrain.data.dropped import Dropped
 from posttrain.data.forms import Form
 from posttrain.data.prompts import Renderer
@@ -35,6 +35,9 @@ STREAMED_FROM = 200_000_000
 """Bytes of text from which on `data.streaming: auto` streams: in memory they would take some ten times as much."""
 ON_DISK = ("examples", "pairs", "labels")
 """Kinds of data that are kept on disk once they are tokenised, if their rows are streamed; others are in memory."""
+
+CODE = "data/*.py"
+"""The modules that read and render."""
 
 T = TypeVar("T")
 
@@ -166,7 +169,8 @@ def streaming_notes(parts: Mapping[str, Sequence[Row]], kind: str) -> list[str]:
 
 def _key(rows: StreamedRows, render: partial[Any]) -> str:
     """Changes with the rows, with what renders them and its settings, and with the versions of all code involved."""
-    digest = hashlib.sha256(f"{rows.key} {transformers.__version__} {tokenizers.__version__} {_code()}".encode())
+    versions = f"{transformers.__version__} {tokenizers.__version__} {code_key(CODE)}"
+    digest = hashlib.sha256(f"{rows.key} {versions}".encode())
     digest.update(np.packbits(rows.kept_N).tobytes())
     settings = {name: _plain(value) for name, value in render.keywords.items()}
     digest.update(json.dumps([render.func.__qualname__, settings], sort_keys=True, default=str).encode())
@@ -179,24 +183,8 @@ def _plain(value: Any) -> Any:
         return [value.kind, value.family, value.name, value.answer]
     if isinstance(value, Renderer):
         others = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "tokenizer"}
-        return [_tokenizer_key(value.tokenizer), others]
+        return [tokenizer_key(value.tokenizer), others]
     return sorted(value) if isinstance(value, set | frozenset) else value
-
-
-def _tokenizer_key(tokenizer: Any) -> list[Any]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    known = [type(tokenizer).__qualname__, tokenizer.special_tokens_map, tokenizer.chat_template]
-    return [hashlib.sha256(content.encode()).hexdigest(), *known]
-
-
-@cache
-def _code() -> str:
-    """Hash of the modules that read and render."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 class Counted(NamedTuple):

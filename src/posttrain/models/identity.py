@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 
-from posttrain.cache import code_key
+from posttrain.cache import code_key, tokenizer_key
 from posttrain.models.forward_path import without_adapters
 
 COMPUTING = ("models/*.py", "functional/logprobs.py")
@@ -58,14 +58,6 @@ def model_key(model: nn.Module) -> str:
         digest.update(f"{name.replace('.base_layer', '')} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def tokenizer_key(tokenizer: Any) -> list[Any]:
-    """How texts become ids and back, as JSON."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    known = [type(tokenizer).__qualname__, tokenizer.special_tokens_map, tokenizer.chat_template]
-    return [hashlib.sha256(content.encode()).hexdigest(), *known]
 
 
 def _settings(model: nn.Module) -> Any:
