@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +14,19 @@ from tests.end_to_end.test_same_gradient import forward, gradient, padded_forwar
 from tests.end_to_end.test_same_gradient import model as language_model  # noqa: F401  (a fixture)
 from torch import Tensor
 
-from posttrain.algorithms import Algorithm, RewardModel
+from posttrain.algorithms import KTO, Algorithm, OnlineDPO, RewardModel
+from posttrain.algorithms.kto import reference_point
 from posttrain.data.collate import collate
-from posttrain.types import Batch, Mismatched, Outputs, Tokens, count_totals
+from posttrain.train.loop import microbatches
+from posttrain.train.policy import Forward
+from posttrain.train.weigh import with_mismatched_log_ratios
+from posttrain.types import Batch, Experience, Mismatched, Outputs, Tokens, count_totals
 
 ROWS = 8
 LENGTHS = [5, 1, 3, 8, 6, 4, 2, 7]
-every_loss = pytest.mark.parametrize("algorithm", VARIANTS.values(), ids=VARIANTS)
+ONLINE = {f"online_dpo-{pairs}": OnlineDPO(pairs=pairs) for pairs in ("best_worst", "all")}
+LOSSES: dict[str, Algorithm] = VARIANTS | ONLINE
+every_loss = pytest.mark.parametrize("algorithm", LOSSES.values(), ids=LOSSES)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +49,27 @@ def rows_of(seed: int) -> tuple[Tokens, Tensor, Tensor]:
     return tokens, mask_BT, 0.3 * noise_BT - 3.1
 
 
+def sampled() -> Experience:
+    """Two prompts with four scored completions each; one could not be scored."""
+    dice = random.Random(2)
+    prompts = [[dice.randrange(3, 23) for _ in range(length)] for length in (3, 6)]
+    rows = [(prompts[row // 4], [dice.randrange(3, 23) for _ in range(n)]) for row, n in enumerate(LENGTHS)]
+    tokens, mask_BT = collate(rows, pad_id=0)
+    noise_BT = torch.randn(mask_BT.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    scores = [[1.0, 0.0, 0.5, float("nan")], [0.2, 0.9, 0.1, 0.4]]
+    return Experience.from_rewards(
+        torch.tensor(scores, dtype=torch.float64),
+        completion_mask_BT=mask_BT,
+        ref_logprobs_BT=0.3 * noise_BT - 3.1,
+        tokens=tokens,
+    )
+
+
 def step_of(algorithm: Algorithm, model) -> Batch:
     """A whole optimizer step, with what its rows are told about each other."""
     tokens, mask_BT, ref_BT = rows_of(0)
+    if isinstance(algorithm, OnlineDPO):
+        return algorithm.prepare(algorithm.to_batch(sampled()))
     if algorithm.data_kind == "pairs":
         batch = Batch.from_pairs(mask_BT, ref_BT, tokens=tokens)
     else:
@@ -60,8 +86,9 @@ def step_of(algorithm: Algorithm, model) -> Batch:
 @every_loss
 def test_packed_and_padded_give_the_same_gradient(model, algorithm):
     batch = step_of(algorithm, model)
-    packed, packed_loss = gradient(model, algorithm, batch, [list(range(ROWS))])
-    padded, padded_loss = gradient(model, algorithm, batch, [list(range(ROWS))], way=padded_forward)
+    whole = [list(range(batch.num_rows))]
+    packed, packed_loss = gradient(model, algorithm, batch, whole)
+    padded, padded_loss = gradient(model, algorithm, batch, whole, way=padded_forward)
     assert packed.norm() > 1e-4, "a gradient of zero would agree with anything"
     torch.testing.assert_close(packed, padded, atol=1e-10, rtol=1e-9)
     assert packed_loss == pytest.approx(padded_loss, abs=1e-9)
@@ -71,11 +98,12 @@ def test_packed_and_padded_give_the_same_gradient(model, algorithm):
 def test_every_split_between_units_gives_the_same_gradient(model, algorithm):
     """Pairs stay together; what pairs them is decided before the split."""
     batch = step_of(algorithm, model)
-    expected, expected_loss = gradient(model, algorithm, batch, [list(range(ROWS))])
+    expected, expected_loss = gradient(model, algorithm, batch, [list(range(batch.num_rows))])
     units = batch.units
+    most = len(units) - 1
     splits = {
         "one by one": units,
-        "uneven": [[row for unit in units[:3] for row in unit], [row for unit in units[3:] for row in unit]],
+        "uneven": [[row for unit in units[:most] for row in unit], units[most]],
         "backwards": [list(reversed(unit)) for unit in reversed(units)],
     }
     for name, split in splits.items():
@@ -88,6 +116,31 @@ def test_a_pair_that_is_torn_apart_is_refused(model):
     batch = step_of(VARIANTS["dpo"], model)
     with pytest.raises(ValueError, match="torn apart"):
         VARIANTS["dpo"].loss(forward(model, batch.rows([0, 5])), batch.rows([0, 5]), count_totals(batch))
+
+
+def test_the_reference_point_of_kto_is_the_same_packed_or_padded_whole_or_in_parts(model):
+    """The answers of others go through the real forward pass; one row has none."""
+    batch = step_of(KTO(), model)
+    other = batch.mismatched
+    assert other is not None
+    mask_BT = other.completion_mask_BT.clone()
+    mask_BT[2] = False
+    batch = replace(batch, mismatched=replace(other, completion_mask_BT=mask_BT), offsets_B=None)
+
+    def ratios(way: Any, tokens_at_once: int) -> Tensor:
+        split = partial(microbatches, tokens_per_microbatch=tokens_at_once)
+        found = with_mismatched_log_ratios(way, split)(batch, moved=False).mismatched_log_ratios_B
+        assert found is not None
+        return found
+
+    policy = Forward(model, temperature=0.7, chunk_tokens=5, compute_dtype=torch.float32)
+    expected_B = ratios(partial(padded_forward, model), 10_000)
+    assert expected_B.isnan().tolist() == [row == 2 for row in range(ROWS)]
+    for tokens_at_once in (10_000, 20, 1):
+        found_B = ratios(policy, tokens_at_once)
+        torch.testing.assert_close(found_B, expected_B, atol=1e-5, rtol=1e-5, equal_nan=True)  # kept in float32
+    point = reference_point(replace(batch, mismatched_log_ratios_B=expected_B))
+    assert float(point) == pytest.approx(max(0.0, float(expected_B[~expected_B.isnan()].mean())), rel=1e-12)
 
 
 def test_a_mean_of_micro_batch_means_would_be_noticed(model):
