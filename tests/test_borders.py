@@ -165,6 +165,7 @@ def peeks_at_an_algorithm(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Call) and name_of(node.func) in ("getattr", "hasattr"):
             owner, name = f"{name_of(node.args[0])}.settings", ", ".join(texts(node.args[1])) or "something"
         if owner.removesuffix(".settings").rpartition(".")[2] == "algorithm" and name != "key":
+            assert isinstance(node, ast.expr)
             yield f"line {node.lineno} asks an algorithm for {name}, which not all have"
 
 

@@ -26,7 +26,7 @@ from posttrain.config import SampledPairsConfig
 from posttrain.errors import ConfigError
 from posttrain.rewards.scores import Scores
 from posttrain.train.rollouts import Judged, pair_roles
-from posttrain.train.sampled_pairs import Answers, choose
+from posttrain.train.sampled_pairs import AnsweredPrompt, choose
 from posttrain.types import Batch, Completion, Experience, Prompt, Tokens, count_totals
 
 
@@ -107,7 +107,7 @@ def test_online_and_round_by_round_the_same_gap_decides(group):
     completions = [
         Completion(ids=(7, w), logprobs=(0, 0), versions=(0, 0), finish_reason="eos", text="") for w in words
     ]
-    asked = Answers(prompt=Prompt(index=0, ids=(1,), text=""), completions=completions, scores=scores, parts={})
+    asked = AnsweredPrompt(prompt=Prompt(index=0, ids=(1,), text=""), completions=completions, scores=scores, parts={})
     online, (chosen, _) = pairs(OnlineDPO(), of), choose(SampledPairsConfig(), asked, 0)
     gap = [scores[c] - scores[r] for c, r in online]
     assert gap == [scores[c] - scores[r] for c, r in chosen]

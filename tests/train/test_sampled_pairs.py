@@ -23,7 +23,7 @@ from posttrain.data.sampled_pairs import read_sampled_pair, write_sampled_pair
 from posttrain.errors import ConfigError, DataError
 from posttrain.train.api import resume, train
 from posttrain.train.run import Run
-from posttrain.train.sampled_pairs import Answers, choose
+from posttrain.train.sampled_pairs import AnsweredPrompt, choose
 from posttrain.types import Completion, Prompt
 
 DRIVER = Path(__file__).parent.parent / "faults" / "kill_driver.py"
@@ -41,11 +41,11 @@ def completion(ids: tuple[int, ...], text: str = "") -> Completion:
     return Completion(ids=ids, logprobs=(-1.0,) * len(ids), versions=zeros, finish_reason="eos", text=text)
 
 
-def answers(*scores: float | None, ids: tuple[int, ...] | None = None) -> Answers:
+def answers(*scores: float | None, ids: tuple[int, ...] | None = None) -> AnsweredPrompt:
     """Answers with these scores; with `ids` some are the same."""
     prompt = Prompt(index=7, ids=(1,), text="q")
     completions = [completion((9, i)) for i in ids or range(len(scores))]
-    return Answers(prompt=prompt, completions=completions, scores=scores, parts={})
+    return AnsweredPrompt(prompt=prompt, completions=completions, scores=scores, parts={})
 
 
 # Which two answers
@@ -90,7 +90,7 @@ def test_correct_at_pairs_right_answers_with_wrong_ones_only():
         (answers(0.3, 0.4), "gap below min_gap"),
     ],
 )
-def test_a_prompt_without_a_pair_says_why(group: Answers, why: str):
+def test_a_prompt_without_a_pair_says_why(group: AnsweredPrompt, why: str):
     assert choose(SampledPairsConfig(min_gap=0.2), group, 0) == ([], why)
 
 

@@ -81,14 +81,14 @@ def _facts(model: str | None) -> Facts:
     if model is None:
         return Facts()
     from posttrain.config import ModelConfig
-    from posttrain.models.reading import Source, find_source, read_config, read_tokenizer
+    from posttrain.models.reading import ModelSource, find_source, read_config, read_tokenizer
     from posttrain.models.special_tokens import find_eos_ids
     from posttrain.tasks.tiny import resolve_model_path
 
     config = resolve_model_path(ModelConfig(path=model), seed=0)
     folder = Path(config.path).expanduser()
     if folder.is_dir() and not (folder / "config.json").exists():
-        return Facts(tokenizer=read_tokenizer(config, Source(str(folder), folder, {})))
+        return Facts(tokenizer=read_tokenizer(config, ModelSource(str(folder), folder, {})))
     source = find_source(config)
     tokenizer, text = read_tokenizer(config, source), read_config(config, source).get_text_config()
     eos_ids = find_eos_ids(tokenizer, _generation_config(source.path), text.vocab_size)

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.reading import (
-    Source,
+    ModelSource,
     check_vocabulary,
     does_not_fit,
     find_source,
@@ -66,7 +66,7 @@ def load_model(config: ModelConfig, *, device: str | torch.device | None = None)
 
 def make_ready(
     config: ModelConfig,
-    source: Source,
+    source: ModelSource,
     model: PreTrainedModel,
     generation_config: GenerationConfig | None,
     place: torch.device,

@@ -39,7 +39,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where to read from: the arguments that all of `from_pretrained` share."""
 
     path: str
@@ -48,7 +48,7 @@ class Source:
     arguments: dict[str, Any]
 
 
-def find_source(config: ModelConfig) -> Source:
+def find_source(config: ModelConfig) -> ModelSource:
     folder = Path(config.path).expanduser()
     arguments: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.revision is not None:
@@ -59,7 +59,7 @@ def find_source(config: ModelConfig) -> Source:
     if folder.is_dir():
         _check_revision(config)
         _check_folder(config, folder)
-        return Source(str(folder), folder, arguments)
+        return ModelSource(str(folder), folder, arguments)
     if folder.is_file():
         raise ModelError(
             given=f"model.path = {config.path!r} is a file",
@@ -74,7 +74,7 @@ def find_source(config: ModelConfig) -> Source:
             allowed="a folder with config.json and weights, or a name on the Hugging Face Hub such as Qwen/Qwen3-0.6B",
             fix=_near(folder) or f"Correct the path; it is taken relative to {os.getcwd()}.",
         )
-    return Source(config.path, None, arguments)
+    return ModelSource(config.path, None, arguments)
 
 
 def _near(folder: Path) -> str:
@@ -164,7 +164,7 @@ def _check_header(file: Path) -> None:
         ) from error
 
 
-def read_config(config: ModelConfig, source: Source) -> PreTrainedConfig:
+def read_config(config: ModelConfig, source: ModelSource) -> PreTrainedConfig:
     with explained(config, source, "config.json"):
         hf_config = AutoConfig.from_pretrained(source.path, **source.arguments)
     refuse_quantised(config, hf_config)
@@ -197,7 +197,7 @@ def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def read_weights(config: ModelConfig, source: Source, hf_config: PreTrainedConfig) -> PreTrainedModel:
+def read_weights(config: ModelConfig, source: ModelSource, hf_config: PreTrainedConfig) -> PreTrainedModel:
     with explained(config, source, "the weights"), without_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
@@ -240,7 +240,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
-def read_tokenizer(config: ModelConfig, source: Source) -> PreTrainedTokenizerBase:
+def read_tokenizer(config: ModelConfig, source: ModelSource) -> PreTrainedTokenizerBase:
     if source.folder is not None and not config.gguf_file and not any(source.folder.glob("*token*")):
         raise ModelError(
             given=f"model.path = {config.path!r} has no tokenizer",
@@ -267,7 +267,7 @@ def check_vocabulary(config: ModelConfig, model: PreTrainedModel, tokenizer: Pre
 
 
 @contextmanager
-def explained(config: ModelConfig, source: Source, what: str) -> Iterator[None]:
+def explained(config: ModelConfig, source: ModelSource, what: str) -> Iterator[None]:
     """Turn whatever reading a model can raise into a ModelError that says what it means."""
     try:
         yield
@@ -286,7 +286,7 @@ def explained(config: ModelConfig, source: Source, what: str) -> Iterator[None]:
         raise _explain(config, source, what, error) from error
 
 
-def _explain(config: ModelConfig, source: Source, what: str, error: Exception) -> ModelError | DoesNotFit:
+def _explain(config: ModelConfig, source: ModelSource, what: str, error: Exception) -> ModelError | DoesNotFit:
     text = str(error)
     reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     if "can't allocate memory" in text:

@@ -34,7 +34,7 @@ from posttrain.models.forward_path import body_path, without_adapters
 from posttrain.models.load import LoadedModel, choose_device, make_ready
 from posttrain.models.packing import Packed, pack_whole
 from posttrain.models.quiet import without_progress_bars, without_warnings
-from posttrain.models.reading import Source, attention_of, explained, find_source, refuse_quantised
+from posttrain.models.reading import ModelSource, attention_of, explained, find_source, refuse_quantised
 from posttrain.models.save import merged_weights, verify_weights
 from posttrain.types import Tokens
 
@@ -157,7 +157,7 @@ def load_reward_model(
     return make_ready(config, source, model, generation_config, place)
 
 
-def _read_config(config: ModelConfig, source: Source, form: HeadForm, *, trained: bool) -> PreTrainedConfig:
+def _read_config(config: ModelConfig, source: ModelSource, form: HeadForm, *, trained: bool) -> PreTrainedConfig:
     with explained(config, source, "config.json"):
         hf_config = AutoConfig.from_pretrained(source.path, **source.arguments)
     refuse_quantised(config, hf_config)
@@ -186,7 +186,7 @@ def _read_config(config: ModelConfig, source: Source, form: HeadForm, *, trained
 
 
 def _read_weights(
-    config: ModelConfig, source: Source, hf_config: PreTrainedConfig, form: HeadForm
+    config: ModelConfig, source: ModelSource, hf_config: PreTrainedConfig, form: HeadForm
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model, and the names of the weights that were not there."""
     with explained(config, source, "the weights"), without_progress_bars(), without_warnings():

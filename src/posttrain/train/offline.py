@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.data.examples import ExampleSet, render_examples
+from posttrain.data.examples import render_examples
 from posttrain.data.labels import LabelledSet, only_class, refuse_one_class, render_labels
-from posttrain.data.pairs import PairSet, render_pairs
+from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.split import Split
 from posttrain.models.load import LoadedModel
@@ -20,14 +21,13 @@ from posttrain.train.measure import HeldOutLoss, Measure
 from posttrain.train.policy import Forward
 from posttrain.train.preferences import PairFeed, Sides
 from posttrain.train.references import References, reference_logprobs, start_forward, used_rows
+from posttrain.train.rendering import drop_notes, render_both
 from posttrain.train.source import Source, longest_row
 from posttrain.types import Example
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.train.setup import Judges, Samplers
-
-Rendered = ExampleSet | PairSet | LabelledSet
 
 
 def supervised(
@@ -109,22 +109,10 @@ def class_notes(heldout: LabelledSet | None) -> list[str]:
     ]
 
 
-def rendered(render: Any, config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Any, Any]:
-    """The training rows and the held-out ones, or None where there are none of those."""
+def rendered(render: Callable[..., Any], config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Any, Any]:
+    """The training rows and the held-out ones as the run's own data settings say."""
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    sets = [
-        render(
-            part,
-            renderer,
-            eos_ids=loaded.eos_ids,
-            max_length=longest_row(config, loaded),
-            max_dropped=config.data.max_dropped,
-            what=what,
-        )
-        for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data"))
-        if part
-    ]
-    return sets[0], sets[1] if len(sets) > 1 else None
+    return render_both(partial(render, eos_ids=loaded.eos_ids), config, rows, loaded, renderer)
 
 
 def beside(
@@ -144,9 +132,3 @@ def beside(
     seconds = time.perf_counter() - started
     how = "read from disk" if known else f"computed in {seconds:.1f} s, and kept on disk"
     return found, [f"log-probabilities of {len(places)} {what} under the reference: {how}"]
-
-
-def drop_notes(train: Rendered, heldout: Rendered | None) -> list[str]:
-    """What the user should know about rows that were left out."""
-    parts = (("training data", train), ("held-out data", heldout))
-    return [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]

@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class AnsweredPrompt:
     """One prompt with what the start model wrote, and what that was worth."""
 
     prompt: Prompt
@@ -127,7 +127,7 @@ def numbered(pairs: Sequence[Pair]) -> list[Pair]:
 # --- which two answers ------------------------------------------------------------------------------------------------
 
 
-def choose(settings: SampledPairsConfig, answers: Answers, seed: int) -> tuple[list[tuple[int, int]], str]:
+def choose(settings: SampledPairsConfig, answers: AnsweredPrompt, seed: int) -> tuple[list[tuple[int, int]], str]:
     """(chosen, rejected) places of the pairs of one prompt; without any, why there is none."""
     ids, scores = [c.ids for c in answers.completions], answers.scores
     usable = [(place, score) for place, score in enumerate(scores) if score is not None and ids[place]]
@@ -228,7 +228,7 @@ class Round:
             )
         return rows, found
 
-    def answers(self) -> Iterator[Answers]:
+    def answers(self) -> Iterator[AnsweredPrompt]:
         """Those of all prompts in their order, part by part; a part on file is not sampled again."""
         (self.folder / FOLDER).mkdir(exist_ok=True)
         for number, begin in enumerate(range(0, len(self.prompts), PROMPTS_PER_PART)):
@@ -275,7 +275,7 @@ def _line(judged: Judged, place: int) -> dict[str, Any]:
     }
 
 
-def _answers(prompt: Prompt, line: Mapping[str, Any]) -> Answers:
+def _answers(prompt: Prompt, line: Mapping[str, Any]) -> AnsweredPrompt:
     if line["prompt_index"] != prompt.index:
         raise DataError(
             given=f"the answers on file are to row {line['prompt_index']} of the data, where row {prompt.index} is now",
@@ -286,10 +286,10 @@ def _answers(prompt: Prompt, line: Mapping[str, Any]) -> Answers:
     completions = [
         Completion(**given | {name: tuple(given[name]) for name in per_token}) for given in line["completions"]
     ]
-    return Answers(prompt=prompt, completions=completions, scores=line["scores"], parts=line["parts"])
+    return AnsweredPrompt(prompt=prompt, completions=completions, scores=line["scores"], parts=line["parts"])
 
 
-def _row(answers: Answers, chosen: int, rejected: int) -> dict[str, Any]:
+def _row(answers: AnsweredPrompt, chosen: int, rejected: int) -> dict[str, Any]:
     high, low = answers.scores[chosen], answers.scores[rejected]
     assert high is not None
     assert low is not None

@@ -25,8 +25,8 @@ from posttrain.train.heldout_scores import Forward, HeldOutPairs, HeldOutRatings
 from posttrain.train.heldout_steps import HeldOutSteps
 from posttrain.train.preferences import PairFeed
 from posttrain.train.ratings import RatingFeed, scale_of
+from posttrain.train.rendering import drop_notes, render_both
 from posttrain.train.row_scores import first
-from posttrain.train.source import longest_row
 from posttrain.train.steps import StepFeed
 from posttrain.types import Pair
 
@@ -46,8 +46,8 @@ class ScoredData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """What data is made of."""
+class ScoringInput:
+    """What such data is made of."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -56,29 +56,18 @@ class Source:
     renderer: Renderer
     facts: ScoringFacts
 
-    def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
+    def both(self, render: Callable[..., Any]) -> tuple[Any, Any]:
         """The training rows and the held-out ones, or None where there are none of those."""
-        sets = [
-            render(
-                part,
-                self.renderer,
-                max_length=longest_row(self.config, self.loaded),
-                max_dropped=self.config.data.max_dropped,
-                what=what,
-            )
-            for what, part in (("training data", self.rows.train), ("held-out data", self.rows.heldout))
-            if part
-        ]
-        return sets[0], sets[1] if len(sets) > 1 else None
+        return render_both(render, self.config, self.rows, self.loaded, self.renderer)
 
     @property
     def batching(self) -> dict[str, int]:
         return {"pad_id": self.loaded.pad_id, "tokens_per_microbatch": self.config.train.tokens_per_microbatch}
 
 
-def from_pairs(source: Source, forward: Forward) -> ScoredData:
+def from_pairs(source: ScoringInput, forward: Forward) -> ScoredData:
     """The better one of two answers is to score higher."""
-    train, heldout = source.rendered(partial(render_pairs, eos_ids=source.loaded.eos_ids))
+    train, heldout = source.both(partial(render_pairs, eos_ids=source.loaded.eos_ids))
     pairs = first(heldout.pairs, source.config.evaluation.prompts) if heldout else []
     return ScoredData(
         feed=PairFeed(source.config, train.pairs, pad_id=source.loaded.pad_id),
@@ -88,9 +77,9 @@ def from_pairs(source: Source, forward: Forward) -> ScoredData:
     )
 
 
-def from_ratings(source: Source, forward: Forward) -> ScoredData:
+def from_ratings(source: ScoringInput, forward: Forward) -> ScoredData:
     """An answer is to score what it was rated."""
-    train, heldout = source.rendered(partial(render_ratings, eos_ids=source.loaded.eos_ids))
+    train, heldout = source.both(partial(render_ratings, eos_ids=source.loaded.eos_ids))
     scale = scale_of([row.score for row in train.rows], source.algorithm.needs)
     link = "logistic" if "unit_interval" in source.algorithm.needs else "identity"
     facts = replace(source.facts, link=link, target_mean=scale.mean, target_std=scale.std)
@@ -103,11 +92,11 @@ def from_ratings(source: Source, forward: Forward) -> ScoredData:
     )
 
 
-def from_steps(source: Source, forward: Forward) -> ScoredData:
+def from_steps(source: ScoringInput, forward: Forward) -> ScoredData:
     """A step is to score whether it is right."""
     assert source.algorithm.step_reading is not None, "what learns from steps says how they are read"
     separator, how = source.algorithm.step_reading
-    train, heldout = source.rendered(partial(render_steps, separator=separator))
+    train, heldout = source.both(partial(render_steps, separator=separator))
     answers = first(heldout.rows, source.config.evaluation.prompts) if heldout else []
     return ScoredData(
         feed=StepFeed(source.config, train.rows, pad_id=source.loaded.pad_id),
@@ -115,12 +104,6 @@ def from_steps(source: Source, forward: Forward) -> ScoredData:
         facts=replace(source.facts, separator=separator, aggregate=how),
         notes=[*drop_notes(train, heldout), *train.notes, *(heldout.notes if heldout else ())],
     )
-
-
-def drop_notes(train: Any, heldout: Any) -> list[str]:
-    """What the user should know about rows that were left out."""
-    parts = (("training data", train), ("held-out data", heldout))
-    return [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
 
 
 def margins(pairs: Sequence[Pair]) -> int:

@@ -23,7 +23,7 @@ from posttrain.train.guards import Guards
 from posttrain.train.heldout_scores import Forward, HeldOutScores, Record, Scores, Subject
 from posttrain.train.optimizer import Updater
 from posttrain.train.run import Run
-from posttrain.train.scored_data import ScoredData, Source, from_pairs, from_ratings, from_steps
+from posttrain.train.scored_data import ScoredData, ScoringInput, from_pairs, from_ratings, from_steps
 from posttrain.train.weigh import Given, in_turn
 from posttrain.types import Batch, Metrics, Outputs
 
@@ -48,7 +48,7 @@ def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algo
         eos_ids=tuple(sorted(loaded.eos_ids)),
     )
     forward = ScoringForward(loaded, kind.score)
-    source = Source(config=config, algorithm=algorithm, rows=rows, loaded=loaded, renderer=renderer, facts=facts)
+    source = ScoringInput(config=config, algorithm=algorithm, rows=rows, loaded=loaded, renderer=renderer, facts=facts)
     data = kind.read(source, forward)
     for note in (*loaded.notes, *data.notes):
         store.event("warning", note)
@@ -160,7 +160,7 @@ class Kind:
 
     load: Callable[..., LoadedModel]
     score: Score
-    read: Callable[[Source, Forward], ScoredData]
+    read: Callable[[ScoringInput, Forward], ScoredData]
 
 
 KINDS = {
