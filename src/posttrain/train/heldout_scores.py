@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from posttrain.files import write_durably
 from posttrain.functional.calibration import (
     ReliabilityBin,
     by_chance,
@@ -69,8 +70,7 @@ class HeldOutScores:
         if not len(self.subject):
             return {}
         scores = self.subject.scores()
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name.replace(' ', '-')}-scores.json").write_text(json.dumps(scores))
+        write_durably(folder / f"{name.replace(' ', '-')}-scores.json", json.dumps(scores))
         measured = self.subject.measures(scores, self.confidence) | {"confidence": self.confidence}
         if name != "trained":
             return {name: measured}
