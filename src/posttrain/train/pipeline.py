@@ -146,7 +146,11 @@ def look_ahead(config: PipelineConfig, store: PipelineStore) -> None:
                 api.read_inputs(_without_stages(stage), folder)
     output = export_folder(config, store)
     if output is not None and not store.has_announced(output):
-        check_place(output, store.folder, force=False)
+        try:
+            check_place(output, store.folder, force=False)
+        except ConfigError as error:
+            fix = f"Set export.output to another folder, or remove {output}."
+            raise ConfigError(given=f"export: {error.given}", allowed=error.allowed, fix=fix) from error
 
 
 def export_folder(config: PipelineConfig, store: PipelineStore) -> Path | None:
