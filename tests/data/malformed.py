@@ -55,7 +55,7 @@ def _(name: str, layout: str, reason: str, **change: Any) -> Malformed:
 TABLE: tuple[Malformed, ...] = (
     _("A prompt that is missing", "prompts", "no value in column 'prompt'", prompt=None),
     _("A prompt of nothing but spaces", "prompts", "empty prompt", prompt="  "),
-    _("A number for a prompt", "prompts", "prompt: a int, neither text nor messages", prompt=7),
+    _("A number for a prompt", "prompts", "prompt: an int, neither text nor messages", prompt=7),
     _("A prompt without messages", "prompts", "prompt: no messages", prompt=[]),
     _("A prompt that is answered already", "prompts", "prompt: messages that end with an assistant turn",
       prompt=[ASK, ANSWER]),
@@ -76,7 +76,7 @@ TABLE: tuple[Malformed, ...] = (
       messages=[ASK, {"role": "assistant", "content": ""}]),
     _("Two questions in a row", "conversations", "messages: two user turns in a row", messages=[ASK, ASK, ANSWER]),
     _("A conversation without an answer", "conversations", "messages without an assistant turn", messages=[ASK]),
-    _("A number for a message's content", "conversations", "messages: content is a int, not text",
+    _("A number for a message's content", "conversations", "messages: content is an int, not text",
       messages=[ASK, {"role": "assistant", "content": 4}]),
     _("A picture in a conversation", "conversations", "messages: content with parts that are not text (image_url)",
       messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}, ANSWER]),

@@ -154,7 +154,7 @@ def test_an_empty_completion_teaches_to_stop_at_once_and_is_kept(renderer):
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "completion": 3}, {"prompt": 3, "completion": "a"}])
 def test_numbers_are_no_text(renderer, row):
-    with pytest.raises(DataError, match=r"\w+: a int, neither text nor messages \(rows:1\)"):
+    with pytest.raises(DataError, match=r"\w+: an int, neither text nor messages \(rows:1\)"):
         render(rows_of(row), renderer)
 
 

@@ -14,8 +14,9 @@ from tests.data.test_examples import marked
 from posttrain.config import DataConfig
 from posttrain.data.dropped import Dropped
 from posttrain.data.examples import render_examples
-from posttrain.data.forms import FORMS, MEANT, Form, detect
+from posttrain.data.forms import FORMS, MEANT, Form, detect, fits
 from posttrain.data.labels import render_labels
+from posttrain.data.looks import LOOKS
 from posttrain.data.messages import as_dialogue, implicit_dialogue, implicit_prompt
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer, render_prompts
@@ -30,6 +31,11 @@ ASK, YES, NO = (
 HUMAN, GPT, GPT_NO = {"from": "human", "value": "a?"}, {"from": "gpt", "value": "yes"}, {"from": "gpt", "value": "no"}
 DIALOGUE = "\n\nHuman: a?\n\nAssistant:"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+def inspect_kind(row) -> str:
+    """What `data check` takes such data for."""
+    return next(kind for kind in LOOKS if fits(rows_of(row), kind))
 
 
 def read(kind, row, *, chat: bool = False):
@@ -51,6 +57,12 @@ def read(kind, row, *, chat: bool = False):
         ({"instruction": "a?", "input": "", "output": "yes"}, {"prompt": "a?", "completion": "yes"}),
         ({"instruction": "a", "input": "b", "output": "yes"}, {"prompt": "a\n\nb", "completion": "yes"}),
         ({"instruction": "a?", "instances": [{"input": "", "output": "yes"}]}, {"prompt": "a?", "completion": "yes"}),
+        ({"prompt": "a?", "response": "yes"}, {"prompt": "a?", "completion": "yes"}),
+        ({"prompt": "a?", "response": "no", "completion": "yes"}, {"prompt": "a?", "completion": "yes"}),
+        ({"instruction": "a", "input": "b", "response": "yes"}, {"prompt": "a\n\nb", "completion": "yes"}),
+        ({"question": "a?", "response": "yes"}, {"prompt": "a?", "completion": "yes"}),
+        ({"query": "a?", "response": "yes"}, {"prompt": "a?", "completion": "yes"}),
+        ({"input": "a?", "output": "yes"}, {"prompt": "a?", "completion": "yes"}),
         ({"text": "abc", "id": 3}, {"text": "abc"}),
     ],
 )
@@ -170,17 +182,24 @@ def test_parts_that_are_text_are_joined():
     assert read("examples", {"messages": [{"role": "user", "content": parts}, YES]}) == {"messages": [ASK, YES]}
 
 
+@pytest.mark.parametrize(("kind", "column", "value"), [("labels", "label", False), ("ratings", "score", 2.5)])
+def test_a_response_is_judged_like_a_completion_and_no_example_is_made_of_it(kind, column, value):
+    row = {"prompt": "a?", "response": "no", column: value}
+    assert read(kind, row) == {"prompt": "a?", "completion": "no", column: value}
+    assert inspect_kind(row) == kind
+
+
 # --- what fits no form -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "columns", "message"),
     [
-        ("examples", ("question", "response"), r"columns question, response; .*\n  Rename question to prompt and resp"),
+        ("examples", ("problem", "reply"), r"columns problem, reply; .*\n  Rename problem to prompt and reply to"),
         ("pairs", ("prompt", "choosen", "rejected"), "Rename choosen to chosen"),
         ("pairs", ("prompt", "completion"), r"suits sft"),
         ("examples", ("chosen", "rejected"), r"\(chosen \+ rejected\) suits dpo"),
-        ("labels", ("a", "b"), r"allowed: prompt \+ completion \+ label; messages \+ label; .*\n  Rename the columns"),
+        ("labels", ("a", "b"), r"allowed: prompt \+ completion \+ label; .*messages \+ label; .*\n  Rename the col"),
         ("pairs", ("instruction", "output_1", "output_2", "preference"), "instruction, output_1, output_2, preference"),
         ("examples", ("conversations", "chosen", "rejected"), r"\(conversations \+ chosen \+ rejected\) suits dpo"),
     ],

@@ -95,7 +95,7 @@ def test_a_margin_is_read_where_there_is_one(renderer):
     [
         ({"chosen": "3"}, "chosen and rejected are the same"),
         ({"prompt": ""}, "empty prompt"),
-        ({"prompt": 7}, "prompt: a int, neither text nor messages"),
+        ({"prompt": 7}, "prompt: an int, neither text nor messages"),
         ({"chosen": None}, "no value in column 'chosen'"),
         ({"chosen": ""}, "an empty answer"),
         ({"chosen": [RIGHT]}, "one answer is text, the other messages"),

@@ -162,7 +162,7 @@ def test_unusable_rows_are_counted_with_reason_and_place(renderer):
     assert [(dropped.origin, dropped.reason) for dropped in found.dropped] == [
         ("rows:2", "empty prompt"),
         ("rows:3", "no value in column 'prompt'"),
-        ("rows:4", "prompt: a int, neither text nor messages"),
+        ("rows:4", "prompt: an int, neither text nor messages"),
         ("rows:5", "no value in column 'prompt'"),
         ("rows:6", "prompt: no messages"),
         ("rows:7", "prompt: message without role and content"),
@@ -198,7 +198,7 @@ def test_too_many_dropped_rows_are_an_error_that_names_the_first_three(renderer)
 
 
 def test_nothing_left_is_an_error_whatever_may_be_dropped(renderer):
-    with pytest.raises(DataError, match=r"dropped 1 of 1 rows: 1 prompt longer than 3 tokens"):
+    with pytest.raises(DataError, match=r"dropped 1 of 1 row: 1 prompt longer than 3 tokens"):
         render(rows_of({"prompt": "abcdef"}), renderer, room=3, max_dropped=1.0)
 
 

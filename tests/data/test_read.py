@@ -100,7 +100,7 @@ def test_gsm8k_is_read_whole():
         ("cut.jsonl", '{"prompt": "abc', r"cut.jsonl, line 1, column 12: broken JSON \(Unterminated string"),
         ("broken.json", '[{"a": 1},\n {"b" 2}]', r"broken.json, line 2, column 7: broken JSON"),
         ("lines.json", jsonl({"a": 1}, {"a": 2}), "looks like JSONL: rename it to .jsonl"),
-        ("one.json", '{"a": 1}', r"holds a JSON dict; allowed: an array of objects"),
+        ("one.json", '{"a": 1}', r"holds one JSON object, not an array; allowed: an array of objects"),
         ("list.jsonl", "[1, 2]\n", r"list.jsonl:1 is a JSON list, not an object"),
         ("text.jsonl", '"just text"\n', r"text.jsonl:1 is a JSON str, not an object"),
         ("empty.jsonl", "", "empty.jsonl holds no rows; allowed: at least one row"),

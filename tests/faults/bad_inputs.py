@@ -436,7 +436,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             name="JSON that is no list of rows",
             command="train run.yaml data.train=train.json",
             files={"train.json": '{"prompt": "ab"}'},
-            says="train.json holds a JSON dict.*an array of objects",
+            says="train.json holds one JSON object.*an array of objects",
         ),
         BadInput(
             name="A line of CSV with a field too many",

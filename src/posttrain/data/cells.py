@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.data.dropped import Unusable
+from posttrain.data.dropped import Unusable, a_type
 from posttrain.data.messages import Messages, Text, as_messages, as_tools
 
 Values = Mapping[str, Any]
@@ -29,7 +29,7 @@ def conversation(values: Values, column: str, *, system: Any = None) -> Messages
 
 def text(values: Values, column: str) -> str:
     if not isinstance(cell(values, column), str):
-        raise Unusable(f"{column}: a {type(values[column]).__name__}, not text")
+        raise Unusable(f"{column}: {a_type(values[column])}, not text")
     return values[column]
 
 

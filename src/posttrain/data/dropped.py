@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from posttrain.errors import DataError
 
-
 CURES = (
     (
         "prompt longer than",
@@ -18,6 +17,24 @@ CURES = (
 )
 """How a reason begins, and what helps."""
 MEND = "Mend the rows named above"
+
+
+def a_type(value: object) -> str:
+    """What a value is, for a reason.
+
+    >>> a_type(7), a_type("ab")
+    ('an int', 'a str')
+    """
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def counted(number: int, what: str) -> str:
+    """
+    >>> counted(1, "row"), counted(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 class Dropped(NamedTuple):
@@ -43,7 +60,7 @@ def summary(dropped: Sequence[Dropped], total: int) -> str:
         if counts[reason] <= 3:
             examples.setdefault(reason, []).append(origin)
     parts = [f"{count} {reason} ({', '.join(examples[reason])})" for reason, count in counts.most_common()]
-    return f"dropped {len(dropped)} of {total} rows: " + "; ".join(parts)
+    return f"dropped {len(dropped)} of {counted(total, 'row')}: " + "; ".join(parts)
 
 
 def refuse_too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> None:

@@ -110,6 +110,14 @@ FORMS: tuple[Form, ...] = (
     ),
     _form("examples", "instruction output", "Alpaca", read.read_alpaca, _ALPACA),
     _form("examples", "instruction instances", "Self-Instruct", read.read_instances),
+    *(
+        _form("examples", f"{prompt} response", family, partial(read.read_response, prompt=prompt), may_have)
+        for prompt, family, may_have in (
+            ("prompt", "verl", "tools"), ("instruction", "Databricks", _ALPACA),
+            ("question", "Orca", "tools"), ("query", "MetaMath", "tools"),
+        )
+    ),
+    _form("examples", "input output", "OpenRLHF", partial(read.read_completion, prompt="input", completion="output")),
     _form("examples", "text", "plain text", read.read_text),
     _form("pairs", "input preferred_output non_preferred_output", "OpenAI", read.read_openai_pair, " ".join(SCORES)),
     _form("pairs", "conversations chosen rejected", "ShareGPT", read.read_conversation_pair, f"system {_PAIR}"),
@@ -128,6 +136,7 @@ FORMS: tuple[Form, ...] = (
         read.read_matching_pair,
     ),
     _form("labels", "prompt completion label", "TRL", read.read_label, "tools"),
+    _form("labels", "prompt response label", "verl", partial(read.read_label, completion="response"), "tools"),
     *(
         _form("labels", f"{column} {label}", family, partial(read.read_message_label, column=column, label=label), has)
         for column, family, has in (("messages", "OpenAI", "tools"), ("conversations", "ShareGPT", "system tools"))
@@ -138,6 +147,9 @@ FORMS: tuple[Form, ...] = (
         for label in ("label", "kto_tag")
     ),
     _form("ratings", "prompt completion score", "TRL's columns", read.read_rating, "tools"),
+    _form(
+        "ratings", "prompt response score", "verl", partial(read.read_rating, completion="response"), "tools"
+    ),
     _form("ratings", "messages score", "OpenAI", read.read_message_rating, "tools"),
     _form("steps", "prompt completions labels", "TRL", read.read_steps),
     _form("prompts", "prompt reward_model", "verl", read.read_verl, "tools", looks_like=_verl),

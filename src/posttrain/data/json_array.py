@@ -105,8 +105,9 @@ class _Text:
 
 
 def _no_array(found: Any, name: str) -> DataError:
+    what = "one JSON object, not an array" if isinstance(found, dict) else f"a JSON {type(found).__name__}"
     return DataError(
-        given=f"{name} holds a JSON {type(found).__name__}",
+        given=f"{name} holds {what}",
         allowed="an array of objects: [{...}, {...}]",
         fix="Write one array, or one object per line in a .jsonl file.",
     )

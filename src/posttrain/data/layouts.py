@@ -21,7 +21,7 @@ from posttrain.data.cells import (
     text_or_messages,
     with_tools,
 )
-from posttrain.data.dropped import Unusable
+from posttrain.data.dropped import Unusable, a_type
 from posttrain.data.messages import (
     Messages,
     Text,
@@ -69,11 +69,17 @@ def read_messages(values: Values, column: str = "messages") -> dict[str, Any]:
     return with_tools({"messages": messages}, values)
 
 
-def read_completion(values: Values) -> dict[str, Any]:
-    prompt, completion = prompt_cell(values, "prompt"), text_or_messages(values, "completion")
-    if not isinstance(completion, str) and not any(message["role"] == "assistant" for message in completion):
-        raise Unusable("completion without an assistant turn")
-    return with_tools({"prompt": prompt, "completion": completion}, values)
+def read_completion(values: Values, prompt: str = "prompt", completion: str = "completion") -> dict[str, Any]:
+    """The two columns may have other names; an instruction has its input beside it."""
+    question = asked(values) if prompt == "instruction" else prompt_cell(values, prompt)
+    answer = text_or_messages(values, completion)
+    if not isinstance(answer, str) and not any(message["role"] == "assistant" for message in answer):
+        raise Unusable(f"{completion} without an assistant turn")
+    return with_tools({"prompt": question, "completion": answer}, values)
+
+
+def read_response(values: Values, prompt: str) -> dict[str, Any]:
+    return read_completion(values, prompt, "response")
 
 
 def read_alpaca(values: Values) -> dict[str, Any]:
@@ -119,7 +125,7 @@ def read_conversation_pair(values: Values) -> dict[str, Any]:
 def read_openai_pair(values: Values) -> dict[str, Any]:
     given = cell(values, "input")
     if not isinstance(given, dict):
-        raise Unusable(f"input: a {type(given).__name__}, not an object with messages")
+        raise Unusable(f"input: {a_type(given)}, not an object with messages")
     answers = answer_cells(values, "preferred_output", "non_preferred_output")
     return preference(conversation(given, "messages"), answers, {**values, "tools": given.get("tools")})
 
@@ -181,8 +187,8 @@ def margin_of(values: Values) -> float | None:
 # --- labels, ratings and steps ---------------------------------------------------------------------------------------
 
 
-def read_label(values: Values) -> dict[str, Any]:
-    found = {"prompt": prompt_cell(values, "prompt"), "completion": _judged(values)}
+def read_label(values: Values, completion: str = "completion") -> dict[str, Any]:
+    found = {"prompt": prompt_cell(values, "prompt"), "completion": _judged(values, completion)}
     return with_tools(found | {"label": boolean(values, "label")}, values)
 
 
@@ -196,8 +202,8 @@ def read_alpaca_label(values: Values, label: str) -> dict[str, Any]:
     return with_tools(found | {"label": boolean(values, label)}, values)
 
 
-def read_rating(values: Values) -> dict[str, Any]:
-    found = {"prompt": prompt_cell(values, "prompt"), "completion": _judged(values)}
+def read_rating(values: Values, completion: str = "completion") -> dict[str, Any]:
+    found = {"prompt": prompt_cell(values, "prompt"), "completion": _judged(values, completion)}
     return with_tools(found | {"score": number(values, "score")}, values)
 
 
@@ -226,7 +232,7 @@ def read_steps(values: Values) -> dict[str, Any]:
     steps, labels = cell(values, "completions"), cell(values, "labels")
     for column, value in (("completions", steps), ("labels", labels)):
         if not isinstance(value, list):
-            raise Unusable(f"{column}: a {type(value).__name__}, not a list with one entry per step")
+            raise Unusable(f"{column}: {a_type(value)}, not a list with one entry per step")
     if not steps:
         raise Unusable("no steps")
     if len(steps) != len(labels):
@@ -260,7 +266,7 @@ def read_verl(values: Values) -> dict[str, Any]:
     """verl's rows: the gold answer stands inside of `reward_model`."""
     judge = cell(values, "reward_model")
     if not isinstance(judge, dict):
-        raise Unusable(f"reward_model: a {type(judge).__name__}, not an object with ground_truth")
+        raise Unusable(f"reward_model: {a_type(judge)}, not an object with ground_truth")
     return read_prompt(values) | {"answer": judge.get("ground_truth")}
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.data.dropped import Unusable
+from posttrain.data.dropped import Unusable, a_type
 
 Messages = list[dict[str, Any]]
 Text = str | Messages
@@ -46,7 +46,7 @@ def as_messages(value: Any, *, system: Any = None) -> Messages:
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
-        raise Unusable(f"a {type(value).__name__}, neither text nor messages")
+        raise Unusable(f"{a_type(value)}, neither text nor messages")
     if not value:
         raise Unusable("no messages")
     messages: Messages = []
@@ -63,7 +63,7 @@ def as_messages(value: Any, *, system: Any = None) -> Messages:
 def with_system(messages: Messages, system: Any) -> Messages:
     """With a system turn in front, unless there is one or `system` is empty."""
     if system is not None and not isinstance(system, str):
-        raise Unusable(f"system: a {type(system).__name__}, not text")
+        raise Unusable(f"system: {a_type(system)}, not text")
     if not system or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": system}, *messages]
@@ -95,7 +95,7 @@ def as_content(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Unusable(f"content is a {type(content).__name__}, not text")
+        raise Unusable(f"content is {a_type(content)}, not text")
     kinds = {part.get("type") if isinstance(part, dict) else type(part).__name__ for part in content}
     if kinds - {"text"}:
         raise Unusable(f"content with parts that are not text ({', '.join(sorted(map(str, kinds - {'text'})))})")
@@ -134,7 +134,7 @@ def as_tools(given: Any) -> list[dict[str, Any]] | None:
     found = _parsed(given, "tools")
     found = [found] if isinstance(found, dict) else found
     if not isinstance(found, list):
-        raise Unusable(f"tools: a {type(found).__name__}, not a list")
+        raise Unusable(f"tools: {a_type(found)}, not a list")
     tools = [tool if not isinstance(tool, dict) or "function" in tool else _tool(tool) for tool in found]
     named = [isinstance(tool, dict) and isinstance(tool["function"].get("name"), str) for tool in tools]
     if not all(named):
