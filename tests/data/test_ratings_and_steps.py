@@ -99,9 +99,20 @@ def test_a_step_that_the_context_cuts_is_unlabelled_and_counted(renderer):
     assert found.notes == ["1 of 3 steps end beyond the context and are not learned from"]
 
 
+def test_a_step_whose_label_is_null_is_read_and_not_learned_from(renderer):
+    """As neutral steps are: the ones behind it still see it."""
+    labels = {"prompt": "a", "completions": ["b", "c", "d"], "labels": [True, None, False]}
+    (row,) = (found := steps(renderer, labels)).rows
+    assert row.labels == (1.0, 0.0)
+    assert sum(row.example.completion_mask) == 2
+    whole = steps(renderer, labels | {"labels": [1, 1, 0]}).rows[0].example
+    assert row.example.input_ids == whole.input_ids
+    assert found.cut == 0
+
+
 def test_an_answer_of_which_no_step_fits_is_dropped(renderer):
     found = steps(renderer, solved(("add", True)), solved(("x" * 50, True)), max_length=20)
-    assert found.dropped_summary == "dropped 1 of 2 rows: 1 no step within 20 tokens (a.jsonl:2)"
+    assert found.dropped_summary == "dropped 1 of 2 rows: 1 no labelled step within 20 tokens (a.jsonl:2)"
 
 
 def test_a_step_that_holds_the_separator_is_worth_a_line(renderer):
@@ -131,6 +142,7 @@ def test_a_chat_prompt_is_rendered_by_the_template(chat_tokenizer):
             {"prompt": "a", "completions": ["b"], "labels": [1.5]},
             "a label of a step that is neither true, false nor between 0 and 1",
         ),
+        ({"prompt": "a", "completions": ["b"], "labels": [None]}, "no step with a label"),
         ({"prompt": "a", "completions": [], "labels": []}, "no steps"),
         ({"prompt": "a", "completions": [" "], "labels": [True]}, "a step without text"),
         ({"prompt": "a", "completions": ["b"], "labels": None}, "no value in column 'labels'"),

@@ -109,7 +109,8 @@ class BCO(LabelLoss):
         differs=(
             "delta is the mean of the two class means, as in the paper; TRL takes the mean of all rewards, another "
             "number where the classes are not of the same size.",
-            "delta is that of the whole step, before its first backward; it takes one more forward pass.",
+            "delta is that of the whole step, before its first backward; it takes one more forward pass. With several "
+            "epochs a row enters it once per update, with its reward at that time.",
             "The paper's weights for prompts that differ between the classes (UDM) are not offered.",
         ),
         sources={

@@ -55,6 +55,7 @@ class SFT(Algorithm):
         avoid_when="The task is verifiable and the model already solves some of it: then sample and reward.",
         differs=(
             "TRL and others that average micro-batch means weigh short batches more; here every token counts once.",
+            "Label smoothing over the vocabulary is not offered.",
         ),
         sources={"dft": "false: TRL's loss_type nll; true is its dft"},
         metrics={

@@ -228,7 +228,7 @@ def _last_turn(values: Values, column: str) -> dict[str, Any]:
 
 
 def read_steps(values: Values) -> dict[str, Any]:
-    """A solution in steps, each with a label: true, false, or how right it is between 0 and 1."""
+    """A solution in steps, each with a label: true, false, how right it is between 0 and 1, or null for unlabelled."""
     steps, labels = cell(values, "completions"), cell(values, "labels")
     for column, value in (("completions", steps), ("labels", labels)):
         if not isinstance(value, list):
@@ -239,8 +239,11 @@ def read_steps(values: Values) -> dict[str, Any]:
         raise Unusable("completions and labels of different length")
     if not all(isinstance(step, str) and step.strip() for step in steps):
         raise Unusable("a step without text")
-    if not all(isinstance(label, int | float) and 0 <= label <= 1 for label in labels):
+    known = [label for label in labels if label is not None]
+    if not all(isinstance(label, int | float) and 0 <= label <= 1 for label in known):
         raise Unusable("a label of a step that is neither true, false nor between 0 and 1")
+    if not known:
+        raise Unusable("no step with a label")
     return {"prompt": prompt_cell(values, "prompt"), "steps": steps, "labels": labels}
 
 

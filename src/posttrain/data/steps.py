@@ -79,7 +79,7 @@ def render_steps(
             dropped.append(found)
             continue
         usable.append(found)
-        cut += len(values["steps"]) - len(found.labels)
+        cut += sum(label is not None for label in values["labels"]) - len(found.labels)
         divided += sum(separator in step.removesuffix(separator) for step in values["steps"])
     refuse_too_many(dropped, len(rows), max_dropped, what)
     return StepSet(rows=tuple(usable), dropped=tuple(dropped), cut=cut, divided=divided)
@@ -123,12 +123,14 @@ def _render(
     values: dict[str, Any], index: int, row: Row, renderer: Renderer, separator: str, max_length: int
 ) -> StepExample | Dropped:
     solution = render_solution(values["prompt"], values["steps"], renderer, separator)
-    ends = [end for end in solution.ends if end < max_length]
-    if not ends:
-        return Dropped(row.origin, f"no step within {max_length} tokens")
+    steps = zip(solution.ends, values["labels"], strict=True)
+    known = [(end, float(label)) for end, label in steps if label is not None and end < max_length]
+    if not known:
+        return Dropped(row.origin, f"no labelled step within {max_length} tokens")
+    ends = [end for end, _ in known]
     ids, last = solution.ids[: ends[-1] + 1], set(ends)
     return StepExample(
         index=index,
         example=Example(index=index, input_ids=ids, completion_mask=tuple(place in last for place in range(len(ids)))),
-        labels=tuple(float(label) for label in values["labels"][: len(ends)]),
+        labels=tuple(label for _, label in known),
     )
