@@ -56,7 +56,7 @@ def ranks_right(measured: ModuleType, name: str, folder: Path) -> None:
 
 
 def test_simpo_ranks_them_right_here_and_now(measured: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In some seconds: no reference, a third of the steps at a higher learning rate, a quarter of the held-out pairs."""
+    """In some seconds: a third of the steps at a higher learning rate, a quarter of the held-out pairs."""
     quick = {"steps": 100, "learning_rate": 4e-3}
     monkeypatch.setattr(measured, "HELD_OUT", 256)
     monkeypatch.setattr(measured, "BASE", measured.BASE | {"train": measured.BASE["train"] | quick})
