@@ -48,15 +48,15 @@ def test_the_page_says_it_all(write, tokenizer):
     text = inspect_data(str(write("sums.jsonl", jsonl(*rows, rows[0]))), tokenizer=tokenizer).render()
     for part in (
         "sums.jsonl: 3 rows",
-        "completion  str, missing in 1 rows",
-        "x           int, missing in 1 rows, not read",
+        "completion  str, missing in 1 row",
+        "x           int, missing in 1 row, not read",
         "supervised training, prompt + completion; for sft",
         "also        prompt (TRL), for grpo and the other algorithms that learn from rewards; see it with --as prompts",
         "usable      2 of 3 rows",
         "dropped     1 no value in column 'completion' (sums.jsonl:2)",
         "tokens      14, of which 4 are trained (29%)",
         "whole row          7         7         7         7         7",
-        "! 1 rows repeat an earlier one (sums.jsonl:3)",
+        "! 1 row repeats an earlier one (sums.jsonl:3)",
         "--- sums.jsonl:1\n<bos>1+1=⟦2<eos>⟧",
         "⟦…⟧ is what is trained.",
     ):
@@ -196,7 +196,7 @@ def test_margins_that_say_otherwise_are_counted(write, tokenizer):
     (use,) = inspect_data(str(write("pairs.jsonl", jsonl(*rows))), tokenizer=tokenizer).uses
     assert [finding.message[:34] for finding in use.findings] == [
         "2 pairs have a negative margin: by",
-        "1 pairs have a margin of 0: by the",
+        "1 pair has a margin of 0: by their",
     ]
 
 

@@ -212,3 +212,8 @@ def test_the_size_counts_compressed_files_as_what_they_unpack_to(write):
     assert size_of(str(plain)) == plain.stat().st_size
     assert size_of([str(plain), str(packed)]) == plain.stat().st_size + 4 * packed.stat().st_size
     assert size_of("task:sort") == 0
+
+
+def test_a_parquet_file_that_is_none_has_no_encoding(write):
+    with pytest.raises(DataError, match=r"fake.parquet cannot be read .*; allowed: a whole Parquet file"):
+        read_rows(str(write("fake.parquet", "nope")))

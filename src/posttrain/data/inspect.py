@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posttrain.config import DataConfig
 from posttrain.data.forms import Kind, columns_of, detect
+from posttrain.data.hints import looks_like, passed_over
 from posttrain.data.looks import LOOKS, Looking, take
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -57,7 +58,7 @@ class DataReport:
     also: Mapping[Kind, str]
     """Other kinds of training that its columns suit, and which columns those are."""
     findings: tuple[Finding, ...]
-    """What is worth a look about the chat template; of the rows: in `uses`."""
+    """What is worth a look about the columns and the chat template; of the rows: in `uses`."""
     problems: tuple[str, ...] = ()
     """Why the data cannot be used."""
 
@@ -106,14 +107,15 @@ def inspect_data(
         unit="characters" if tokenizer is None else "tokens",
     )
     suited, problems = _suited(rows, settings, kind)
-    use = None
+    use, tried = None, dict[Kind, DataError]()
     for taken in tuple(suited):
         try:
             use = take(look, taken)
             break
         except DataError as error:
-            problems.append(str(error))
+            tried[taken] = error
             del suited[taken]
+    problems += [str(error) for error in tried.values()]
     return DataReport(
         source=source if isinstance(source, str) else ", ".join(source),
         rows=len(rows),
@@ -122,8 +124,8 @@ def inspect_data(
         max_length=min(limits, default=None),
         uses=() if use is None else (use,),
         also={other: columns for other, columns in suited.items() if use is None or other != use.kind},
-        findings=() if use is None or tokenizer is None else _about_the_template(look, use.kind),
-        problems=() if use is not None else tuple(problems),
+        findings=() if use is None else (*_hints(look, use.kind, tried), *_about_the_template(look, use.kind)),
+        problems=() if use is not None else tuple(dict.fromkeys(problems)),
     )
 
 
@@ -168,8 +170,17 @@ def _read_as(rows: Sequence[Row], kind: Kind) -> str:
     return f"{form.name} ({form.family})"
 
 
+def _hints(look: Looking, kind: Kind, tried: Mapping[Kind, DataError]) -> tuple[Finding, ...]:
+    """What the data looks like beside; of columns that settings name, the user has decided."""
+    if look.settings.prompt is not None:
+        return ()
+    return (*passed_over(look.rows, kind, tried), *looks_like(look.rows, kind))
+
+
 def _about_the_template(look: Looking, kind: Kind) -> tuple[Finding, ...]:
-    """What of the chat template matters to this kind, and whether anything ends an answer."""
+    """What of the chat template matters to this kind, and whether anything ends an answer; a tokenizer knows."""
+    if look.unit == "characters":
+        return ()
     if not look.eos_ids:
         message = "the tokenizer has no EOS: nothing tells the model where an answer ends"
         return (Finding(message=message, fix='Add "eos_token" to tokenizer_config.json.'),)

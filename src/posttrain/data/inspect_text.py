@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from posttrain.data.dropped import Dropped
+from posttrain.data.dropped import Dropped, counted
 from posttrain.data.forms import TAKEN_BY
 from posttrain.data.marked import cut, marked
 from posttrain.data.survey import PLACES, Finding, Lengths, Sample, Use
@@ -19,7 +19,7 @@ WIDTH = 110
 
 
 def as_text(report: DataReport) -> str:
-    lines = [f"{report.source}: {report.rows:,} rows", "", *_columns(report)]
+    lines = [f"{report.source}: {counted(report.rows, 'row')}", "", *_columns(report)]
     if not report.uses:
         lines += ["", *(f"not usable: {problem}" for problem in report.problems)]
     for use in report.uses:
@@ -36,7 +36,7 @@ def _columns(report: DataReport) -> Iterator[str]:
     yield "columns"
     width = max((len(column.name) for column in report.columns), default=0)
     for column in report.columns:
-        missing = f", missing in {column.missing} rows" if column.missing else ""
+        missing = f", missing in {counted(column.missing, 'row')}" if column.missing else ""
         unread = "" if column.read else ", not read"
         yield f"  {column.name:<{width}}  {' or '.join(column.types) or 'always empty'}{missing}{unread}"
 
@@ -47,7 +47,7 @@ def _use(use: Use, report: DataReport) -> Iterator[str]:
         yield f"  also        {columns}, for {TAKEN_BY[kind]}; see it with --as {kind}"
     limit = f", of at most {report.max_length:,} {report.unit}" if report.max_length else ""
     answers = f" ({use.records:,} answers)" if use.records != use.usable else ""
-    yield f"  usable      {use.usable:,} of {report.rows:,} rows{answers}{limit}"
+    yield f"  usable      {use.usable:,} of {counted(report.rows, 'row')}{answers}{limit}"
     yield from _dropped(use.dropped)
     if use.repeated_prompts:
         yield f"  prompts     {use.repeated_prompts:,} of them are also that of an earlier row"

@@ -168,7 +168,9 @@ def _file_rows(path: Path) -> Iterator[Row]:
         yield from readers[_form(path)](path)
     except (OSError, EOFError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(
-            given=f"{path} cannot be read ({error})", allowed="a whole file in UTF-8", fix="Write or copy it again."
+            given=f"{path} cannot be read ({error})",
+            allowed="a whole Parquet file" if _form(path) == ".parquet" else "a whole file in UTF-8",
+            fix="Write or copy it again.",
         ) from error
 
 

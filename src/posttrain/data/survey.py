@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from posttrain.data.dropped import Dropped
+from posttrain.data.dropped import Dropped, counted
 from posttrain.data.forms import Kind
 from posttrain.functional.intervals import Interval, mean_interval, wilson
 
@@ -199,13 +199,21 @@ def _repetitions(survey: Survey, kind: Kind, places: Callable[[Sequence[int]], s
     found = []
     if rows := survey.contradictions:
         what = "the same pair the other way round" if kind == "pairs" else "the same answer with the other label"
-        message = f"{len(rows)} rows contradict an earlier one: {what} ({places(rows)})"
+        message = f"{_rows_that('contradict', rows)} an earlier one: {what} ({places(rows)})"
         found.append(Finding(message=message, fix="Remove one of each two: together they teach nothing."))
     if rows := survey.duplicates:
-        message = f"{len(rows)} rows repeat an earlier one ({places(rows)})"
+        message = f"{_rows_that('repeat', rows)} an earlier one ({places(rows)})"
         fix = "Remove them: they count double, and one may be held out while the other is trained on."
         found.append(Finding(message=message, fix=fix))
     return found
+
+
+def _rows_that(do: str, rows: Sequence[int]) -> str:
+    return f"{counted(len(rows), 'row')} {do}{'s' if len(rows) == 1 else ''}"
+
+
+def _have(pairs: int) -> str:
+    return f"{counted(pairs, 'pair')} {'has' if pairs == 1 else 'have'}"
 
 
 def _length_findings(bias: LengthBias | None, lengths: Mapping[str, Sequence[int]], unit: str) -> list[Finding]:
@@ -231,10 +239,10 @@ def _length_findings(bias: LengthBias | None, lengths: Mapping[str, Sequence[int
 def _margin_findings(margins: Sequence[float]) -> list[Finding]:
     found = []
     if wrong := sum(margin < 0 for margin in margins):
-        message = f"{wrong} pairs have a negative margin: by their own scores the rejected answer is the better one"
+        message = f"{_have(wrong)} a negative margin: by their own scores the rejected answer is the better one"
         found.append(Finding(message=message, fix="Swap or remove them."))
     if equal := sum(margin == 0 for margin in margins):
-        message = f"{equal} pairs have a margin of 0: by their own scores neither answer is better"
+        message = f"{_have(equal)} a margin of 0: by their own scores neither answer is better"
         found.append(Finding(message=message, fix="Remove them: which one was chosen is chance."))
     return found
 

@@ -1,0 +1,68 @@
+"""Data that looks like one thing and is taken for another: `data check` says what it looks like and what is missing."""
+
+import pytest
+from tests.data.samples import jsonl
+
+from posttrain.data import inspect_data
+from posttrain.data.hints import two_answers
+
+ASK, ANSWER = [{"role": "user", "content": "a?"}], [{"role": "assistant", "content": "yes"}]
+
+
+def check(write, *rows):
+    """The use, and what is worth a look, in one text."""
+    report = inspect_data(str(write("rows.jsonl", jsonl(*rows))))
+    found = " ".join(f"{finding.message} {finding.fix}" for finding in report.findings)
+    assert report.uses, report.problems
+    return report.uses[0].kind, found
+
+
+@pytest.mark.parametrize("labels", [("good", "bad"), ("yes", "no"), (2, 1.5)])
+def test_labels_in_words_are_named_and_what_sft_would_do_with_them(write, labels):
+    kind, found = check(write, *({"prompt": "a", "completion": "b", "label": label} for label in labels))
+    assert kind == "examples"
+    assert "the columns prompt + completion + label are those of judged answers" in found
+    assert "2 label is neither true nor false (rows.jsonl:1, rows.jsonl:2)" in found
+    assert "Write true (desirable) or false into label for kto and the other" in found
+    assert f"it holds {labels[0]!r}, {labels[1]!r}." in found
+    assert "sft would imitate all of these answers, the bad ones too" in found
+
+
+def test_pairs_that_are_half_messages_are_said_to_be_unusable_as_pairs(write):
+    kind, found = check(write, {"prompt": ASK, "chosen": ANSWER, "rejected": "no"})
+    assert kind == "prompts"
+    assert "the columns prompt + chosen + rejected are those of preference pairs" in found
+    assert "1 one answer is text, the other messages (rows.jsonl:1)" in found
+
+
+def test_two_answers_with_a_verdict_look_like_pairs(write):
+    kind, found = check(write, {"instruction": "a", "output_1": "b", "output_2": "c", "preference": 2})
+    assert kind == "prompts"
+    assert "output_1 and output_2 look like two answers to compare, and preference like the verdict" in found
+    assert "write the better answer to a column chosen, the other one to rejected and the question to prompt" in found
+
+
+def test_a_column_that_looks_like_an_answer_is_not_passed_over(write):
+    assert "answer_text looks like an answer" in check(write, {"prompt": "a", "answer_text": "b"})[1]
+    assert check(write, {"question": "a", "answer": "b", "answer_type": "number"}) == ("prompts", "")
+    assert check(write, {"problem": "a", "solution": "b"}) == ("prompts", "")
+    assert check(write, {"prompt": "a", "response": "b"}) == ("examples", "")
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        (["history", "human_ref_A", "human_ref_B", "labels"], ("human_ref_A", "human_ref_B")),
+        (["prompt", "response_0", "response_1"], ("response_0", "response_1")),
+        (["answer_a", "answer_b", "answer_c"], None),
+        (["model_a", "model_b"], None),
+    ],
+)
+def test_two_answers_are_told_by_the_end_of_their_names(columns, found):
+    assert two_answers(columns) == found
+
+
+def test_a_fault_that_rules_out_every_use_is_told_once(write):
+    report = inspect_data(str(write("rows.jsonl", jsonl({"messages": [{"role": "wizard", "content": "a"}]}))))
+    assert len(report.problems) == 1
+    assert "100%" not in report.problems[0]
