@@ -1,0 +1,192 @@
+"""Judging a model by answers that are given: held-out pairs, judged answers, ratings, steps, or answers to imitate.
+
+It is what a run that learns from such data measures before and after, for any model and any file, without training.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import AutoConfig
+
+from posttrain.config import RunConfig, load_config
+from posttrain.data.examples import render_examples
+from posttrain.data.forms import Kind, fits
+from posttrain.data.labels import render_labels
+from posttrain.data.pairs import render_pairs
+from posttrain.data.prompts import Renderer
+from posttrain.data.ratings import render_ratings
+from posttrain.data.read import Row, read_rows
+from posttrain.data.split import read_split
+from posttrain.data.steps import render_steps
+from posttrain.errors import ConfigError, DataError
+from posttrain.evaluate.trained import trained_model
+from posttrain.functional.step_scores import aggregate
+from posttrain.report.lines import evaluation_line
+from posttrain.rewards.model import TOKENS_PER_PASS
+from posttrain.rewards.step_model import load_model_reward
+from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
+from posttrain.train.heldout_scores import HeldOutPairs, HeldOutRatings, HeldOutScores, Subject
+from posttrain.train.heldout_steps import HeldOutSteps
+from posttrain.train.measure import HeldOutLoss, Measure
+from posttrain.train.scoring import ScoringForward, scores_of_rows, scores_of_steps
+from posttrain.train.setup import load_policy, policy_forward
+from posttrain.train.source import longest_row
+
+SCORED: tuple[Kind, ...] = ("pairs", "ratings", "steps")
+LIKE: Mapping[Kind, str] = {"pairs": "simpo", "labels": "kto", "examples": "sft"}
+"""A language model is measured as a run with this algorithm would; none of the measures depends on its loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenEvaluation:
+    """What was measured of `model` on rows of this kind: the numbers that a run calls baseline or trained."""
+
+    model: str
+    kind: Kind
+    measured: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"model": self.model, "kind": self.kind, **self.measured}
+
+    def render(self) -> str:
+        return f"{self.model}: {evaluation_line(self.measured)}"
+
+
+def kind_named(name: str | None) -> Kind | None:
+    """The kind of that name; raises ConfigError."""
+    kinds: list[Kind] = list(dict.fromkeys([*LIKE, *SCORED]))
+    if name is None:
+        return None
+    if name not in kinds:
+        raise ConfigError(
+            given=f"rows of kind {name!r}", allowed=", ".join(kinds), fix="Name one of these, or a reward for prompts."
+        )
+    return cast("Kind", name)
+
+
+def learned_from_given(folder: str | Path) -> bool:
+    """Is it the folder of a run whose answers were given, not sampled?"""
+    file = Path(folder) / "config.yaml"
+    return file.is_file() and _kind_of_run(load_config(file).config) != "prompts"
+
+
+def evaluate_given(
+    model: str | Path, data: str | None = None, *, kind: Kind | None = None, max_rows: int | None = None
+) -> GivenEvaluation:
+    """Measure a model folder, or the newest checkpoint of a run, on `data` or on the rows that the run held out.
+
+    `kind` says what the rows are where columns leave that open: pairs, labels, examples, ratings or steps. A model with
+    a score head is measured by its scores, a language model by its log-probabilities; at most `max_rows` rows are used.
+    Raises ConfigError, DataError or ModelError.
+    """
+    own = _config_of_run(Path(model))
+    if own is None and data is None:
+        raise ConfigError(
+            given=f"no data to evaluate {model} on",
+            allowed="data with given answers; only a run folder brings its own",
+            fix="Name some: evaluate_given(model, data), or --data FILE.",
+        )
+    rows = read_split(own.data, own.seed).heldout if own and data is None else read_rows(str(data), split="eval")
+    if not rows:
+        raise DataError(
+            given="the run held out no rows",
+            allowed="at least one",
+            fix="Name some: evaluate_given(run, data), or --data FILE.",
+        )
+    path = str(model) if own is None else trained_model(Path(model), own).path
+    scores = _scores(path)
+    known: tuple[Kind, ...] = SCORED if scores else tuple(LIKE)
+    kind = kind or _kind_of(rows, known, own)
+    if kind not in known:
+        raise ConfigError(
+            given=f"rows of kind {kind} for {model}, which {'scores answers' if scores else 'writes them'}",
+            allowed=", ".join(known),
+            fix=f"Set kind = {known[0]}, or evaluate another model.",
+        )
+    rows = rows[: max_rows or (own.evaluation.prompts if own and data is None else len(rows))]
+    measure = _of_scores(path, kind, rows) if scores else _of_policy(path, kind, rows, own)
+    with tempfile.TemporaryDirectory() as scratch:
+        measured = measure(Path(scratch), "baseline")["baseline"]
+    return GivenEvaluation(model=str(model), kind=kind, measured=measured)
+
+
+def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) -> Kind:
+    """What the rows are: what the run was trained on, if they can be that; else the first kind that they can be."""
+    likely = list(known) if own is None else [_kind_of_run(own), *known]
+    return next((kind for kind in likely if kind in known and fits(rows, kind)), known[0])
+
+
+def _of_policy(path: str, kind: Kind, rows: Sequence[Row], own: RunConfig | None) -> Measure:
+    """By log-probabilities, rendered as the run rendered its data."""
+    kept = {} if own is None else {"system_prompt": own.data.system_prompt, "chat": own.data.chat}
+    same = {"attention", "precision", "device", "trust_remote_code", "chat_template", "chat_template_kwargs"}
+    base = {} if own is None else own.model.model_dump(include=same)
+    config = load_config(
+        {
+            "model": {**base, "path": path},
+            "algorithm": LIKE[kind],
+            "data": {**kept, "train": "given"},
+            "train": {"steps": 1},
+            "evaluation": {"prompts": len(rows)},
+        }
+    ).config
+    loaded = load_policy(config)
+    forward = policy_forward(config, loaded, config.algorithm.build())
+    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
+    limits: dict[str, Any] = {
+        "max_length": longest_row(config, loaded),
+        "max_dropped": config.data.max_dropped,
+        "what": "the data",
+    }
+    if kind == "examples":
+        found = render_examples(rows, renderer, eos_ids=loaded.eos_ids, **limits)
+        return HeldOutLoss(config, forward, found.examples, loaded.pad_id)
+    if kind == "pairs":
+        return HeldOutPolicyPairs(
+            config, forward, render_pairs(rows, renderer, eos_ids=loaded.eos_ids, **limits).pairs, loaded.pad_id
+        )
+    judged = render_labels(rows, renderer, eos_ids=loaded.eos_ids, **limits)
+    if judged.pairs is not None:
+        return HeldOutPolicyPairs(config, forward, judged.pairs, loaded.pad_id)
+    return HeldOutLabels(config, forward, judged.rows, loaded.pad_id)
+
+
+def _of_scores(path: str, kind: Kind, rows: Sequence[Row]) -> Measure:
+    """By the scores of a reward model, which knows how its rows are rendered."""
+    reward = load_model_reward(path, {})
+    loaded, facts = reward.loaded, reward.facts
+    longest = loaded.context_length or sys.maxsize
+    limits: dict[str, Any] = {"max_length": longest, "max_dropped": 0.5, "what": "the data"}
+    batching = {"pad_id": loaded.pad_id, "tokens_per_microbatch": TOKENS_PER_PASS}
+    if kind == "steps":
+        found = render_steps(rows, reward.renderer, separator=facts.separator or "\n", **limits)
+        how = partial(aggregate, how=facts.aggregate)
+        subject: Subject = HeldOutSteps(ScoringForward(loaded, scores_of_steps), found.rows, how, **batching)
+    elif kind == "ratings":
+        rated = render_ratings(rows, reward.renderer, eos_ids=reward.eos_ids, **limits)
+        subject = HeldOutRatings(ScoringForward(loaded, scores_of_rows), rated.rows, facts, **batching)
+    else:
+        pairs = render_pairs(rows, reward.renderer, eos_ids=reward.eos_ids, **limits).pairs
+        subject = HeldOutPairs(ScoringForward(loaded, scores_of_rows), pairs, **batching)
+    return HeldOutScores(subject, 0.95)
+
+
+def _scores(path: str) -> bool:
+    """Has the model of the folder a score head?"""
+    declared = AutoConfig.from_pretrained(path).architectures or [] if Path(path).is_dir() else []
+    return any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in declared)
+
+
+def _config_of_run(folder: Path) -> RunConfig | None:
+    return load_config(folder / "config.yaml").config if (folder / "config.yaml").is_file() else None
+
+
+def _kind_of_run(config: RunConfig) -> Kind:
+    return "prompts" if config.sampled_pairs is not None else config.algorithm.build().data_kind

@@ -1,0 +1,77 @@
+"""Models measured by answers that are given: what a run says of itself, again, and of any model and file."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from pathlib import Path
+
+import pytest
+from tests.tiny import tiny_model
+
+import posttrain as pt
+from posttrain.errors import ConfigError
+from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("given")
+    tiny_model(folder / "model")
+    dice = random.Random(0)
+    words = ["".join(dice.choices(string.ascii_lowercase, k=4)) for _ in range(24)]
+    pairs = [{"prompt": w, "chosen": "".join(sorted(w)), "rejected": w[::-1] + "q"} for w in words]
+    labels = [{"prompt": w, "completion": w + "z" * (n % 2), "label": n % 2 == 0} for n, w in enumerate(words)]
+    for name, rows in {"pairs": pairs, "labels": labels}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(folder: Path, algorithm: str, data: str) -> pt.Run:
+    return pt.train(
+        {
+            "model": str(folder / "model"),
+            "algorithm": algorithm,
+            "data": {"train": str(folder / data), "eval_fraction": 0.25},
+            "train": {"steps": 2, "prompts_per_step": 8, "learning_rate": 1e-3},
+            "output": str(folder / f"run-{algorithm}"),
+            "report": False,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "data", "names"),
+    [
+        ("dpo", "pairs.jsonl", ["accuracy", "margin", "logps_chosen"]),
+        ("kto", "labels.jsonl", ["auc", "logps_desirable"]),
+        ("reward_model", "pairs.jsonl", ["accuracy", "margin"]),
+    ],
+)
+def test_a_run_is_measured_again_as_it_measured_itself(folder, algorithm, data, names):
+    trained = run(folder, algorithm, data)
+    assert learned_from_given(trained.folder)
+    again = evaluate_given(trained.folder).measured
+    for name in names:
+        assert again[name]["mean"] == pytest.approx(trained.evaluation["trained"][name]["mean"], abs=1e-4)
+
+
+def test_any_model_is_measured_on_any_file(folder):
+    found = evaluate_given(folder / "model", str(folder / "pairs.jsonl"), max_rows=10)
+    assert found.kind == "pairs"
+    assert found.measured["pairs"] == 10
+    assert 0 <= found.measured["accuracy"]["mean"] <= 1
+    assert "accuracy" in found.render()
+    judged = evaluate_given(folder / "model", str(folder / "labels.jsonl"))
+    assert judged.kind == "labels"
+    assert "auc" in judged.measured
+
+
+def test_what_cannot_be_measured_is_said(folder):
+    with pytest.raises(ConfigError, match="no data to evaluate"):
+        evaluate_given(folder / "model")
+    with pytest.raises(ConfigError, match="rows of kind 'thumbs'; allowed: pairs, labels, examples, ratings, steps"):
+        kind_named("thumbs")
+    with pytest.raises(ConfigError, match="rows of kind steps for .* writes them"):
+        evaluate_given(folder / "model", str(folder / "pairs.jsonl"), kind="steps")
