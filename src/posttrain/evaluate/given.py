@@ -119,7 +119,7 @@ def evaluate_given(
 
 def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) -> Kind:
     """What the rows are: what the run was trained on, if they can be that; else the first kind that they can be."""
-    likely = list(known) if own is None else [_kind_of_run(own), *known]
+    likely: list[Kind] = list(known) if own is None else [_kind_of_run(own), *known]
     return next((kind for kind in likely if kind in known and fits(rows, kind)), known[0])
 
 
