@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -134,7 +135,7 @@ def test_a_missing_file_a_folder_and_a_glob_without_match(tmp_path, write):
     write("train.jsonl", jsonl({"prompt": "a"}))
     with pytest.raises(DataError, match=r"gone.jsonl does not exist; allowed: a file, a glob"):
         read_rows(str(tmp_path / "gone.jsonl"))
-    with pytest.raises(DataError, match=r"is a folder with train.jsonl; allowed: a file or a glob"):
+    with pytest.raises(DataError, match=r"is a folder with train.jsonl; allowed: a file, a glob"):
         read_rows(str(tmp_path))
     with pytest.raises(DataError, match=r"no file matches .*\*.csv"):
         read_rows(str(tmp_path / "*.csv"))
@@ -217,3 +218,34 @@ def test_the_size_counts_compressed_files_as_what_they_unpack_to(write):
 def test_a_parquet_file_that_is_none_has_no_encoding(write):
     with pytest.raises(DataError, match=r"fake.parquet cannot be read .*; allowed: a whole Parquet file"):
         read_rows(str(write("fake.parquet", "nope")))
+
+
+def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path):
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=dataset, test=dataset.select([1])).save_to_disk(tmp_path / "both")
+    assert [row.values for row in read_rows(str(tmp_path / "one"))] == rows
+    assert [row.values for row in read_rows(str(tmp_path / "both"))] == rows
+    (row,) = read_rows(str(tmp_path / "both"), split="test")
+    assert (row.values, row.origin) == (rows[1], f"{tmp_path / 'both'} [test], row 0")
+    assert size_of(str(tmp_path / "one")) > 0
+    keys = [content_key(str(tmp_path / "both"), split=split, max_rows=None, seed=0) for split in ("train", "test")]
+    assert keys[0] != keys[1]
+    with pytest.raises(DataError, match=r"both has no split 'eval'; allowed: train, test"):
+        read_rows(str(tmp_path / "both"), split="eval")
+
+
+def test_a_folder_with_files_of_two_forms_proposes_both_and_nothing_that_is_no_data(tmp_path):
+    for name in ("a.csv", "one.json", "dataset_info.json"):
+        (tmp_path / name).write_text("[]")
+    with pytest.raises(DataError) as error:
+        read_rows(str(tmp_path))
+    assert "is a folder with a.csv, one.json; " in str(error.value)
+    assert f"or a list of them: [{tmp_path}/a.csv, {tmp_path}/one.json]." in str(error.value)
+
+
+def test_the_glob_that_is_proposed_for_a_folder_matches_its_files(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"\*\.jsonl\.gz\.$"):
+        read_rows(str(tmp_path))

@@ -189,3 +189,8 @@ def test_the_cache_folder_can_be_chosen(monkeypatch):
     monkeypatch.delenv("POSTTRAIN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", os.path.join("x", "cache"))
     assert cache_folder() == Path("x", "cache", "posttrain", "tiny")
+
+
+def test_nothing_is_written_between_the_lines_of_who_builds_one(quick, tmp_path, capfd):
+    build_tiny_model(quick, tmp_path / "model")
+    assert capfd.readouterr() == ("", "")

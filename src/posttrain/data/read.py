@@ -1,5 +1,5 @@
 """Rows of a dataset, each with the place it came from, whatever the form: JSONL, JSON, CSV, Parquet, gzip of these,
-globs and lists of them, Hugging Face dataset names, and the generated `task:NAME`.
+globs and lists of them, folders that `datasets` has saved, Hugging Face dataset names, and the generated `task:NAME`.
 
 A row that cannot be read is an error that names the file and the line; nothing is skipped in silence. Rows are read one
 after the other: whoever does not keep them needs no memory for them.
@@ -26,6 +26,8 @@ from posttrain.data.json_array import iter_array
 from posttrain.errors import DataError
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+"""Files that `datasets` writes beside data."""
 TASK_ROWS = {"train": 4096, "eval": 512}
 """Rows that are generated for `task:NAME` when `max_rows` does not say how many."""
 
@@ -114,7 +116,7 @@ def _read(source: str, split: str, max_rows: int | None, seed: int) -> Iterator[
 
 
 def _paths(source: str) -> list[Path] | None:
-    """The files that the source names; None where it can only be a dataset of the Hub."""
+    """The files that the source names; None where it can only be a dataset of the Hub, or is one saved to disk."""
     if glob.has_magic(source):
         paths = [Path(path) for path in sorted(glob.glob(source))]
         if not paths:
@@ -123,6 +125,8 @@ def _paths(source: str) -> list[Path] | None:
             )
     else:
         paths = [Path(source)]
+        if _is_saved(paths[0]):
+            return None
     for path in paths:
         if path.is_dir():
             raise _is_folder(path)
@@ -146,13 +150,22 @@ def _form(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
+def _is_saved(path: Path) -> bool:
+    """A folder that `datasets` has written with save_to_disk: one dataset, or one per split."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
 def _is_folder(path: Path) -> DataError:
-    inside = sorted(p.name for p in path.iterdir() if _form(p) in SUFFIXES)[:5]
-    example = inside[0] if inside else "train.jsonl"
+    inside = sorted(p.name for p in path.iterdir() if _form(p) in SUFFIXES and p.name not in NO_DATA)[:5]
+    ends = {"".join(Path(name).suffixes[-2:] if name.endswith(".gz") else Path(name).suffixes[-1:]) for name in inside}
+    some = f"for example {path / (inside[0] if inside else 'train.jsonl')}"
+    fix = f"Name a file, {some}, or a glob such as {path / '*'}{min(ends, default='.jsonl')}."
+    if len(ends) > 1:
+        fix = f"Name a file, {some}, or a list of them: [{', '.join(str(path / name) for name in inside)}]."
     return DataError(
         given=f"{path} is a folder" + (f" with {', '.join(inside)}" if inside else " without data files"),
-        allowed="a file or a glob",
-        fix=f"Name a file, for example {path / example}, or a glob such as {path / '*'}{_form(Path(example))}.",
+        allowed="a file, a glob, or a folder that datasets wrote with save_to_disk",
+        fix=fix,
     )
 
 
@@ -275,6 +288,8 @@ def _hub_dataset(source: str, split: str) -> Any:
     """The dataset, mapped from disk."""
     from datasets import load_dataset
 
+    if _is_saved(Path(source)):
+        return _saved_dataset(Path(source), split)
     name, _, config = source.partition(":")
     try:
         return load_dataset(name, config or None, split=split)
@@ -285,3 +300,26 @@ def _hub_dataset(source: str, split: str) -> Any:
             allowed="a file, a glob, a Hugging Face dataset name (name or name:config), or task:NAME",
             fix="Check the path or the name; without a network, download the dataset first and name its files.",
         ) from error
+
+
+def _saved_dataset(folder: Path, split: str) -> Any:
+    """A split of what save_to_disk wrote; a dataset without splits is all there is."""
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        saved = load_from_disk(folder)
+    except Exception as error:  # of many kinds, as above
+        raise DataError(
+            given=f"the dataset in {folder} cannot be read ({str(error).strip().splitlines()[0]})",
+            allowed="a whole folder, as save_to_disk writes it",
+            fix="Save it again, or export it: dataset.to_parquet(...).",
+        ) from error
+    if not isinstance(saved, DatasetDict):
+        return saved
+    if split not in saved:
+        raise DataError(
+            given=f"the dataset in {folder} has no split {split!r}",
+            allowed=", ".join(saved),
+            fix="Set data.split (data.eval_split for held-out data) to one of them, or name the folder of a split.",
+        )
+    return saved[split]
