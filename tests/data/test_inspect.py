@@ -137,6 +137,19 @@ def test_both_sides_of_a_pair_are_shown_below_their_prompt(write, tokenizer):
     assert "--- pairs.jsonl:1\n<bos>1+1=\nchosen: ⟦2<eos>⟧\nrejected: ⟦three<eos>⟧\nmargin: 2.0\n" in text
 
 
+def test_of_a_long_conversation_every_turn_is_seen(write):
+    long, turns = "x" * 700 + "end", ["user", "assistant"] * 3
+    talk = [{"role": role, "content": f"{n} {long}"} for n, role in enumerate(turns)]
+    report = inspect_data(str(write("talk.jsonl", jsonl({"prompt": talk[:-1], "completion": talk[-1:]}))))
+    text = report.render()
+    assert text.count("[…]") == len(turns)
+    assert text.count("end\n") == len(turns)
+    assert [n for n in range(len(turns)) if f"{n} xxx" in text] == [*range(len(turns))]
+    short = [{"role": role, "content": f"{n} {'y' * 150}"} for n, role in enumerate(turns)]
+    assert "[…]" not in inspect_data(str(write("short.jsonl", jsonl({"messages": short})))).render()
+    assert report.to_json()["uses"][0]["samples"][0].keys() == {"origin", "parts", "rejected", "facts"}
+
+
 def test_contradictions_are_told_from_repetitions(write, tokenizer):
     one, other = {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "c", "rejected": "b"}
     (use,) = inspect_data(str(write("p.jsonl", jsonl(one, other, one))), tokenizer=tokenizer).uses

@@ -229,7 +229,9 @@ def _fields(record: Any) -> dict[str, Any]:
 
 def _use(use: Use) -> dict[str, Any]:
     bias = use.length_bias
+    shown = ("origin", "parts", "rejected", "facts")
     return asdict(replace(use, dropped=())) | {
+        "samples": [{name: getattr(sample, name) for name in shown} for sample in use.samples],
         "lengths": {what: found._asdict() for what, found in use.lengths.items()},
         "numbers": {what: found._asdict() for what, found in use.numbers.items()},
         "length_bias": bias and {name: interval._asdict() for name, interval in _fields(bias).items()},

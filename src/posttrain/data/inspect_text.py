@@ -108,12 +108,12 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
 def _sample(sample: Sample) -> Iterator[str]:
     yield f"--- {sample.origin}"
     if not sample.rejected:
-        yield marked(sample.parts)
+        yield marked(sample.parts, sample.texts)
     else:
         prompts = [parts[0][0] if parts and not parts[0][1] else "" for parts in (sample.parts, sample.rejected)]
         same = prompts[0] if prompts[0] == prompts[1] else ""
-        yield cut(same)
-        yield f"chosen: {marked(sample.parts[1:] if same else sample.parts)}"
-        yield f"rejected: {marked(sample.rejected[1:] if same else sample.rejected)}"
+        yield marked([(same, False)], sample.texts)
+        yield f"chosen: {marked(sample.parts[1:] if same else sample.parts, sample.texts)}"
+        yield f"rejected: {marked(sample.rejected[1:] if same else sample.rejected, sample.texts)}"
     for name, value in sample.facts.items():
         yield f"{name}: {cut(str(value))}"

@@ -20,7 +20,7 @@ from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.ratings import render_ratings
 from posttrain.data.read import Row
-from posttrain.data.special import injected
+from posttrain.data.special import injected, texts_in
 from posttrain.data.steps import render_steps
 from posttrain.data.survey import PLACES, Finding, Lengths, Sample, Seen, Survey, Use
 from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
@@ -52,16 +52,16 @@ class Looking:
     def tolerance(self) -> dict[str, Any]:
         return {"max_dropped": self.settings.max_dropped, "what": "the data"}
 
-    def origins(self, indexes: Iterable[int]) -> dict[int, str]:
-        """Where rows stand, from one pass over as many of them as it takes."""
+    def some(self, indexes: Iterable[int]) -> dict[int, Row]:
+        """Rows by number, from one pass over as many of them as it takes."""
         wanted = set(indexes)
         rows = islice(self.rows, max(wanted, default=-1) + 1)
-        return {index: row.origin for index, row in enumerate(rows) if index in wanted}
+        return {index: row for index, row in enumerate(rows) if index in wanted}
 
     def places(self, indexes: Sequence[int]) -> str:
         """Some rows by name."""
-        some = self.origins(indexes[:PLACES])
-        return ", ".join([*some.values(), *(["…"] if len(indexes) > len(some) else [])])
+        some = self.some(indexes[:PLACES])
+        return ", ".join([*(row.origin for row in some.values()), *(["…"] if len(indexes) > len(some) else [])])
 
     def parts(self, example: Example) -> tuple[tuple[str, bool], ...]:
         """The text in stretches that are trained or not."""
@@ -87,7 +87,7 @@ def take(look: Looking, kind: Kind) -> Use:
     for record in records:
         survey.add(how.see(record))
     first = [*islice(records, SAMPLES)]
-    origins = look.origins(record.index for record in first)
+    rows = look.some(record.index for record in first)
     return Use(
         kind=kind,
         mapping=f"{MEANT[kind]}, {columns}",
@@ -103,9 +103,13 @@ def take(look: Looking, kind: Kind) -> Use:
         numbers={name: Lengths.of(values) for name, values in survey.numbers.items()},
         classes=dict(survey.classes),
         length_bias=survey.length_bias(),
-        samples=tuple(Sample(origin=origins[record.index], **how.show(look, record)) for record in first),
+        samples=tuple(_sample(rows[record.index], how.show(look, record)) for record in first),
         findings=(*survey.findings(kind, look.unit, look.places), *_injected(look, kind)),
     )
+
+
+def _sample(row: Row, shown: Mapping[str, Any]) -> Sample:
+    return Sample(origin=row.origin, texts=tuple(texts_in(row.values)), **shown)
 
 
 def _injected(look: Looking, kind: Kind) -> tuple[Finding, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 from posttrain.types import Example
@@ -10,7 +10,9 @@ from posttrain.types import Example
 Parts = Sequence[tuple[str, bool]]
 """Stretches of text, and whether their tokens are trained."""
 SHOWN_CHARACTERS = 500
-"""Of each stretch."""
+"""Of each stretch, or of each message in it."""
+SHOWN_TURNS = 8
+"""So many messages of a stretch are shown, at least."""
 
 
 def stretches(example: Example, decode: Callable[[list[int]], object]) -> tuple[tuple[str, bool], ...]:
@@ -20,12 +22,23 @@ def stretches(example: Example, decode: Callable[[list[int]], object]) -> tuple[
     return tuple((str(decode([token for token, _ in run])), trained) for trained, run in runs)
 
 
-def marked(parts: Parts) -> str:
-    """
+def marked(parts: Parts, texts: Iterable[str] = ()) -> str:
+    """`texts` are those of the row that stand in it: each is cut by itself where it is long, so that turns stay apart.
+
     >>> marked([("2+2=", False), ("4<eos>", True)])
     '2+2=⟦4<eos>⟧'
     """
-    return "".join(f"⟦{cut(text)}⟧" if trained else cut(text) for text, trained in parts)
+    known = [text.strip() for text in texts]
+    long = sorted((text for text in known if len(text) > SHOWN_CHARACTERS), key=len, reverse=True)
+    limit = SHOWN_TURNS * SHOWN_CHARACTERS if known else SHOWN_CHARACTERS
+    shown = [(cut(_each_cut(text, long), limit), trained) for text, trained in parts]
+    return "".join(f"⟦{text}⟧" if trained else text for text, trained in shown)
+
+
+def _each_cut(text: str, long: Iterable[str]) -> str:
+    for one in long:
+        text = text.replace(one, cut(one))
+    return text
 
 
 def cut(text: str, limit: int = SHOWN_CHARACTERS) -> str:

@@ -47,6 +47,8 @@ class Sample:
     """Stretches of text, and whether their tokens are trained."""
     rejected: tuple[tuple[str, bool], ...] = ()
     """The same with the answer that was not chosen, where `parts` has the chosen one."""
+    texts: tuple[str, ...] = ()
+    """Those of the row, as they stand in the data."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What stands beside the text: the gold answer, a label, a score, a margin."""
 
