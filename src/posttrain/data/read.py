@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from posttrain.data.hub import hub_dataset, is_saved
 from posttrain.data.json_array import iter_array
 from posttrain.errors import DataError
 
@@ -85,7 +86,7 @@ def content_key(source: str | Sequence[str], *, split: str, max_rows: int | None
         if one.startswith("task:"):
             digest.update(one.encode())
         elif (paths := _paths(one)) is None:
-            digest.update(f"{one} {_hub_dataset(one, split)._fingerprint}".encode())
+            digest.update(f"{one} {hub_dataset(one, split)._fingerprint}".encode())
         else:
             for path in paths:
                 with path.open("rb") as content:
@@ -101,7 +102,7 @@ def _size_of(source: str, split: str) -> int:
     if source.startswith("task:"):
         return 0
     if (paths := _paths(source)) is None:
-        return _hub_dataset(source, split).data.nbytes
+        return hub_dataset(source, split).data.nbytes
     return sum(path.stat().st_size * (COMPRESSION if path.suffix in (".gz", ".parquet") else 1) for path in paths)
 
 
@@ -125,7 +126,7 @@ def _paths(source: str) -> list[Path] | None:
             )
     else:
         paths = [Path(source)]
-        if _is_saved(paths[0]):
+        if is_saved(paths[0]):
             return None
     for path in paths:
         if path.is_dir():
@@ -148,11 +149,6 @@ def _looks_like_file(path: Path) -> bool:
 def _form(path: Path) -> str:
     """The suffix that says how to read the file, without .gz."""
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-
-
-def _is_saved(path: Path) -> bool:
-    """A folder that `datasets` has written with save_to_disk: one dataset, or one per split."""
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def _is_folder(path: Path) -> DataError:
@@ -280,46 +276,5 @@ def _task_rows(name: str, split: str, max_rows: int | None, seed: int) -> Iterat
 
 def _hub_rows(source: str, split: str) -> Iterator[Row]:
     """A dataset of the Hugging Face Hub, `name` or `name:config`; honours HF_HOME, HF_HUB_OFFLINE and HF_TOKEN."""
-    for number, values in enumerate(_hub_dataset(source, split)):
+    for number, values in enumerate(hub_dataset(source, split)):
         yield _as_row(dict(values), f"{source} [{split}], row {number}")
-
-
-def _hub_dataset(source: str, split: str) -> Any:
-    """The dataset, mapped from disk."""
-    from datasets import load_dataset
-
-    if _is_saved(Path(source)):
-        return _saved_dataset(Path(source), split)
-    name, _, config = source.partition(":")
-    try:
-        return load_dataset(name, config or None, split=split)
-    except Exception as error:  # the library raises many kinds, from the network up; all mean that there are no rows
-        reason = str(error).strip().split("\n")[0]
-        raise DataError(
-            given=f"{source} is no file here, and the Hugging Face dataset {name!r} cannot be loaded ({reason})",
-            allowed="a file, a glob, a Hugging Face dataset name (name or name:config), or task:NAME",
-            fix="Check the path or the name; without a network, download the dataset first and name its files.",
-        ) from error
-
-
-def _saved_dataset(folder: Path, split: str) -> Any:
-    """A split of what save_to_disk wrote; a dataset without splits is all there is."""
-    from datasets import DatasetDict, load_from_disk
-
-    try:
-        saved = load_from_disk(folder)
-    except Exception as error:  # of many kinds, as above
-        raise DataError(
-            given=f"the dataset in {folder} cannot be read ({str(error).strip().splitlines()[0]})",
-            allowed="a whole folder, as save_to_disk writes it",
-            fix="Save it again, or export it: dataset.to_parquet(...).",
-        ) from error
-    if not isinstance(saved, DatasetDict):
-        return saved
-    if split not in saved:
-        raise DataError(
-            given=f"the dataset in {folder} has no split {split!r}",
-            allowed=", ".join(saved),
-            fix="Set data.split (data.eval_split for held-out data) to one of them, or name the folder of a split.",
-        )
-    return saved[split]
