@@ -504,6 +504,7 @@ class Batch:
         rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
         if rows % 2:
             raise ValueError(f"completion_mask_BT has {rows} rows, but pairs have two each: first all chosen rows")
+        require_shape("ref_logprobs_BT", ref_logprobs_BT, completion_mask_BT)
         if margins_N is not None and margins_N.shape != (rows // 2,):
             raise ValueError(f"margins_N has shape {list(margins_N.shape)}, but there are {rows // 2} pairs")
         return Batch(
@@ -528,6 +529,7 @@ class Batch:
     ) -> Batch:
         """Answers that are judged one by one: label 1 (or True) is desirable, 0 undesirable."""
         rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
+        require_shape("ref_logprobs_BT", ref_logprobs_BT, completion_mask_BT)
         for name, x_B in (("labels_B", labels_B), ("mismatched_log_ratios_B", mismatched_log_ratios_B)):
             if x_B is not None and x_B.shape != (rows,):
                 raise ValueError(f"{name} has shape {list(x_B.shape)}, but completion_mask_BT has {rows} rows")
@@ -604,6 +606,15 @@ class Batch:
             if (record := getattr(self, name)) is not None:
                 picked[name] = record.rows(index)
         return replace(self, **picked)
+
+
+def require_shape(name: str, x_BT: Tensor | None, mask_BT: Tensor) -> None:
+    """A smaller tensor would be broadcast, to a loss of other numbers."""
+    if x_BT is not None and x_BT.shape != mask_BT.shape:
+        raise ValueError(
+            f"{name} has shape {list(x_BT.shape)}, but completion_mask_BT {list(mask_BT.shape)}: one number per token of "
+            "each row; a sum per row is not enough"
+        )
 
 
 def count_totals(batch: Batch) -> Totals:

@@ -315,3 +315,15 @@ def test_each_logged_metric_has_a_formula_and_each_formula_is_logged(cls: type[A
     outputs = Outputs(logprobs_BT, entropy_BT=torch.ones_like(logprobs_BT))
     _, metrics = cls().loss(outputs, cls().prepare(batch), count_totals(batch))
     assert cls.card.metrics.keys() == metrics.keys()
+
+
+def test_a_sum_per_answer_in_place_of_its_tokens_is_refused():
+    """It would be broadcast over the tokens, to another loss."""
+    mask_BT = torch.ones(4, 3, dtype=torch.bool)
+    whole_BT = -torch.ones(4, 3)
+    for build in (Batch.from_pairs, lambda mask, ref: Batch.from_labels(mask, torch.ones(4), ref)):
+        with pytest.raises(ValueError, match=r"ref_logprobs_BT has shape \[4, 1\], but completion_mask_BT \[4, 3\]"):
+            build(mask_BT, whole_BT[:, :1])
+    batch = Batch.from_pairs(mask_BT, whole_BT)
+    with pytest.raises(ValueError, match=r"logprobs_BT has shape \[4\], but completion_mask_BT \[4, 3\]"):
+        PREFERENCE_ALGORITHMS["dpo"]().loss(whole_BT.sum(-1), batch, count_totals(batch))

@@ -23,6 +23,9 @@ from posttrain.functional.preferences import Divergence, divergence_score, logis
 from posttrain.types import Batch, Metrics, Outputs, Totals
 
 
+DEFAULT_ALPHA = 0.5
+
+
 @settings
 class DPO(PairLoss):
     key: ClassVar[str] = "dpo"
@@ -33,13 +36,19 @@ class DPO(PairLoss):
     """Probability that a pair is labelled the wrong way round."""
     divergence: Divergence = "reverse_kl"
     """What holds the policy to the reference. All but reverse_kl bound the reward of an answer on one side."""
-    alpha: Finite = 0.5
+    alpha: Finite = DEFAULT_ALPHA
     """Read only when divergence = alpha. 0 is the forward KL; 1 would be the reverse KL."""
     tail_weight: UnitInterval = 1.0
     """Weight of the tokens beyond the length of the shorter answer of a pair; below 1 length counts less (LD-DPO)."""
 
     def __post_init__(self) -> None:
-        if self.alpha == 1:
+        if self.divergence != "alpha" and self.alpha != DEFAULT_ALPHA:
+            raise ConfigError(
+                given=f"alpha = {self.alpha:g}, which divergence = {self.divergence} does not read",
+                allowed="alpha beside divergence = alpha",
+                fix="Set divergence = alpha, or leave alpha out; the weight of a likelihood term is alpha of rpo.",
+            )
+        if self.divergence == "alpha" and self.alpha == 1:
             raise ConfigError(
                 given="alpha = 1, where the alpha divergence is the reverse KL",
                 allowed="a number other than 1",

@@ -17,11 +17,10 @@ from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
 from posttrain.functional.masks import masked
 from posttrain.functional.preferences import averaged, summed, tail_weighted
-from posttrain.types import Batch, Metrics, Outputs, Totals, whole_pairs
+from posttrain.types import Batch, Metrics, Outputs, Totals, require_shape, whole_pairs
 
 NLLNormalization = Literal["token_mean", "sequence_mean", "sum"]
-"""RULE 35: over all chosen tokens of the step; per token of each answer, then over pairs; the sum of each answer, then
-over pairs."""
+"""RULE 35: over all chosen tokens of the step; of each answer the mean per token, or the sum, then over pairs."""
 
 
 def reward_formulas(reward: str) -> dict[str, str]:
@@ -137,12 +136,13 @@ class Pairs:
 def pairs_of(outputs: Outputs | Tensor, batch: Batch) -> Pairs:
     """The pairs of these rows, wherever their rows stand."""
     outputs = Outputs.of(outputs)
+    require_shape("logprobs_BT", outputs.logprobs_BT, batch.completion_mask_BT)
     rows_2N, whole_N = torch.stack(batch.pairs), whole_pairs(batch)
     mask_2NT = batch.completion_mask_BT[rows_2N] & whole_N[:, None]
-    reference_BT, entropy_BT = batch.ref_logprobs_BT, outputs.entropy_BT
+    ref_BT, entropy_BT = batch.ref_logprobs_BT, outputs.entropy_BT
     return Pairs(
         logprobs_2NT=masked(outputs.logprobs_BT[rows_2N], mask_2NT),
-        ref_logprobs_2NT=None if reference_BT is None else masked(reference_BT.detach()[rows_2N], mask_2NT),
+        ref_logprobs_2NT=None if ref_BT is None else masked(ref_BT.detach()[rows_2N], mask_2NT),
         entropy_2NT=None if entropy_BT is None else entropy_BT[rows_2N],
         mask_2NT=mask_2NT,
         whole_N=whole_N,

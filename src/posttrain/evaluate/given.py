@@ -120,7 +120,10 @@ def evaluate_given(
 def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) -> Kind:
     """What the rows are: what the run was trained on, if they can be that; else the first kind that they can be."""
     likely: list[Kind] = list(known) if own is None else [_kind_of_run(own), *known]
-    return next((kind for kind in likely if kind in known and fits(rows, kind)), known[0])
+    for kind in likely:
+        if kind in known and fits(rows, kind):
+            return kind
+    return known[0]
 
 
 def _of_policy(path: str, kind: Kind, rows: Sequence[Row], own: RunConfig | None) -> Measure:
