@@ -612,8 +612,8 @@ def require_shape(name: str, x_BT: Tensor | None, mask_BT: Tensor) -> None:
     """A smaller tensor would be broadcast, to a loss of other numbers."""
     if x_BT is not None and x_BT.shape != mask_BT.shape:
         raise ValueError(
-            f"{name} has shape {list(x_BT.shape)}, but completion_mask_BT {list(mask_BT.shape)}: one number per token of "
-            "each row; a sum per row is not enough"
+            f"{name} has shape {list(x_BT.shape)}, but completion_mask_BT {list(mask_BT.shape)}: one number per token "
+            "of each row; a sum per row is not enough"
         )
 
 

@@ -122,7 +122,10 @@ def test_rows_that_are_no_pairs_are_refused():
         ({"beta": 0}, r"dpo.beta = 0; allowed: greater than 0"),
         ({"label_smoothing": 0.5}, r"dpo.label_smoothing = 0.5; allowed: less than 0.5"),
         ({"divergence": "tv"}, r"dpo.divergence = 'tv'; allowed: 'reverse_kl', 'forward_kl'"),
-        ({"divergence": "alpha", "alpha": 1.0}, r"(?s)alpha = 1, where the alpha divergence is the reverse KL.*divergence = reverse_kl"),
+        (
+            {"divergence": "alpha", "alpha": 1.0},
+            r"(?s)alpha = 1, where the alpha divergence is the reverse KL.*divergence = reverse_kl",
+        ),
         ({"tail_weight": 1.5}, r"dpo.tail_weight = 1.5; allowed: less than or equal to 1"),
         ({"gamma": 1}, r"(?s)dpo has no setting 'gamma'; allowed: beta"),
     ],
@@ -133,6 +136,6 @@ def test_settings_that_cannot_be_meant_are_refused(given, message):
 
 
 def test_an_alpha_that_nothing_reads_is_refused():
-    with pytest.raises(ConfigError, match="alpha = 0.3, which divergence = reverse_kl does not read"):
+    with pytest.raises(ConfigError, match=r"alpha = 0\.3, which divergence = reverse_kl does not read"):
         DPO(alpha=0.3)
     assert DPO(divergence="alpha", alpha=0.3).alpha == 0.3

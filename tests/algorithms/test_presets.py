@@ -201,7 +201,7 @@ def test_trl_kto():
 
 
 def test_the_target_margin_of_trl_is_not_scaled_by_beta():
-    """TRL's simpo_gamma = 0.5 at beta = 0.1 is 0.5 in the loss, not 0.05: the number of the SimPO repository is a ratio."""
+    """TRL's simpo_gamma = 0.5 at beta = 0.1 is 0.5 in the loss, not 0.05; the SimPO repository has a ratio."""
     algorithm = named("trl-simpo")
     assert isinstance(algorithm, SimPO)
     assert algorithm.target_margin == 0.5

@@ -73,5 +73,5 @@ def test_what_cannot_be_measured_is_said(folder):
         evaluate_given(folder / "model")
     with pytest.raises(ConfigError, match="rows of kind 'thumbs'; allowed: pairs, labels, examples, ratings, steps"):
         kind_named("thumbs")
-    with pytest.raises(ConfigError, match="rows of kind steps for .* writes them"):
+    with pytest.raises(ConfigError, match=r"rows of kind steps for .* writes them"):
         evaluate_given(folder / "model", str(folder / "pairs.jsonl"), kind="steps")

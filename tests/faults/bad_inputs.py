@@ -759,7 +759,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             name="A learning rate that no number can hold",
             command="train sft.yaml train.learning_rate=1e30",
             files=SUPERVISED,
-            says="policy version 1: the log-probability .* is nan.*Lower train.learning_rate",
+            says="step 1: the update made .* trained tensors not finite.*Lower train.learning_rate",
             exit_code=4,
             varies=r"token \d+ of probe \d+",
         ),

@@ -22,7 +22,6 @@ from posttrain.errors import ConfigError
 from posttrain.functional.preferences import Divergence, divergence_score, logistic, smoothed
 from posttrain.types import Batch, Metrics, Outputs, Totals
 
-
 DEFAULT_ALPHA = 0.5
 
 

@@ -40,7 +40,7 @@ class Subject:
 
     model: ModelConfig
     data: DataConfig | None = None
-    rows: list[Row] | None = None
+    rows: Sequence[Row] | None = None
     rewards: Sequence[RewardArgument] = ()
     check: Sequence[RewardArgument] = ()
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -109,7 +109,7 @@ def evaluate(
 
 
 def _measure(
-    subject: Subject, loaded: LoadedModel, data: DataConfig, rows: list[Row], extract: Extract | None
+    subject: Subject, loaded: LoadedModel, data: DataConfig, rows: Sequence[Row], extract: Extract | None
 ) -> Evaluation:
     settings = subject.evaluation
     length = settings.max_completion_length or subject.sampling.max_completion_length
@@ -195,7 +195,7 @@ def _split(source: str) -> str:
 
 
 def _prompts(
-    rows: list[Row], config: DataConfig, loaded: LoadedModel, model: ModelConfig, max_completion_length: int
+    rows: Sequence[Row], config: DataConfig, loaded: LoadedModel, model: ModelConfig, max_completion_length: int
 ) -> tuple[Prompt, ...]:
     if not rows:
         raise DataError(

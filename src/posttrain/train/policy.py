@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.collate import collate
+from posttrain.errors import NonFiniteError
 from posttrain.models.critic import Critic
 from posttrain.models.forward import token_logprobs
 from posttrain.rollout.publish import DeliveryProof
@@ -135,9 +136,24 @@ class Publisher:
         return self.proof.check(self.trainer_scores, self.model, self.sampler, step)
 
 
-def nobody_samples(step: int) -> Metrics:
-    """There is no sampler that new weights would have to reach."""
-    return {}
+class FiniteWeights:
+    """Takes the place of a publisher where nobody samples: no probe would notice weights that are not finite."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def __call__(self, step: int) -> Metrics:
+        finite = torch.stack([parameter.isfinite().all() for parameter in self.trained.values()])
+        if not finite.all():
+            bad = int((~finite).sum())
+            first = next(name for name, fine in zip(self.trained, finite.tolist(), strict=True) if not fine)
+            raise NonFiniteError(
+                given=f"step {step}: the update made {bad} of {len(finite)} trained tensors not finite, {first} the first",
+                allowed="finite weights",
+                fix="They are not saved. Lower train.learning_rate; then `posttrain resume` the run.",
+            )
+        return {}
 
 
 class HeldWeights:

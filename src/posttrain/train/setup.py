@@ -38,7 +38,7 @@ from posttrain.train.loop import microbatches
 from posttrain.train.measure import HeldOutAnswers, WithForgetting
 from posttrain.train.offline import labelled, preferences, supervised
 from posttrain.train.optimizer import Updater
-from posttrain.train.policy import Forward, HeldWeights, Publisher, TrainerScores, nobody_samples
+from posttrain.train.policy import FiniteWeights, Forward, HeldWeights, Publisher, TrainerScores
 from posttrain.train.prompted import checked_prompts, prompt_notes
 from posttrain.train.references import reference_forward
 from posttrain.train.run import Refresh, Run, Weigh
@@ -60,7 +60,7 @@ from posttrain.train.weigh import (
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, Resolved, RewardConfig, RunConfig
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.store import RunStore
+    from posttrain.train.store import EventKind, RunStore
     from posttrain.types import Metrics
 
 
@@ -98,7 +98,8 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
     warnings = (*loaded.notes, *source.notes, *injection_notes(rows, algorithm.data_kind, loaded), *more_notes)
-    for kind, notes in (("warning", warnings), ("data", source.facts)):
+    told: dict[EventKind, Sequence[str]] = {"warning": warnings, "data": source.facts}
+    for kind, notes in told.items():
         for note in notes:
             store.event(kind, note)
             view.event(kind, note)
@@ -303,9 +304,9 @@ class Judges(NamedTuple):
 def publishing(
     config: RunConfig, loaded: LoadedModel, forward: Forward, samplers: Samplers, probe: Sequence[Sequence[int]]
 ) -> Callable[[int], Metrics]:
-    """How new weights reach whoever samples, with the proof that they arrived; nobody does without a probe."""
+    """How new weights reach whoever samples, with the proof that they arrived; without a probe nobody does."""
     if not probe:
-        return nobody_samples
+        return FiniteWeights(loaded.model)
     proof = DeliveryProof.from_prompts(
         probe,
         tolerance=config.guards.publish_tolerance or tolerance_for(loaded.compute_dtype),

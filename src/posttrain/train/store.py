@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement
     from posttrain.train.rollouts import Judged
 
-EventKind = Literal["start", "checkpoint", "warning", "guard", "resume", "evaluation", "publish", "end", "error"]
+EventKind = Literal[
+    "start", "data", "checkpoint", "warning", "guard", "resume", "evaluation", "publish", "end", "error"
+]
 
 _MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "checkpoints")
 _LASTING = ("error", "guard", "resume")
