@@ -759,9 +759,16 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             name="A learning rate that no number can hold",
             command="train sft.yaml train.learning_rate=1e30",
             files=SUPERVISED,
-            says="step 1: the update made .* trained tensors not finite.*Lower train.learning_rate",
+            says="step 2: the loss is nan.*Lower train.learning_rate",
             exit_code=4,
-            varies=r"token \d+ of probe \d+",
+            varies=r"row \d+ of the data",
+        ),
+        BadInput(
+            name="A last step that no number can hold",
+            command="train sft.yaml train.learning_rate=1e30 train.steps=1",
+            files=SUPERVISED,
+            says="the log-probability of .* held-out rows is not finite.*lower train.learning_rate",
+            exit_code=4,
         ),
     ),
 }

@@ -35,6 +35,7 @@ from posttrain.models.reward_head import ScoringFacts
 from posttrain.train.loop import microbatches
 from posttrain.train.preferences import pairs_batch
 from posttrain.train.ratings import Scale, ratings_batch
+from posttrain.train.row_scores import refuse_non_finite
 from posttrain.types import Batch, Outputs, Pair, RatedExample
 
 Forward = Callable[[Batch], Outputs]
@@ -172,6 +173,7 @@ def score_rows(forward: Forward, batch: Batch, tokens_per_microbatch: int) -> Te
         found_B = forward(micro).scores_B
         assert found_B is not None
         scores_B[rows] = found_B.double().cpu()
+    refuse_non_finite(scores_B, "score")
     return scores_B
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from posttrain.errors import DataError
+from posttrain.errors import DataError, NonFiniteError
 from posttrain.functional.masks import masked
 from posttrain.train.feed import examples_batch
 from posttrain.train.loop import microbatches
@@ -66,6 +66,18 @@ def first(rows: Sequence[Row], limit: int) -> list[Row]:
 
 
 @torch.no_grad()
+def refuse_non_finite(values_B: Tensor, what: str) -> None:
+    """A model that gives no numbers is no result: raises NonFiniteError, so that no run ends well with it."""
+    if values_B.isfinite().all():
+        return
+    bad = (~values_B.isfinite()).nonzero()[:, 0]
+    raise NonFiniteError(
+        given=f"the {what} of {len(bad)} of {len(values_B)} held-out rows is not finite (row {int(bad[0])} …)",
+        allowed="finite numbers",
+        fix="The weights have been driven too far: lower train.learning_rate, and start anew.",
+    )
+
+
 def score_rows(forward: Score, examples: Sequence[Example], *, pad_id: int, tokens_per_microbatch: int) -> RowScores:
     """Under the present weights; a row that trains nothing has a sum of 0."""
     batch = examples_batch(examples, pad_id)
@@ -78,4 +90,5 @@ def score_rows(forward: Score, examples: Sequence[Example], *, pad_id: int, toke
         if outputs.top1_BT is not None:
             top1_B = torch.zeros_like(counts_B) if top1_B is None else top1_B
             top1_B[rows] = (outputs.top1_BT.cpu() & mask_BT).sum(dim=-1)
+    refuse_non_finite(sums_B, "log-probability")
     return RowScores(sums_B.tolist(), counts_B.tolist(), None if top1_B is None else top1_B.tolist())
