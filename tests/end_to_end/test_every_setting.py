@@ -651,7 +651,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
         patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
         patch.setattr(sys, "path", sys.path.copy())  # transformers adds its folder of modules
         patch.setattr(os, "fsync", lambda descriptor: None)  # that files survive a crash is tested elsewhere
-        patch.setenv(KEY, "a key")
+        patch.setenv(KEY, "a-key")
         with verdicts_by_hash():
             yield Place(folder, PLAIN)
 

@@ -114,6 +114,10 @@ class Pulled(Watching):
     def needs(self) -> frozenset[Need]:
         return super().needs | {"auxiliary"}
 
+    @property
+    def auxiliary_coef(self) -> float:
+        return self.ptx_coef
+
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch) -> None:
