@@ -78,9 +78,10 @@ def template(tmp_path):
 def test_a_file_replaces_the_question_and_a_rubric_its_standard(template, score, server):
     path = template("{rubric} Of {prompt}: <answer_a>\n{first}\n</answer_a><answer_b>\n{second}\n</answer_b> {{}}")
     assert score(["long answer", "short"], template=path, rubric="Longer is better.").rewards_PG == [[1.0, 0.0]]
-    first = server.requests[0]["messages"][0]["content"]
-    assert first.startswith("Longer is better. Of a question: <answer_a>\nlong answer\n")
-    assert first.endswith("</answer_b> {}")
+    asked = {request["messages"][0]["content"] for request in server.requests}  # both orders at once
+    begin, end = "Longer is better. Of a question: <answer_a>\n", "\n</answer_b> {}"
+    orders = [("long answer", "short"), ("short", "long answer")]
+    assert asked == {f"{begin}{first}\n</answer_a><answer_b>\n{second}{end}" for first, second in orders}
 
 
 def test_a_rubric_alone_stands_in_the_built_in_question(score, server):
