@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from posttrain.errors import DataError
 
@@ -47,6 +48,29 @@ class Dropped(NamedTuple):
 
 class Unusable(Exception):
     """Raised while a row is read or rendered; its text is the reason for which the row is then dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Base of the records that hold what is usable of a dataset, under a name of their own, and what was left out."""
+
+    dropped: Sequence[Dropped] = ()
+
+    @property
+    def usable(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.usable)
+
+    @property
+    def dropped_summary(self) -> str:
+        """What was left out and why, in a sentence; "" for nothing."""
+        return summary(self.dropped, self.rows_read)
+
+    @property
+    def rows_read(self) -> int:
+        return len(self.usable) + len(self.dropped)
 
 
 def summary(dropped: Sequence[Dropped], total: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.forms import Form, detect
 from posttrain.data.masks import Segment, Tools, assistant_segments, closed
 from posttrain.data.messages import Text
@@ -23,20 +23,15 @@ from posttrain.types import Example
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExampleSet:
+class ExampleSet(Kept):
     """The usable examples, and what was left out of them."""
 
     examples: Sequence[Example]
     form: str
-    dropped: Sequence[Dropped] = ()
-
-    def __len__(self) -> int:
-        return len(self.examples)
 
     @property
-    def dropped_summary(self) -> str:
-        """What was left out and why, in a sentence; "" for nothing."""
-        return summary(self.dropped, len(self.examples) + len(self.dropped))
+    def usable(self) -> Sequence[Example]:
+        return self.examples
 
 
 def render_examples(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.forms import Form, detect, fits
 from posttrain.data.pairs import render_answer, render_pairs
 from posttrain.data.prompts import Renderer
@@ -17,23 +17,21 @@ from posttrain.types import LabelledExample, Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledSet:
+class LabelledSet(Kept):
     """The usable answers, and what was left out of them."""
 
     rows: Sequence[LabelledExample]
     form: str = ""
-    dropped: Sequence[Dropped] = ()
     pairs: Sequence[Pair] | None = None
     """The pairs whose sides the rows are, where the data has pairs."""
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    @property
+    def usable(self) -> Sequence[LabelledExample]:
+        return self.rows
 
     @property
-    def dropped_summary(self) -> str:
-        """What was left out and why, in a sentence; "" for nothing."""
-        read = self.rows if self.pairs is None else self.pairs
-        return summary(self.dropped, len(read) + len(self.dropped))
+    def rows_read(self) -> int:
+        return len(self.rows if self.pairs is None else self.pairs) + len(self.dropped)
 
 
 class Unpaired(Sequence[LabelledExample]):

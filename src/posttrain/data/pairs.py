@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.examples import answer_segments
 from posttrain.data.forms import Form, detect
 from posttrain.data.masks import Tools
@@ -26,20 +26,15 @@ __all__ = ["PairSet", "Text", "implicit_prompt", "render_answer", "render_pair",
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairSet:
+class PairSet(Kept):
     """The usable pairs, and what was left out of them."""
 
     pairs: Sequence[Pair]
     form: str = ""
-    dropped: Sequence[Dropped] = ()
-
-    def __len__(self) -> int:
-        return len(self.pairs)
 
     @property
-    def dropped_summary(self) -> str:
-        """What was left out and why, in a sentence; "" for nothing."""
-        return summary(self.dropped, len(self.pairs) + len(self.dropped))
+    def usable(self) -> Sequence[Pair]:
+        return self.pairs
 
 
 def render_pairs(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from jinja2 import TemplateError
 
 from posttrain.data.cells import cell
-from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.forms import ANSWER_COLUMNS, Form, columns_of, detect
 from posttrain.data.layouts import read_prompt
 from posttrain.data.read import Row
@@ -26,21 +26,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptSet:
+class PromptSet(Kept):
     """The usable prompts, and what was left out of them."""
 
     prompts: tuple[Prompt, ...]
-    dropped: tuple[Dropped, ...] = ()
     columns: str = ""
     """Where the prompt and the gold answer come from, in words."""
 
-    def __len__(self) -> int:
-        return len(self.prompts)
-
     @property
-    def dropped_summary(self) -> str:
-        """What was left out and why, in a sentence; "" for nothing."""
-        return summary(self.dropped, len(self.prompts) + len(self.dropped))
+    def usable(self) -> Sequence[Prompt]:
+        return self.prompts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.forms import columns_of, detect
 from posttrain.data.layouts import number
 from posttrain.data.pairs import render_answer
@@ -20,19 +20,14 @@ Read = Callable[[Row], list[dict[str, Any] | Dropped]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatedSet:
+class RatedSet(Kept):
     """The usable rated answers, and what was left out of them."""
 
     rows: tuple[RatedExample, ...]
-    dropped: tuple[Dropped, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     @property
-    def dropped_summary(self) -> str:
-        """What was left out and why, in a sentence; "" for nothing."""
-        return summary(self.dropped, len(self.rows) + len(self.dropped))
+    def usable(self) -> Sequence[RatedExample]:
+        return self.rows
 
 
 def render_ratings(

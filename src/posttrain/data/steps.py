@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from posttrain.data.dropped import Dropped, refuse_too_many, summary
+from posttrain.data.dropped import Dropped, Kept, refuse_too_many
 from posttrain.data.forms import detect
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -19,23 +19,18 @@ from posttrain.types import Example, StepExample
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSet:
+class StepSet(Kept):
     """The usable answers, and what was left out of them."""
 
     rows: tuple[StepExample, ...]
-    dropped: tuple[Dropped, ...] = ()
     cut: int = 0
     """Steps of the usable answers that the context has no room for: they are in no loss."""
     divided: int = 0
     """Steps with a separator within: where the trained model is a reward, each of those would count as several."""
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     @property
-    def dropped_summary(self) -> str:
-        """What was left out and why, in a sentence; "" for nothing."""
-        return summary(self.dropped, len(self.rows) + len(self.dropped))
+    def usable(self) -> Sequence[StepExample]:
+        return self.rows
 
     @property
     def notes(self) -> list[str]:

@@ -31,12 +31,11 @@ from posttrain.rewards.scores import enforce_limit
 from posttrain.train.feed import sampling_seed
 from posttrain.train.measure import HeldOutAnswers
 from posttrain.train.offline import beside
-from posttrain.train.policy import Forward
 from posttrain.train.preferences import PairFeed, Sides
 from posttrain.train.prompted import checked_prompts, prompt_notes
 from posttrain.train.references import used_rows
 from posttrain.train.rollouts import Judged
-from posttrain.train.source import Source
+from posttrain.train.source import Parts, Source
 from posttrain.types import Completion, Pair, Prompt
 
 if TYPE_CHECKING:
@@ -62,28 +61,19 @@ class AnsweredPrompt:
     """Each reward by itself."""
 
 
-def sampled_preferences(
-    config: RunConfig,
-    rows: Split,
-    loaded: LoadedModel,
-    forward: Forward,
-    samplers: Samplers,
-    judges: Judges,
-    folder: Path,
-    *,
-    say: Say,
-) -> Source:
+def sampled_preferences(parts: Parts, *, say: Say) -> Source:
     """Prompts are answered once, by the start model, and the better one of two answers is told from the other."""
+    config, rows, loaded, samplers, judges = parts.config, parts.rows, parts.loaded, parts.samplers, parts.judges
     assert config.sampled_pairs is not None, "config_rules: these pairs are made by the section sampled_pairs"
     split = Split([row for row in rows.train if not is_sampled_pair(row)], rows.heldout)
     train, heldout = checked_prompts(config, split, loaded, judges)
-    rounds = Round(config, train.prompts, samplers, judges, folder, say)
+    rounds = Round(config, train.prompts, samplers, judges, parts.folder, say)
     sampled, notes = rounds.pairs()
     earlier, more = earlier_pairs(config, rows.train, loaded, heldout.prompts)
     pairs = numbered([*earlier, *sampled])
     sides = Sides(pairs)
     used = sides.of(used_rows(config, len(pairs)))
-    references, about_references = beside(config, sides, used, loaded, forward, folder)
+    references, about_references = beside(parts, sides, used)
     return Source(
         feed=PairFeed(config, pairs, pad_id=loaded.pad_id, references=references),
         measure=HeldOutAnswers(config, samplers.evaluation, heldout.prompts, judges.rewards, judges.check),

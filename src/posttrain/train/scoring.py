@@ -24,6 +24,7 @@ from posttrain.train.heldout_scores import Forward, HeldOutScores, Record, Score
 from posttrain.train.optimizer import Updater
 from posttrain.train.run import Run
 from posttrain.train.scored_data import ScoredData, ScoringInput, from_pairs, from_ratings, from_steps
+from posttrain.train.source import tell
 from posttrain.train.weigh import Given, in_turn
 from posttrain.types import Batch, Metrics, Outputs
 
@@ -50,9 +51,7 @@ def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algo
     forward = ScoringForward(loaded, kind.score)
     source = ScoringInput(config=config, algorithm=algorithm, rows=rows, loaded=loaded, renderer=renderer, facts=facts)
     data = kind.read(source, forward)
-    for note in (*loaded.notes, *data.notes):
-        store.event("warning", note)
-        view.event("warning", note)
+    tell(store, view, "warning", (*loaded.notes, *data.notes))
     heldout = OncePerVersion(data.heldout)
     measure = HeldOutScores(heldout, config.evaluation.confidence)
     return Run(

@@ -17,7 +17,7 @@ from posttrain.config_stages import in_folder
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
-from posttrain.data.split import Split, read_auxiliary, read_split
+from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import streaming_notes
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora
@@ -44,7 +44,7 @@ from posttrain.train.references import reference_forward
 from posttrain.train.run import Refresh, Run, Weigh
 from posttrain.train.sampled_pairs import sampled_preferences
 from posttrain.train.scoring import set_up_scoring
-from posttrain.train.source import Source, context_length
+from posttrain.train.source import Parts, Source, context_length, tell
 from posttrain.train.weigh import (
     Fill,
     Given,
@@ -60,7 +60,7 @@ from posttrain.train.weigh import (
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, Resolved, RewardConfig, RunConfig
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.store import EventKind, RunStore
+    from posttrain.train.store import RunStore
     from posttrain.types import Metrics
 
 
@@ -73,9 +73,8 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
     streamed = "prompts" if config.sampled_pairs is not None else algorithm.data_kind
-    for note in streaming_notes({"training data": rows.train, "held-out data": rows.heldout}, streamed):
-        store.event("warning", note)
-        view.event("warning", note)
+    streams = {"training data": rows.train, "held-out data": rows.heldout}
+    tell(store, view, "data", streaming_notes(streams, streamed))
     if config.evaluation.forgetting is not None:
         read_texts(config.evaluation.forgetting)
     auxiliary_rows = read_auxiliary(config.data, config.seed)
@@ -92,17 +91,15 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     build = BUILDERS[algorithm.data_kind]
     if config.sampled_pairs is not None:
         build = partial(sampled_preferences, say=partial(view.event, "sampled_pairs"))
-    source = build(config, rows, loaded, forward, samplers, judges, store.folder)
+    made = {"loaded": loaded, "forward": forward, "samplers": samplers, "judges": judges}
+    source = build(Parts(config=config, rows=rows, folder=store.folder, **made))
     measure = source.measure
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
     warnings = (*loaded.notes, *source.notes, *injection_notes(rows, algorithm.data_kind, loaded), *more_notes)
-    told: dict[EventKind, Sequence[str]] = {"warning": warnings, "data": source.facts}
-    for kind, notes in told.items():
-        for note in notes:
-            store.event(kind, note)
-            view.event(kind, note)
+    tell(store, view, "warning", warnings)
+    tell(store, view, "data", source.facts)
     weigh, refresh = learning(config, algorithm, loaded, forward)
     return Run(
         resolved=resolved,
@@ -319,18 +316,11 @@ def publishing(
 # --- where the data comes from ---------------------------------------------------------------------------------------
 
 
-def online(
-    config: RunConfig,
-    rows: Split,
-    loaded: LoadedModel,
-    forward: Forward,
-    samplers: Samplers,
-    judges: Judges,
-    folder: Path,
-) -> Source:
+def online(parts: Parts) -> Source:
     """Prompts are answered and the answers are scored."""
-    train, heldout = checked_prompts(config, rows, loaded, judges)
-    rewards, check = judges
+    config, loaded, samplers = parts.config, parts.loaded, parts.samplers
+    train, heldout = checked_prompts(config, parts.rows, loaded, parts.judges)
+    rewards, check = parts.judges
     algorithm = config.algorithm.build()
     feed = SampledFeed(
         config,

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
+    from posttrain.data.split import Split
     from posttrain.models.load import LoadedModel
+    from posttrain.report.terminal import TerminalView
     from posttrain.train.feed import Feed
     from posttrain.train.measure import Measure
+    from posttrain.train.policy import Forward
+    from posttrain.train.setup import Judges, Samplers
+    from posttrain.train.store import EventKind, RunStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What there is of a run when its data is looked at: what every builder of a source is given."""
+
+    config: RunConfig
+    rows: Split
+    loaded: LoadedModel
+    forward: Forward
+    samplers: Samplers
+    judges: Judges
+    folder: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +56,10 @@ def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
 def context_length(loaded: LoadedModel) -> int:
     """Most tokens of prompt and completion together; some architectures set no limit."""
     return loaded.context_length if loaded.context_length is not None else sys.maxsize
+
+
+def tell(store: RunStore, view: TerminalView, kind: EventKind, sentences: Iterable[str]) -> None:
+    """On file and on the screen."""
+    for sentence in sentences:
+        store.event(kind, sentence)
+        view.event(kind, sentence)
