@@ -1,0 +1,111 @@
+"""What a verifier says about one completion: not a bare number, but a number with its reason.
+
+    >>> verdict = Verdict(1.0, "correct", extracted="18")
+    >>> verdict == 1.0, verdict.reason, 0.5 * verdict
+    (True, 'correct', 0.5)
+    >>> Verdict(None, "timeout").score is None
+    True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+Reason = Literal[
+    "correct",
+    "partial",
+    "wrong",
+    "no_answer",
+    "ambiguous",
+    "unevaluated",
+    "too_large",
+    "truncated",
+    "timeout",
+    "error",
+    "not_applicable",
+]
+"""Why a completion has its score.
+
+    correct         it is what was asked for
+    partial         part of it is: some of the tests, some of the rules
+    wrong           an answer was found, and it is another one
+    no_answer       no answer was found
+    ambiguous       several answers were found that differ, or one that contradicts itself
+    unevaluated     a computation in place of its result: 123 x 456, a sum, the question again
+    too_large       working it out would cost more than any answer is worth; it was not tried
+    truncated       the completion was cut before it gave an answer
+    timeout         a program that was judged ran out of its time (score 0), or the verifier did (no score)
+    error           a program that was judged failed (score 0), or the verifier did (no score)
+    not_applicable  the verifier has nothing to say about this completion (no score)
+"""
+REASONS: tuple[str, ...] = get_args(Reason)
+
+MAX_EXTRACTED = 500
+"""Characters that are kept of what was extracted, and of a detail."""
+
+
+class Verdict(float):
+    """A score that knows its reason. It is a float, so that rewards can be computed from it: `0.9 * math(...) + ...`.
+
+    A verdict without a score (`score` None: the verifier itself failed, or does not apply) is nan as a number.
+    """
+
+    reason: str
+    """One of `Reason`, or a word of a verifier's own."""
+    extracted: str | None
+    """The answer that was judged, as it was found in the completion."""
+    seconds: float
+    """Wall-clock seconds that the verdict took; 0 where nobody measured."""
+    detail: str
+    """More for a reader: which test failed, what could not be read."""
+
+    def __new__(
+        cls,
+        score: float | None,
+        reason: str,
+        *,
+        extracted: str | None = None,
+        seconds: float = 0.0,
+        detail: str = "",
+    ) -> Verdict:
+        verdict = super().__new__(cls, math.nan if score is None else score)
+        verdict.reason = reason
+        verdict.extracted = extracted if extracted is None else extracted[:MAX_EXTRACTED]
+        verdict.seconds = seconds
+        verdict.detail = detail[:MAX_EXTRACTED]
+        return verdict
+
+    @property
+    def score(self) -> float | None:
+        """None when there is none."""
+        return None if math.isnan(self) else float(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; `from_json` reads it back."""
+        return {
+            "score": self.score,
+            "reason": self.reason,
+            "extracted": self.extracted,
+            "seconds": self.seconds,
+            "detail": self.detail,
+        }
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Verdict:
+        more = {name: fields[name] for name in ("extracted", "seconds", "detail")}
+        return Verdict(fields["score"], fields["reason"], **more)
+
+    def __repr__(self) -> str:
+        found = "" if self.extracted is None else f", extracted={self.extracted!r}"
+        detail = f", detail={self.detail!r}" if self.detail else ""
+        return f"Verdict({self.score}, {self.reason!r}{found}{detail})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Verdict.from_json, (self.to_json(),))
+
+
+def correct(right: bool, extracted: str | None = None, *, detail: str = "") -> Verdict:
+    """1 for a right answer, 0 for a wrong one."""
+    return Verdict(float(right), "correct" if right else "wrong", extracted=extracted, detail=detail)
