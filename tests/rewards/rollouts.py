@@ -3,9 +3,9 @@
 from posttrain.types import Completion, Prompt
 
 
-def completion(text: str) -> Completion:
-    ids = tuple(text.encode())
-    return Completion(ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason="eos", text=text)
+def completion(text: str, *, truncated: bool = False) -> Completion:
+    ids, end = tuple(text.encode()), "length" if truncated else "eos"
+    return Completion(ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason=end, text=text)
 
 
 def prompt(index: int, text: str = "a question", *, chat: bool = False, **columns: object) -> Prompt:

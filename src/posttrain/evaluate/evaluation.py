@@ -32,6 +32,8 @@ class Answer:
     """Total reward; None when no reward could be computed."""
     parts: Mapping[str, float | None] = field(default_factory=dict)
     """Each reward by label; None where it was not applicable."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why each reward is what it is, by label, where the reward says so."""
     check: Mapping[str, float | None] = field(default_factory=dict)
     """The independent check, which training never sees, by label."""
     vote: str | None = None

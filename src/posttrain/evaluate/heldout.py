@@ -145,6 +145,7 @@ def _answers(
                 finish_reason=completion.finish_reason,
                 score=scores.rewards_PG[p][g] if scores.scored_PG[p][g] else None,
                 parts={label: values[p][g] for label, values in scores.parts.items()},
+                reasons={label: v.reason for label, given in scores.verdicts.items() if (v := given[p][g]) is not None},
                 check={label: values[p][0] for label, values in check.parts.items()} if check and g == 0 else {},
                 vote=normalise(vote(completion.text)),
             )

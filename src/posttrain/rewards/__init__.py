@@ -9,6 +9,7 @@ The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0.
 from posttrain.rewards.components import Reward
 from posttrain.rewards.reward_set import RewardSet, build_rewards, check_gold
 from posttrain.rewards.scores import Failure, Scores, enforce_limit
+from posttrain.rewards.verdict import Verdict
 from posttrain.rewards.verifiers import exact_match, math, numeric, regex
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Reward",
     "RewardSet",
     "Scores",
+    "Verdict",
     "build_rewards",
     "check_gold",
     "enforce_limit",

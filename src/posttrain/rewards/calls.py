@@ -16,6 +16,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from posttrain.errors import ConfigError, PosttrainError
+from posttrain.rewards.verdict import Verdict
 
 Kind = Literal["value", "invalid", "exception", "timeout", "crash"]
 MAX_MESSAGE, MAX_TRACEBACK = 500, 8000
@@ -80,6 +81,8 @@ class Outcome:
 
     kind: Kind
     value: Any = None
+    verdict: Any = None
+    """As plain JSON, where the function gave a `Verdict` in place of a number; a list of them beside a list."""
     message: str = ""
     traceback: str = ""
     seconds: float = 0.0
@@ -153,7 +156,10 @@ def judged(value: Any, seconds: float) -> Outcome:
         numbers = [_number(item) for item in values]
     except TypeError as error:
         return Outcome(kind="invalid", message=str(error), seconds=seconds)
-    return Outcome(kind="value", value=numbers if values is value else numbers[0], seconds=seconds)
+    verdicts = [item.to_json() if isinstance(item, Verdict) else None for item in values]
+    if values is not value:
+        return Outcome(kind="value", value=numbers[0], verdict=verdicts[0], seconds=seconds)
+    return Outcome(kind="value", value=numbers, verdict=verdicts if any(verdicts) else None, seconds=seconds)
 
 
 def failed(error: BaseException, seconds: float = 0.0) -> Outcome:
@@ -175,6 +181,8 @@ def _number(value: Any) -> float | None:
     """A returned number as a float; infinite when it does not fit one. TypeError for anything that is no number."""
     if value is None:
         return None
+    if isinstance(value, Verdict):
+        return value.score
     if hasattr(value, "item"):  # a list of numpy or torch scalars
         value = value.item()
     if not isinstance(value, Real):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the records import torch, which a reward worker does not ne
     from posttrain.rewards.model import ModelReward
     from posttrain.types import Completion, Prompt
 
-GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
+GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids", "truncated"})
 """Parameters that are filled from the rollout; a column of such a name is not passed on."""
 
 MODEL_LABEL, JUDGE_LABEL = "reward_model", "judge"
@@ -110,6 +110,11 @@ class Component:
         wanted = available if self.signature.takes_any else set(available) & set(self.signature.named)
         return [name for name in available if name in wanted and name not in self.settings]
 
+    @property
+    def gold_columns(self) -> list[str]:
+        """The columns without which it cannot judge: where gold answers stand."""
+        return [name for name in self.signature.required if name not in GIVEN_NAMES and name not in self.settings]
+
     def _missing(self, name: str, available: Sequence[str]) -> ConfigError:
         if name == "answer":
             fix = "Set data.answer to the column that holds the gold answer."
@@ -140,7 +145,8 @@ class Component:
         if self.builtin is None or self.builtin.quick is None:
             return None
         outcome = run_call(self.builtin.quick, call, self.settings)
-        return None if outcome.kind == "value" and outcome.value is None else outcome
+        undecided = outcome.kind == "value" and outcome.value is None and outcome.verdict is None
+        return None if undecided else outcome
 
     def job(self, calls: Sequence[Mapping[str, Any]]) -> Job:
         """The calls as work for the pool."""
@@ -163,6 +169,7 @@ class Component:
             prompt: _prompt,
             completion: _completion if self.builtin is None else lambda row: row.completion.text,
             "completion_ids": lambda row: list(row.completion.ids),
+            "truncated": lambda row: row.completion.truncated,
         }
         asked = set(self.signature.named)
         if self.signature.takes_any:

@@ -10,14 +10,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.errors import ConfigError, DataError, RewardError
-from posttrain.rewards.calls import Outcome
+from posttrain.errors import ConfigError, DataError
 from posttrain.rewards.components import Component, Reward, RewardLike, Row, make_component
 from posttrain.rewards.pool import WorkerPool
-from posttrain.rewards.scores import Failure, Scores, weighted_sum
+from posttrain.rewards.scores import Scores, weighted_sum
+from posttrain.rewards.sheet import Read, Sheet
 
 if TYPE_CHECKING:
-    from posttrain.rewards.judge import Judgement
     from posttrain.rollout.local import LocalSampler
     from posttrain.types import Completion, Prompt
 
@@ -47,7 +46,7 @@ def build_rewards(
 def check_gold(rows: Iterable[Mapping[str, Any]], *, reward: str = "math", column: str = "answer") -> None:
     """DataError, with the numbers of the rows, when a built-in verifier cannot use the gold answer of a row."""
     with build_rewards([reward]) as rewards:
-        rewards.check_answers((number, row.get(column)) for number, row in enumerate(rows))
+        rewards.check_rows((number, {**row, "answer": row.get(column)}) for number, row in enumerate(rows))
 
 
 class RewardSet:
@@ -90,7 +89,7 @@ class RewardSet:
             component.columns(available)
             if (judge := component.model or component.judge) is not None:
                 judge.check(prompts)
-        self.check_answers(((prompt.index, prompt.columns.get("answer")) for prompt in prompts), what)
+        self.check_rows(((prompt.index, prompt.columns) for prompt in prompts), what)
 
     def bind(self, policy: LocalSampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
         """What judges need to know of a run: who samples with the policy's present weights, and in which file it is
@@ -102,24 +101,27 @@ class RewardSet:
                     label = re.sub(r"[^\w.-]", "_", component.label)
                     component.judge.keep_ledger(ledger.with_name(f"{ledger.name}-{label}.jsonl"))
 
-    def check_answers(self, answers: Iterable[tuple[int, Any]], what: str = "") -> None:
-        """Score a trivial completion against each gold answer: what the verifier then raises is wrong with the gold.
+    def check_rows(self, rows: Iterable[tuple[int, Mapping[str, Any]]], what: str = "") -> None:
+        """Score a trivial completion of each row: what a built-in verifier then raises is wrong with the gold answer.
 
-        `answers` are numbers of rows and their gold answers; equal answers are looked at once.
+        `rows` are numbers and columns; equal golds are looked at once. `what` names them in the error.
         """
-        rows_of: dict[str, list[int]] = {}
-        golds: dict[str, Any] = {}
-        for row, answer in answers:
-            rows_of.setdefault(repr(answer), []).append(row)
-            golds[repr(answer)] = answer
-        sheets = [
-            _Sheet(component, [{"completion": "\\boxed{0}", "answer": answer} for answer in golds.values()])
-            for component in self.components
-            if component.builtin is not None and "answer" in {*component.signature.required} - component.settings.keys()
-        ]
-        self._fill(sheets)
-        for sheet in sheets:
-            found = zip(golds, sheet.outcomes, strict=True)
+        known = list(rows)
+        sheets: list[tuple[Sheet, dict[str, list[int]]]] = []
+        for component in self.components:
+            if component.builtin is None or not (columns := component.gold_columns):
+                continue
+            golds: dict[str, dict[str, Any]] = {}
+            rows_of: dict[str, list[int]] = {}
+            for number, row in known:
+                gold = {name: row.get(name) for name in columns}
+                rows_of.setdefault(repr(gold), []).append(number)
+                golds[repr(gold)] = gold
+            calls = [{"completion": "\\boxed{0}", **gold} for gold in golds.values()]
+            sheets.append((Sheet(component, calls), rows_of))
+        self._fill([sheet for sheet, _ in sheets])
+        for sheet, rows_of in sheets:
+            found = zip(rows_of, sheet.outcomes, strict=True)
             problems = {key: outcome.message for key, outcome in found if outcome.kind != "value"}
             if problems:
                 raise _gold_error(sheet.component.label, problems, rows_of, what)
@@ -137,38 +139,34 @@ class RewardSet:
             for number, completion in enumerate(group)
         ]
         columns = _columns(rows)
-        sheets = [_Sheet(component, component.calls(rows, columns)) for component in self.components] if rows else []
+        sheets = [Sheet(component, component.calls(rows, columns)) for component in self.components] if rows else []
         self._fill(sheets)
-        parts = {sheet.component.label: sheet.values(rows) for sheet in sheets}
-        failures = [failure for sheet in sheets for failure in sheet.failures(rows)]
-        return self._combine(rows, [len(group) for group in groups], parts, failures, sheets)
+        read = {sheet.component.label: sheet.read(rows) for sheet in sheets}
+        return self._combine(rows, [len(group) for group in groups], read, sheets)
 
     def _combine(
-        self,
-        rows: Sequence[Row],
-        sizes: Sequence[int],
-        parts: Mapping[str, Sequence[float | None]],
-        failures: Sequence[tuple[int, Failure]],
-        sheets: Sequence[_Sheet],
+        self, rows: Sequence[Row], sizes: Sequence[int], read: Mapping[str, Read], sheets: Sequence[Sheet]
     ) -> Scores:
         weights = {component.label: component.weight for component in self.components}
+        failures = [found for part in read.values() for found in part.failures]
         failed: list[set[str]] = [set() for _ in rows]
         for row, failure in failures:
             failed[row].add(failure.label)
         rewards = [
-            weighted_sum({label: part[row] for label, part in parts.items()}, weights, failed[row])
+            weighted_sum({label: part.values[row] for label, part in read.items()}, weights, failed[row])
             for row in range(len(rows))
         ]
         return Scores(
             rewards_PG=_grouped(rewards, sizes),
             scored_PG=_grouped([not math.isnan(reward) for reward in rewards], sizes),
-            parts={label: _grouped(parts.get(label, ()), sizes) for label in self.labels},
+            parts={label: _grouped(read[label].values if rows else (), sizes) for label in self.labels},
+            verdicts={label: _grouped(part.verdicts, sizes) for label, part in read.items() if part.has_reasons},
             failures=tuple(failure for _, failure in sorted(failures, key=lambda found: found[0])),
-            seconds={sheet.component.label: sum(outcome.seconds for outcome in sheet.outcomes) for sheet in sheets},
+            seconds={sheet.component.label: sheet.seconds for sheet in sheets},
             judgements=tuple(judgement for sheet in sheets for judgement in sheet.judgements),
         )
 
-    def _fill(self, sheets: Sequence[_Sheet]) -> None:
+    def _fill(self, sheets: Sequence[Sheet]) -> None:
         """Get the missing outcomes of all components, at the same time: processes beside threads; then models
         and judges, here."""
         by_model = [sheet for sheet in sheets if sheet.open and sheet.component.model is not None]
@@ -186,95 +184,6 @@ class RewardSet:
             sheet.run_by_model()
         for sheet in by_judge:
             sheet.run_by_judge()
-
-
-class _Sheet:
-    """The calls of one component in one step, and what came of them. Quick decisions are made when it is written."""
-
-    def __init__(self, component: Component, calls: Sequence[Mapping[str, Any]]) -> None:
-        self.component = component
-        self._calls = calls
-        self._outcomes = [component.decide(call) for call in calls]
-        self.judgements: tuple[Judgement, ...] = ()
-
-    @property
-    def open(self) -> list[int]:
-        return [number for number, outcome in enumerate(self._outcomes) if outcome is None]
-
-    @property
-    def open_calls(self) -> list[Mapping[str, Any]]:
-        return [self._calls[number] for number in self.open]
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        return [outcome for outcome in self._outcomes if outcome is not None]
-
-    def settle(self, outcomes: Sequence[Outcome]) -> None:
-        """Enter the outcomes of the open calls, in their order."""
-        for number, outcome in zip(self.open, outcomes, strict=True):
-            self._outcomes[number] = outcome
-
-    def run_in_thread(self) -> None:
-        assert self.component.thread is not None
-        self.settle(self.component.thread.run(self.open_calls, self.component.settings, self.component.timeout))
-
-    def run_by_model(self) -> None:
-        assert self.component.model is not None
-        self.settle(self.component.model(self.open_calls))
-
-    def run_by_judge(self) -> None:
-        assert self.component.judge is not None
-        outcomes, self.judgements = self.component.judge(self.open_calls)
-        self.settle(outcomes)
-
-    def values(self, rows: Sequence[Row]) -> list[float | None]:
-        """One value per row, None where not applicable or failed; RewardError for a value that no reward may have."""
-        if not self.component.signature.batch:
-            return [self._value(outcome, row) for outcome, row in zip(self.outcomes, rows, strict=True)]
-        outcome = self.outcomes[0]
-        if outcome.failed:
-            return [None] * len(rows)
-        if outcome.kind == "invalid" or not isinstance(outcome.value, list) or len(outcome.value) != len(rows):
-            got = f"{len(outcome.value)} values" if isinstance(outcome.value, list) else outcome.message or "one number"
-            raise RewardError(
-                given=f'reward "{self.component.label}" returned {got} for {len(rows)} completions',
-                fix="Return a list with one number, or None where the reward does not apply, per completion.",
-            )
-        return [
-            self._value(Outcome(kind="value", value=value), row) for value, row in zip(outcome.value, rows, strict=True)
-        ]
-
-    def failures(self, rows: Sequence[Row]) -> list[tuple[int, Failure]]:
-        """Number of the row and failure, for each row without an outcome; the first carries the traceback."""
-        outcomes = self.outcomes * len(rows) if self.component.signature.batch else self.outcomes
-        found: list[tuple[int, Failure]] = []
-        for number, (outcome, row) in enumerate(zip(outcomes, rows, strict=True)):
-            if outcome.kind != "value" and outcome.kind != "invalid":
-                failure = Failure(
-                    label=self.component.label,
-                    prompt=row.prompt.index,
-                    completion=row.number,
-                    kind=outcome.kind,
-                    message=outcome.message,
-                    traceback="" if found else outcome.traceback,
-                )
-                found.append((number, failure))
-        return found
-
-    def _value(self, outcome: Outcome, row: Row) -> float | None:
-        value = outcome.value
-        if outcome.failed or (outcome.kind == "value" and value is None):
-            return None
-        if isinstance(value, float) and math.isfinite(value):
-            return value
-        got = outcome.message or (f"a list of {len(value)}" if isinstance(value, list) else value)
-        text = " ".join(row.completion.text.split())
-        raise RewardError(
-            given=f'reward "{self.component.label}" returned {got} for prompt {row.prompt.index}, '
-            f'completion {row.number + 1} of {row.group_size} ("{text if len(text) <= 60 else "... " + text[-56:]}")',
-            fix="Rewards must be finite numbers, or None where the reward does not apply. "
-            "Return 0.0 for answers that cannot be parsed.",
-        )
 
 
 def _reward(item: RewardLike | str | Callable[..., Any]) -> RewardLike:

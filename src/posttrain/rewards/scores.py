@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.errors import RewardError
+from posttrain.rewards.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement
@@ -48,6 +49,8 @@ class Scores:
     failures: tuple[Failure, ...]
     seconds: dict[str, float]
     """Seconds spent in each component, summed over workers."""
+    verdicts: dict[str, list[list[Verdict | None]]] = field(default_factory=dict)
+    """By label, for components that gave a reason or failed: the verdict behind each number of `parts`."""
     judgements: tuple[Judgement, ...] = ()
     """What judges were asked and said."""
 
@@ -63,8 +66,13 @@ class Scores:
         def picked(rows: Sequence[Any]) -> list[Any]:
             return [rows[place] for place in places]
 
-        parts = {label: picked(part) for label, part in self.parts.items()}
-        return replace(self, rewards_PG=picked(self.rewards_PG), scored_PG=picked(self.scored_PG), parts=parts)
+        return replace(
+            self,
+            rewards_PG=picked(self.rewards_PG),
+            scored_PG=picked(self.scored_PG),
+            parts={label: picked(part) for label, part in self.parts.items()},
+            verdicts={label: picked(part) for label, part in self.verdicts.items()},
+        )
 
     def followed_by(self, later: Scores) -> Scores:
         """These and the rewards of further prompts, of the same components."""
@@ -72,10 +80,17 @@ class Scores:
             rewards_PG=[*self.rewards_PG, *later.rewards_PG],
             scored_PG=[*self.scored_PG, *later.scored_PG],
             parts={label: [*part, *later.parts[label]] for label, part in self.parts.items()},
+            verdicts={label: self._verdicts(label) + later._verdicts(label) for label in self._with_reasons(later)},
             failures=(*self.failures, *later.failures),
             seconds={label: seconds + later.seconds[label] for label, seconds in self.seconds.items()},
             judgements=(*self.judgements, *later.judgements),
         )
+
+    def _with_reasons(self, later: Scores) -> list[str]:
+        return [label for label in self.parts if label in self.verdicts or label in later.verdicts]
+
+    def _verdicts(self, label: str) -> list[list[Verdict | None]]:
+        return self.verdicts.get(label) or [[None] * len(row) for row in self.rewards_PG]
 
 
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float], failed: set[str]) -> float:

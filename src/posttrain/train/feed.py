@@ -23,7 +23,14 @@ from posttrain.rewards.judge import judge_metrics
 from posttrain.rollout.queue import ExperienceQueue
 from posttrain.rollout.sampler import Sampler, SamplingSettings
 from posttrain.train.guards import Guards, name_completions, name_examples
-from posttrain.train.metrics import MetricLog, greedy_metrics, length_metrics, rollout_metrics, staleness_metrics
+from posttrain.train.metrics import (
+    MetricLog,
+    greedy_metrics,
+    length_metrics,
+    reason_metrics,
+    rollout_metrics,
+    staleness_metrics,
+)
 from posttrain.train.refill import Collect, OneRound, Refill, refill_metrics
 from posttrain.train.rollouts import Judged, Rollout
 from posttrain.types import Batch, Completion, Example, Experience, Metrics, Prompt
@@ -132,6 +139,7 @@ class SampledFeed:
             log.add(length_metrics(sampled.groups))
         else:
             log.add(rollout_metrics(sampled.rewards_PG, sampled.scored_PG, sampled.groups, sampled.scores.parts))
+            log.add(reason_metrics(sampled.scores.verdicts))
         if rollout.greedy is not None:
             log.add(greedy_metrics(rollout.greedy.rewards_PG, rollout.greedy.scored_PG))
         log.add(judge_metrics(rollout.judgements))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import psutil
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from posttrain.functional.baselines import group_std, has_signal
+from posttrain.rewards.verdict import Verdict
 from posttrain.types import Completion, Max, Mean, Metric, Metrics, Min
 
 _GB = 1e9
@@ -58,6 +60,17 @@ def rollout_metrics(
         metrics[f"rewards/{label}/mean"] = Mean(float(applicable.sum()), len(applicable))
         metrics[f"rewards/{label}/std"] = _std(applicable)
     return metrics | length_metrics(groups)
+
+
+def reason_metrics(verdicts: Mapping[str, Sequence[Sequence[Verdict | None]]]) -> Metrics:
+    """`rewards/<label>/reason/<reason>`: share of the completions whose verdict had this reason."""
+    metrics: Metrics = {}
+    for label, verdict_PG in verdicts.items():
+        given = [verdict for group in verdict_PG for verdict in group]
+        counts = Counter(verdict.reason for verdict in given if verdict is not None)
+        for reason, count in sorted(counts.items()):
+            metrics[f"rewards/{label}/reason/{reason}"] = Mean(count, len(given))
+    return metrics
 
 
 def reward_metrics(rewards_PG: Tensor, scored_PG: Tensor) -> Metrics:

@@ -40,12 +40,16 @@ from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.files import NO_ROOM, write_durably
 
 if TYPE_CHECKING:
+    from posttrain.rewards import Scores
     from posttrain.rewards.judge import Judgement
     from posttrain.train.rollouts import Judged
 
 EventKind = Literal[
     "start", "data", "checkpoint", "warning", "guard", "resume", "evaluation", "publish", "end", "error"
 ]
+
+VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
+"""What a rollout table keeps of a verdict, beside its score."""
 
 _MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "checkpoints")
 _LASTING = ("error", "guard", "resume")
@@ -290,10 +294,11 @@ def rollout_table(
     """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
 
     `advantages` and `logprobs` have one entry per completion token; `advantage` is their mean. `reward` and
-    `reward/<label>` are null where there is none. `version` is the policy version that produced the last token. Where
-    completions are compared in pairs there is a `role` instead of advantages (`pair_roles`). Groups that were sampled
-    and not trained follow with `discarded` true and no advantages. `greedy`, one completion per trained prompt, stands
-    beside each completion of the group.
+    `reward/<label>` are null where there is none. `reward/<label>/reason`, `/extracted` and `/seconds` say why it is
+    what it is, which answer was found, and how long that took. `version` is the policy version that produced the last
+    token. Where completions are compared in pairs there is a `role` instead of advantages (`pair_roles`). Groups that
+    were sampled and not trained follow with `discarded` true and no advantages. `greedy`, one completion per trained
+    prompt, stands beside each completion of the group.
     """
     rows = list(_rows(step, trained, advantages_BT))
     for row, role in zip(rows, roles or (), strict=roles is not None):
@@ -307,6 +312,9 @@ def rollout_table(
         rows += [row | {"discarded": True} for row in _rows(step, discarded, None, **first)]
     labels = [] if trained.scores is None else trained.scores.parts
     more = {"role": pa.string()} if roles is not None else {}
+    judged = [part.scores for part in (trained, discarded) if part is not None and part.scores is not None]
+    reasons = dict.fromkeys(label for scores in judged for label in scores.verdicts)
+    more |= {f"reward/{label}/{name}": kind for label in reasons for name, kind in VERDICT_COLUMNS.items()}
     if greedy is not None:
         more |= {"greedy_completion": pa.string(), "greedy_reward": pa.float64()}
     return pa.Table.from_pylist(rows, schema=_rollout_schema(labels, more))
@@ -341,8 +349,20 @@ def _rows(
                 "finish_reason": completion.finish_reason,
                 "version": completion.versions[-1] if completion.versions else None,
                 **({} if scores is None else {f"reward/{label}": part[p][g] for label, part in scores.parts.items()}),
+                **({} if scores is None else _reasons(scores, p, g)),
             }
             number += 1
+
+
+def _reasons(scores: Scores, p: int, g: int) -> dict[str, Any]:
+    """Of each reward that says why: the reason, the answer that it found, and the time that it took."""
+    found = {label: verdict_PG[p][g] for label, verdict_PG in scores.verdicts.items()}
+    return {
+        f"reward/{label}/{name}": getattr(verdict, name)
+        for label, verdict in found.items()
+        if verdict is not None
+        for name in VERDICT_COLUMNS
+    }
 
 
 def _reward(judged: Judged, p: int, g: int) -> float | None:

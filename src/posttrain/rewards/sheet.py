@@ -1,0 +1,152 @@
+"""The calls of one reward in one step, and what came of each: numbers, reasons, failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from posttrain.errors import RewardError
+from posttrain.rewards.calls import Outcome
+from posttrain.rewards.components import Component, Row
+from posttrain.rewards.scores import Failure
+from posttrain.rewards.verdict import Verdict
+
+if TYPE_CHECKING:
+    from posttrain.rewards.judge import Judgement
+
+
+class Sheet:
+    """The calls of one component in one step, and what came of them. Quick decisions are made when it is written."""
+
+    def __init__(self, component: Component, calls: Sequence[Mapping[str, Any]]) -> None:
+        self.component = component
+        self._calls = calls
+        self._outcomes = [component.decide(call) for call in calls]
+        self.judgements: tuple[Judgement, ...] = ()
+
+    @property
+    def open(self) -> list[int]:
+        return [number for number, outcome in enumerate(self._outcomes) if outcome is None]
+
+    @property
+    def open_calls(self) -> list[Mapping[str, Any]]:
+        return [self._calls[number] for number in self.open]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    @property
+    def seconds(self) -> float:
+        """Spent in all calls together."""
+        return sum(outcome.seconds for outcome in self.outcomes)
+
+    def settle(self, outcomes: Sequence[Outcome]) -> None:
+        """Enter the outcomes of the open calls, in their order."""
+        for number, outcome in zip(self.open, outcomes, strict=True):
+            self._outcomes[number] = outcome
+
+    def run_in_thread(self) -> None:
+        assert self.component.thread is not None
+        self.settle(self.component.thread.run(self.open_calls, self.component.settings, self.component.timeout))
+
+    def run_by_model(self) -> None:
+        assert self.component.model is not None
+        self.settle(self.component.model(self.open_calls))
+
+    def run_by_judge(self) -> None:
+        assert self.component.judge is not None
+        outcomes, self.judgements = self.component.judge(self.open_calls)
+        self.settle(outcomes)
+
+    def read(self, rows: Sequence[Row]) -> Read:
+        """One value and one verdict per row, position by position; RewardError for what no reward may return."""
+        outcomes = self._of_each(rows)
+        values = [_value(self.component.label, outcome, row) for outcome, row in zip(outcomes, rows, strict=True)]
+        verdicts = [_verdict(outcome, value) for outcome, value in zip(outcomes, values, strict=True)]
+        failures: list[tuple[int, Failure]] = []
+        for number, (outcome, verdict) in enumerate(zip(outcomes, verdicts, strict=True)):
+            if (kind := _failure(outcome, verdict)) is not None:
+                failure = Failure(
+                    label=self.component.label,
+                    prompt=rows[number].prompt.index,
+                    completion=rows[number].number,
+                    kind=kind,
+                    message=outcome.message or (verdict.detail if verdict is not None else ""),
+                    traceback="" if failures else outcome.traceback,
+                )
+                failures.append((number, failure))
+        return Read(values=values, verdicts=verdicts, failures=failures)
+
+    def _of_each(self, rows: Sequence[Row]) -> list[Outcome]:
+        """The outcome of each row, where one call may have answered for all."""
+        if not self.component.signature.batch:
+            return self.outcomes
+        outcome, size = self.outcomes[0], len(rows)
+        if outcome.failed:
+            return [outcome] * size
+        if outcome.kind == "invalid" or not isinstance(outcome.value, list) or len(outcome.value) != size:
+            got = f"{len(outcome.value)} values" if isinstance(outcome.value, list) else outcome.message or "one number"
+            raise RewardError(
+                given=f'reward "{self.component.label}" returned {got} for {size} completions',
+                fix="Return a list with one number, or None where the reward does not apply, per completion.",
+            )
+        verdicts = outcome.verdict or [None] * size
+        return [
+            Outcome(kind="value", value=value, verdict=verdict, seconds=outcome.seconds / size)
+            for value, verdict in zip(outcome.value, verdicts, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """What a sheet says about each row."""
+
+    values: list[float | None]
+    """None where not applicable or failed."""
+    verdicts: list[Verdict | None]
+    """None where the reward gave a number without a reason."""
+    failures: list[tuple[int, Failure]]
+    """Number of the row and failure; the first carries the traceback."""
+
+    @property
+    def has_reasons(self) -> bool:
+        return any(verdict is not None for verdict in self.verdicts)
+
+
+def _verdict(outcome: Outcome, value: float | None) -> Verdict | None:
+    if outcome.failed:
+        reason = "timeout" if outcome.kind == "timeout" else "error"
+        return Verdict(None, reason, seconds=outcome.seconds, detail=outcome.message)
+    if outcome.verdict is None:
+        return None
+    return Verdict.from_json(
+        {**outcome.verdict, "score": value, "seconds": outcome.verdict["seconds"] or outcome.seconds}
+    )
+
+
+def _failure(outcome: Outcome, verdict: Verdict | None) -> Literal["exception", "timeout", "crash"] | None:
+    """How the verifier failed; None where it did not. What does not apply is no failure."""
+    if outcome.kind in ("exception", "timeout", "crash"):
+        return outcome.kind
+    if verdict is None or verdict.score is not None or verdict.reason == "not_applicable":
+        return None
+    return "timeout" if verdict.reason == "timeout" else "exception"
+
+
+def _value(label: str, outcome: Outcome, row: Row) -> float | None:
+    value = outcome.value
+    if outcome.failed or (outcome.kind == "value" and value is None):
+        return None
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    got = outcome.message or (f"a list of {len(value)}" if isinstance(value, list) else value)
+    text = " ".join(row.completion.text.split())
+    raise RewardError(
+        given=f'reward "{label}" returned {got} for prompt {row.prompt.index}, '
+        f'completion {row.number + 1} of {row.group_size} ("{text if len(text) <= 60 else "... " + text[-56:]}")',
+        fix="Rewards must be finite numbers, or None where the reward does not apply. "
+        "Return 0.0 for answers that cannot be parsed.",
+    )

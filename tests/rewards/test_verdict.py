@@ -1,0 +1,142 @@
+"""Verdicts: numbers with a reason, from a function to the metrics and the stored rollouts."""
+
+import json
+import math
+import pickle
+
+import pytest
+from tests.rewards.rollouts import completion, prompt
+
+from posttrain.errors import RewardError
+from posttrain.rewards import Reward, build_rewards
+from posttrain.rewards.verdict import REASONS, Verdict
+from posttrain.train.metrics import reason_metrics
+
+
+def test_a_verdict_is_its_score():
+    verdict = Verdict(1.0, "correct", extracted="18", seconds=0.5, detail="as a fraction")
+    assert verdict == 1.0
+    assert 0.5 * verdict + 0.25 == 0.75
+    assert isinstance(verdict, float)
+    assert json.dumps(verdict) == "1.0"
+
+
+def test_a_verdict_without_a_score_is_no_number():
+    verdict = Verdict(None, "timeout")
+    assert verdict.score is None
+    assert math.isnan(verdict)
+
+
+@pytest.mark.parametrize("score", [None, 0.0, 1.0, -0.25])
+def test_a_verdict_survives_json_and_pickle(score):
+    verdict = Verdict(score, "partial", extracted="x", seconds=2.0, detail="d")
+    for copy in (Verdict.from_json(json.loads(json.dumps(verdict.to_json()))), pickle.loads(pickle.dumps(verdict))):
+        assert isinstance(copy, Verdict)
+        assert copy.to_json() == verdict.to_json()
+
+
+def test_long_findings_are_cut():
+    verdict = Verdict(0.0, "wrong", extracted="7" * 10_000, detail="d" * 10_000)
+    assert len(verdict.extracted or "") == len(verdict.detail) == 500
+
+
+def test_the_documented_reasons_are_all_of_them():
+    assert len(set(REASONS)) == len(REASONS)
+    assert {"correct", "wrong", "no_answer", "ambiguous", "unevaluated", "too_large"} < set(REASONS)
+    assert {"timeout", "truncated", "error"} < set(REASONS)
+
+
+def reasons(verdict_PG):
+    return [[None if verdict is None else verdict.reason for verdict in row] for row in verdict_PG]
+
+
+def each(completion, **row):
+    """One of every kind, by what the completion says."""
+    return {
+        "right": Verdict(1.0, "correct", extracted="18"),
+        "wrong": Verdict(0.0, "wrong", extracted="17"),
+        "late": Verdict(None, "timeout", detail="no result after 2 s"),
+        "broken": Verdict(None, "error", detail="the container is gone"),
+        "beside": Verdict(None, "not_applicable"),
+        "plain": 0.5,
+    }[completion]
+
+
+def together(completions, **columns):
+    return [each(text) for text in completions]
+
+
+@pytest.mark.parametrize("function", [each, together, lambda completion: each(completion)], ids=["each", "batch", "λ"])
+def test_verdicts_reach_the_scores_by_position(function):
+    texts = ["right", "late", "wrong", "beside", "plain", "broken"]
+    with build_rewards([Reward(function=function, label="mine")]) as rewards:
+        scores = rewards.score([prompt(index=3)], [[completion(text) for text in texts]])
+    assert scores.parts["mine"] == [[1.0, None, 0.0, None, 0.5, None]]
+    assert scores.scored_PG == [[True, False, True, False, True, False]]
+    verdicts = scores.verdicts["mine"][0]
+    assert [None if v is None else (v.reason, v.score, v.extracted) for v in verdicts] == [
+        ("correct", 1.0, "18"),
+        ("timeout", None, None),
+        ("wrong", 0.0, "17"),
+        ("not_applicable", None, None),
+        None,
+        ("error", None, None),
+    ]
+    assert [(f.completion, f.kind, f.message) for f in scores.failures] == [
+        (1, "timeout", "no result after 2 s"),
+        (5, "exception", "the container is gone"),
+    ]
+
+
+def hangs(completion, **row):
+    if completion == "hang":
+        while True:
+            pass
+    if completion == "raise":
+        raise ValueError("not today")
+    return 1.0
+
+
+def test_failures_of_a_plain_function_are_verdicts_too():
+    with build_rewards([Reward(function=hangs, label="mine", timeout=0.5)]) as rewards:
+        scores = rewards.score([prompt(0)], [[completion("a"), completion("hang"), completion("raise")]])
+    assert reasons(scores.verdicts["mine"]) == [[None, "timeout", "error"]]
+    assert [verdict.score for verdict in scores.verdicts["mine"][0] if verdict is not None] == [None, None]
+    assert scores.rewards_PG[0][0] == 1.0
+
+
+def test_a_function_that_asks_learns_whether_the_completion_was_cut():
+    def cut(completion, truncated):
+        return Verdict(0.0, "truncated") if truncated else Verdict(1.0, "correct")
+
+    with build_rewards([Reward(function=cut, label="mine")]) as rewards:
+        scores = rewards.score([prompt(0)], [[completion("a", truncated=True), completion("a")]])
+    assert [verdict.reason for verdict in scores.verdicts["mine"][0]] == ["truncated", "correct"]
+
+
+def test_an_infinite_verdict_breaks_the_contract():
+    with (
+        build_rewards([Reward(function=lambda completion: Verdict(math.inf, "correct"), label="mine")]) as rewards,
+        pytest.raises(RewardError, match='reward "mine" returned inf'),
+    ):
+        rewards.score([prompt(0)], [[completion("a")]])
+
+
+def test_shares_of_reasons_are_metrics():
+    right, wrong = Verdict(1.0, "correct"), Verdict(0.0, "wrong")
+    metrics = reason_metrics({"math": [[right, wrong], [wrong, None]]})
+    assert {name: metric.item() for name, metric in metrics.items()} == {
+        "rewards/math/reason/correct": 0.25,
+        "rewards/math/reason/wrong": 0.5,
+    }
+
+
+def test_scores_keep_their_verdicts_when_they_are_picked_and_joined():
+    with build_rewards([Reward(function=each, label="mine")]) as rewards:
+        first = rewards.score([prompt(index=0)], [[completion("right")]])
+        second = rewards.score([prompt(index=1), prompt(index=2)], [[completion("plain")], [completion("wrong")]])
+        third = rewards.score([prompt(index=3)], [[completion("plain")]])
+    joined = first.followed_by(second).followed_by(third)
+    assert reasons(joined.verdicts["mine"]) == [["correct"], [None], ["wrong"], [None]]
+    assert reasons(joined.at([2, 0]).verdicts["mine"]) == [["wrong"], ["correct"]]
+    assert third.verdicts == {}
