@@ -1,0 +1,52 @@
+r"""The bounds that keep an answer cheap to read. They hold before any arithmetic is done.
+
+No answer of a data set comes near them; what goes beyond is not worked out: `9^{9^{9^9}}`, `99999999!`, 200,000 digits.
+"""
+
+from __future__ import annotations
+
+from posttrain.rewards.verdict import Reason
+
+MAX_CHARS = 512
+"""Characters of an answer."""
+MAX_NESTING = 32
+"""Brackets, roots, signs and powers within each other."""
+MAX_DIGITS = 400
+"""Digits of an integer as it is written."""
+MAX_EXPONENT = 10_000
+"""Of a number to a power."""
+MAX_FACTORIAL = 5_000
+MAX_BINOMIAL = 10_000
+MAX_BITS = 150_000
+"""Of all the numbers that an answer makes us compute: enough for 5000! / 4999!."""
+MAX_TERMS = 300
+"""Of a polynomial that is multiplied out."""
+MAX_WORK = 20_000
+"""Products of two terms in all."""
+
+
+class Unreadable(Exception):
+    """An answer that has no value, and why it has none."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason: Reason = reason
+        self.detail = detail
+
+
+class Budget:
+    """What is left of the arithmetic that one answer may cost; every operation pays before it is done."""
+
+    def __init__(self) -> None:
+        self.bits = MAX_BITS
+        self.work = MAX_WORK
+
+    def pay_bits(self, bits: int) -> None:
+        self.bits -= bits
+        if self.bits < 0:
+            raise Unreadable("too_large", "the numbers in it have too many digits")
+
+    def pay_work(self, products: int) -> None:
+        self.work -= products
+        if self.work < 0:
+            raise Unreadable("too_large", "multiplying it out takes too many terms")
