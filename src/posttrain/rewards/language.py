@@ -1,0 +1,77 @@
+"""Which script a completion is written in: what can be told of its language without a model.
+
+A script is not a language. This tells Russian from English and finds Chinese words in a Japanese or English chain of
+thought, which is how policies that are trained on correctness alone drift (arXiv:2501.12948). It cannot tell English
+from French, nor Chinese from Japanese that is written in Chinese characters alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+from collections.abc import Mapping
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.verdict import Verdict
+
+_LATIN = "cs da de en es et fi fr hr hu id it lt lv ms nl no pl pt ro sk sl sv sw tl tr vi"
+_OTHERS = {
+    "ar": "ARABIC",
+    "be": "CYRILLIC",
+    "bg": "CYRILLIC",
+    "bn": "BENGALI",
+    "el": "GREEK",
+    "fa": "ARABIC",
+    "he": "HEBREW",
+    "hi": "DEVANAGARI",
+    "hy": "ARMENIAN",
+    "ja": "CJK HIRAGANA KATAKANA KATAKANA-HIRAGANA IDEOGRAPHIC",
+    "ka": "GEORGIAN",
+    "ko": "HANGUL",
+    "mr": "DEVANAGARI",
+    "ru": "CYRILLIC",
+    "ta": "TAMIL",
+    "te": "TELUGU",
+    "th": "THAI",
+    "uk": "CYRILLIC",
+    "ur": "ARABIC",
+    "zh": "CJK IDEOGRAPHIC BOPOMOFO",
+}
+SCRIPTS: Mapping[str, frozenset[str]] = {
+    **{code: frozenset({"LATIN"}) for code in _LATIN.split()},
+    **{code: frozenset(names.split()) for code, names in _OTHERS.items()},
+}
+"""Language (ISO 639-1) -> the first words of the Unicode names of its letters."""
+
+
+def language(completion: str, *, language: str, at_least: float | None = None) -> Verdict:
+    """Share of the letters that belong to the script of a language; with `at_least` 1 from that share on, else 0.
+
+    Digits, signs and marks do not count, full-width letters count as what they stand for. A completion without letters
+    earns 0: else saying nothing would be the surest way to stay within a language.
+
+    >>> float(language("Ответ: 42", language="ru")), float(language("Ответ yes", language="ru"))
+    (1.0, 0.625)
+    """
+    if language not in SCRIPTS:
+        raise ConfigError(given=f"language = {language!r}", allowed=", ".join(sorted(SCRIPTS)))
+    if at_least is not None and not 0 < at_least <= 1:
+        raise ConfigError(given=f"at_least = {at_least}", allowed="a share above 0, up to 1")
+    scripts = [script_of(letter) for letter in unicodedata.normalize("NFKC", completion) if letter.isalpha()]
+    if not scripts:
+        return Verdict(0.0, "no_answer", detail="no letters")
+    own = sum(script in SCRIPTS[language] for script in scripts)
+    share = own / len(scripts)
+    score = share if at_least is None else float(share >= at_least)
+    reason = "correct" if score == 1 else "partial" if score else "wrong"
+    return Verdict(score, reason, detail=f"{own} of {len(scripts)} letters")
+
+
+@functools.lru_cache(maxsize=8192)
+def script_of(letter: str) -> str:
+    """The first word of a letter's Unicode name; the long vowel mark of Japanese is one of both its scripts.
+
+    >>> script_of("я"), script_of("字"), script_of("ー")
+    ('CYRILLIC', 'CJK', 'KATAKANA-HIRAGANA')
+    """
+    return unicodedata.name(letter, "UNNAMED").partition(" ")[0]
