@@ -26,6 +26,7 @@ from pydantic import (
     ValidationError,
 )
 
+from posttrain.config_alarms import AlarmConfig
 from posttrain.config_algorithm import (
     AlgorithmConfig,
     algorithm_type,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "AlarmConfig",
     "AlgorithmConfig",
     "CheckConfig",
     "CheckpointConfig",
@@ -127,7 +129,8 @@ class RunConfig(Part):
     rewards: list[RewardConfig] = []
     """What training maximises: the weighted sum."""
     check: list[CheckConfig] = []
-    """An independent check: scored in evaluations only, never seen by training."""
+    """An independent check: scores held-out answers, and a sample of those that the rewards accept (see alarms). It is
+    never seen by training."""
     reward_model: dict[str, JsonValue] | None = None
     """A reward model to train first, on preference pairs: the settings of a run of its own (data and train at least),
     made in the folder reward_model of this run. Its algorithm is reward_model, model and seed are those of this run,
@@ -146,6 +149,8 @@ class RunConfig(Part):
     """When to save."""
     guards: GuardConfig = GuardConfig()
     """When to stop."""
+    alarms: AlarmConfig = AlarmConfig()
+    """What to watch, so that a reward which is gamed is noticed."""
     output: PathText | None = None
     """Folder of the run. null: the first free runs/<model>-<algorithm>-<n>."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(as_whole)] = 0

@@ -69,6 +69,10 @@ class NonFiniteError(GuardStop):
     """A loss or a gradient is not finite; raised before the optimizer step, so the weights are untouched."""
 
 
+class AlarmStop(GuardStop):
+    """An alarm fired, and the configuration says that a run ends there, or waits for a person."""
+
+
 class PublishError(GuardStop):
     """The sampler does not run the weights that were trained."""
 

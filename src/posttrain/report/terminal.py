@@ -35,7 +35,7 @@ _SHOWN = 600
 """Characters of a stretch of a row."""
 _RECENT = 20
 """Steps whose median time gives the estimate of the time left."""
-_LOUD = ("warning", "guard")
+_LOUD = ("warning", "guard", "alarm")
 _GIVEN_ANSWERS: list[tuple[str, str, Callable[[float], str]]] = [
     ("loss", "loss", compact),
     ("margin", "rewards/margins", compact),

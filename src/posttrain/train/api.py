@@ -19,6 +19,7 @@ from posttrain.evaluate.forgetting import read_texts
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
+from posttrain.train.alarms.respond import respond
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.heldout_scores import in_words
@@ -217,7 +218,11 @@ def one_step(run: Run) -> None:
     run.step = step
     run.num_tokens += fed.num_tokens
     log.add(memory_metrics())
-    run.record_step(fed, batch, {**run.feed.metrics(fed), **log.reduce(), **fed.seconds, **phases.metrics()})
+    seen = run.watch.look(fed.rollout, step)
+    metrics = {**run.feed.metrics(fed), **log.reduce(), **seen.metrics, **fed.seconds, **phases.metrics()}
+    alarms, gauges = run.watch.observe(step, metrics)
+    run.record_step(fed, batch, metrics | gauges, seen.columns)
+    respond(run, alarms)
 
 
 def due(every: int, step: int) -> bool:

@@ -86,6 +86,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         assert keep >= 1, "at least the newest checkpoint is kept"
         self.folder, self.keep = folder, keep
+        self.pinned: set[int] = set()
+        """Steps whose checkpoints stay, however old they are; `keep` does not count them."""
 
     def save(
         self, step: int, write: Callable[[Path], None], facts: Mapping[str, Any] | None = None, *, size: int = 0
@@ -141,6 +143,10 @@ class Checkpoints:
             fix="Restore the named files from a copy, or start the run again in another folder.",
         )
 
+    def before(self, step: int) -> int | None:
+        """The step of the newest checkpoint from before `step`, by its name; None without one."""
+        return max((number for number, _ in self._steps() if number < step), default=None)
+
     def clean(self) -> None:
         """Remove what a save that was killed has left behind. For the process that writes the run."""
         for path in self.folder.glob("step-*.tmp-*"):
@@ -154,8 +160,9 @@ class Checkpoints:
         return sorted((step, path) for step, path in named if path.name == f"step-{step:06d}")
 
     def _prune(self, step: int) -> None:
-        """Keep the newest `keep` up to `step`. A later one can only be damaged: it waits for the run to replace it."""
-        past = [path for number, path in self._steps() if number <= step]
+        """Keep the newest `keep` up to `step`, and those that are pinned. A later one can only be damaged: it waits for
+        the run to replace it."""
+        past = [path for number, path in self._steps() if number <= step and number not in self.pinned]
         for path in past[: -self.keep]:
             self._remove(path)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.rewards import RewardSet
     from posttrain.rollout.sampler import Sampler
+    from posttrain.train.alarms import IndependentCheck
 
 EVALUATION_SEED = 1_000_000_007
 """Added to the run's seed, so that evaluations and training never draw the same stream."""
@@ -46,10 +47,11 @@ class HeldOutAnswers:
         sampler: Sampler,
         prompts: Sequence[Prompt],
         rewards: RewardSet | None,
-        check: RewardSet | None,
+        check: IndependentCheck | None,
     ) -> None:
         self.config, self.sampler, self.prompts = config, sampler, prompts
-        self.rewards, self.check = (rewards, check) if rewards is not None else (check, None)
+        judges = None if check is None else check.in_evaluations
+        self.rewards, self.check = (rewards, judges) if rewards is not None else (judges, None)
 
     def __call__(self, folder: Path, name: str) -> dict[str, Any]:
         if not self.prompts or self.rewards is None:

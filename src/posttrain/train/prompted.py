@@ -22,7 +22,7 @@ def checked_prompts(config: RunConfig, rows: Split, loaded: LoadedModel, judges:
         if part.prompts and judges.rewards is not None:
             judges.rewards.check(part.prompts, what)
     if judges.check is not None and heldout.prompts:
-        judges.check.check(heldout.prompts, "held-out data")
+        judges.check.require(heldout.prompts, "held-out data")
     return train, heldout
 
 

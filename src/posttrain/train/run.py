@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from posttrain.models.save import save_model
 from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
+from posttrain.train.alarms import Watch, nothing_to_watch
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.train.rollouts import pair_roles
@@ -97,6 +98,8 @@ class Run:
     """Hands the weights of a version to whoever samples."""
     measure: Measure
     checkpoints: Checkpoints
+    watch: Watch = field(default_factory=nothing_to_watch)
+    """What notices that a reward is gamed."""
     add_gradient: AddGradient = nothing_else
     """What else each update learns from."""
     critic: Critic | None = None
@@ -180,8 +183,11 @@ class Run:
 
     # --- what a step leaves behind -----------------------------------------------------------------------------------
 
-    def record_step(self, fed: Fed, batch: Batch, metrics: dict[str, float]) -> None:
-        """One line of metrics, every completion on file, one line on the screen."""
+    def record_step(
+        self, fed: Fed, batch: Batch, metrics: dict[str, float], columns: Mapping[str, Sequence[Any]] | None = None
+    ) -> None:
+        """One line of metrics, every completion on file, with further columns about those that were trained, and one
+        line on the screen."""
         values = {**metrics, "num_tokens": self.num_tokens}
         self.store.metrics(self.step, values)
         if fed.rollout is not None:
@@ -193,6 +199,7 @@ class Run:
                 roles=None if batch.chosen_B is None else pair_roles(batch, rollout.trained),
                 discarded=rollout.discarded,
                 greedy=rollout.greedy,
+                columns=columns,
             )
             self.store.rollouts(self.step, table)
             self.store.judgements(self.step, rollout.judgements)
@@ -209,6 +216,8 @@ class Run:
     def measure_model(self, name: str) -> None:
         """Judge the present weights; `name` is "baseline", "trained" or "step N"."""
         measured = self.measure(self.folder / "evaluations", name)
+        if name == "baseline":
+            self.watch.before_training(self.folder / "evaluations" / "baseline.jsonl")
         if name in measured:
             self.view.evaluation(name, measured[name])
             self.store.event("evaluation", name, step=self.step, evaluation=measured[name])
@@ -244,6 +253,7 @@ class Run:
             "num_tokens": self.num_tokens,
             "algorithm": self.weigh.state_dict(),
             "guards": self.guards.state(),
+            "watch": self.watch.state(),
             "published": self.held.version if self.held else self.step,
         }
 
@@ -251,6 +261,7 @@ class Run:
             self.write_model(self.loaded, folder / "model")
             save_state(folder / "state", self.tensors(), plain)
 
+        self.checkpoints.pinned = self.watch.needs(self.checkpoints)
         try:
             self.checkpoints.save(self.step, write, {"step": self.step}, size=size_of(self.tensors(), self.weights()))
         except CheckpointError as error:
@@ -268,6 +279,7 @@ class Run:
         self.optimizer.restore(tensors["optimizer"])
         self.weigh.load_state_dict(plain["algorithm"])
         self.guards.load_state(plain["guards"])
+        self.watch.load_state(plain["watch"])
         self.step, self.num_tokens = checkpoint.step, plain["num_tokens"]
         if self.held and "held" in tensors:
             self.held.restore(tensors["held"], plain["published"])

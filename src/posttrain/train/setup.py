@@ -27,6 +27,7 @@ from posttrain.rewards import RewardSet, build_rewards
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.publish import DeliveryProof, tolerance_for
 from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.alarms import IndependentCheck, Watch
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.critic import build_critic, critic_updates
@@ -118,6 +119,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         publish=publishing(config, loaded, forward, samplers, source.probe),
         held=None if samplers.training.shared else HeldWeights(samplers.training),
         measure=measure,
+        watch=source.watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
     )
 
@@ -278,8 +280,8 @@ class Judges(NamedTuple):
 
     rewards: RewardSet | None
     """None for an algorithm that imitates."""
-    check: RewardSet | None
-    """Scores in evaluations only."""
+    check: IndependentCheck | None
+    """Never passed to what trains."""
 
     @staticmethod
     def of(config: RunConfig, folder: Path, resources: ExitStack) -> Judges:
@@ -289,7 +291,8 @@ class Judges(NamedTuple):
             found = build_rewards(in_folder(entries, folder), device=config.model.device) if entries else None
             return resources.enter_context(found) if found is not None else None
 
-        return Judges(rewards=build(config.rewards), check=build(config.check))
+        rewards, check = build(config.rewards), build(config.check)
+        return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
 
     def bind(self, policy: LocalSampler, config: RunConfig, folder: Path) -> None:
         """Let language models among them know the policy, and what the run has spent on them before."""
@@ -332,11 +335,13 @@ def online(parts: Parts) -> Source:
         learns_from_rewards=algorithm.learns_from_rewards,
     )
     measure = HeldOutAnswers(config, samplers.evaluation, heldout.prompts, rewards, check)
+    watch, watch_notes = Watch.of(config, check, train.prompts)
     return Source(
         feed=feed,
         measure=measure,
+        watch=watch,
         probe=[prompt.ids for prompt in train.prompts[:4]],
-        notes=[*prompt_notes(train, heldout), *update_notes(config), *mark_notes(config)],
+        notes=[*prompt_notes(train, heldout), *update_notes(config), *mark_notes(config), *watch_notes],
     )
 
 

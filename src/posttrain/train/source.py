@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from posttrain.train.alarms import Watch, nothing_to_watch
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -39,6 +41,7 @@ class Source:
 
     feed: Feed
     measure: Measure
+    watch: Watch = field(default_factory=nothing_to_watch)
     notes: Sequence[str] = ()
     """What the user should know about the data, in sentences."""
     facts: Sequence[str] = ()

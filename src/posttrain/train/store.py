@@ -9,6 +9,7 @@
     data.json                     what the given rows were at the start, see same_data.py
     references/                   what the reference says about them, see references.py
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
+    alarms/step-000010-KIND.jsonl the answers that an alarm points to, see alarms/respond.py
     .lock                         held by the process that writes
 
 JSON has no NaN and no infinity: a number that is not finite is written as null.
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from posttrain.train.rollouts import Judged
 
 EventKind = Literal[
-    "start", "data", "checkpoint", "warning", "guard", "resume", "evaluation", "publish", "end", "error"
+    "start", "data", "checkpoint", "warning", "guard", "alarm", "resume", "evaluation", "publish", "end", "error"
 ]
 
 VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
@@ -171,6 +172,12 @@ class RunStore:
             (self.folder / "evidence").mkdir(exist_ok=True)
         return self._replace(f"evidence/step-{step:06d}.json", _dump(list(rows), indent=1, unfinite=str))
 
+    def suspicious(self, step: int, alarm: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+        """`alarms/step-NNNNNN-ALARM.jsonl`: the answers that an alarm points to, the most suspicious first."""
+        with _explained(self.folder):
+            (self.folder / "alarms").mkdir(exist_ok=True)
+        return self._replace(f"alarms/step-{step:06d}-{alarm}.jsonl", b"".join(_dump(row) + b"\n" for row in rows))
+
     def error(self, error: BaseException, step: int | None = None) -> Path:
         """error.json, and the event that goes with it."""
         exit_code = getattr(error, "exit_code", 1)
@@ -206,7 +213,7 @@ class RunStore:
             events, cut_events = self._keep_lines(
                 "events.jsonl", lambda event: event.get("step", 0) <= step or event.get("kind") in _LASTING
             )
-            files = [path for path in self._step_files() if int(path.stem.removeprefix("step-")) > step]
+            files = [path for number, path in self._step_files() if number > step]
             for path in (*files, self.folder / "error.json"):
                 path.unlink(missing_ok=True)
         dropped = {"metrics": rows, "events": events, "files": len(files), "cut_lines": cut_rows + cut_events}
@@ -214,11 +221,13 @@ class RunStore:
         message = f"resumed after step {step}" + (f"; removed of later steps: {counts}" if counts else "")
         self.event("resume", message, step=step, dropped=dropped)
 
-    def _step_files(self) -> Iterator[Path]:
-        for name, suffix in (("rollouts", "parquet"), ("judgements", "jsonl"), ("evidence", "json")):
+    def _step_files(self) -> Iterator[tuple[int, Path]]:
+        """(step, file) of all that one step has left in files of its own."""
+        kinds = {"rollouts": "parquet", "judgements": "jsonl", "evidence": "json", "alarms": "jsonl"}
+        for name, suffix in kinds.items():
             for path in sorted((self.folder / name).glob(f"step-*.{suffix}")):
-                if re.fullmatch(r"step-\d+", path.stem):
-                    yield path
+                if match := re.fullmatch(r"step-(\d+)(-[a-z_]+)?", path.stem):
+                    yield int(match[1]), path
 
     def _keep_lines(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> tuple[int, int]:
         """Rewrite a file of JSON lines; returns how many lines were not kept, and how many could not be read."""
@@ -290,6 +299,7 @@ def rollout_table(
     roles: Sequence[str] | None = None,
     discarded: Judged | None = None,
     greedy: Judged | None = None,
+    columns: Mapping[str, Sequence[float | None]] | None = None,
 ) -> pa.Table:
     """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
 
@@ -298,11 +308,14 @@ def rollout_table(
     what it is, which answer was found, and how long that took. `version` is the policy version that produced the last
     token. Where completions are compared in pairs there is a `role` instead of advantages (`pair_roles`). Groups that
     were sampled and not trained follow with `discarded` true and no advantages. `greedy`, one completion per trained
-    prompt, stands beside each completion of the group.
+    prompt, stands beside each completion of the group. `columns` are further numbers about the trained rows.
     """
     rows = list(_rows(step, trained, advantages_BT))
     for row, role in zip(rows, roles or (), strict=roles is not None):
         row["role"] = role
+    for name, values in (columns or {}).items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
     if greedy is not None:
         for row in rows:
             place = row["group"]
@@ -311,7 +324,7 @@ def rollout_table(
         first = {"first_group": len(trained.prompts), "first_row": len(rows)}
         rows += [row | {"discarded": True} for row in _rows(step, discarded, None, **first)]
     labels = [] if trained.scores is None else trained.scores.parts
-    more = {"role": pa.string()} if roles is not None else {}
+    more = ({"role": pa.string()} if roles is not None else {}) | dict.fromkeys(columns or {}, pa.float64())
     judged = [part.scores for part in (trained, discarded) if part is not None and part.scores is not None]
     reasons = dict.fromkeys(label for scores in judged for label in scores.verdicts)
     more |= {f"reward/{label}/{name}": kind for label in reasons for name, kind in VERDICT_COLUMNS.items()}

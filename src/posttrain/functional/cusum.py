@@ -1,0 +1,54 @@
+"""Has a share risen? The one-sided cumulative sum for yes-or-no observations, and when the rise began.
+
+    llr(x)  = log(p1 / p0)                    for a yes
+              log((1 - p1) / (1 - p0))        for a no
+    S_t     = max(0, S_{t-1} + sum of llr over the observations of step t)
+
+p0 is the share when nothing is wrong, p1 the one that is to be found. S drifts to 0 under p0 and grows by the
+Kullback-Leibler divergence of p1 from p0 per observation under p1; an alarm is S >= h. The change is estimated to have
+happened where the last rise from 0 began (E. S. Page, Biometrika 41, 1954).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cusum:
+    """Where the sum stands after some step."""
+
+    value: float = 0.0
+    since: int | None = None
+    """The step with which the present rise from 0 began; None at 0."""
+
+    def after(self, step: int, yes: int, total: int, *, baseline: float, target: float) -> Cusum:
+        """The sum after `yes` of `total` observations in `step`.
+
+        >>> Cusum().after(7, 1, 2, baseline=0.1, target=0.4)     # log(0.4 / 0.1) + log(0.6 / 0.9)
+        Cusum(value=0.98082925301172, since=7)
+        >>> Cusum().after(7, 0, 2, baseline=0.1, target=0.4)
+        Cusum(value=0.0, since=None)
+        """
+        value = self.value + log_likelihood_ratio(yes, total, baseline=baseline, target=target)
+        if value <= 0:
+            return Cusum()
+        return Cusum(value=value, since=step if self.since is None else self.since)
+
+
+def log_likelihood_ratio(yes: int, total: int, *, baseline: float, target: float) -> float:
+    """How much more likely `yes` of `total` is when the share is `target` than when it is `baseline`, in nats."""
+    assert 0 < baseline < 1, "a share of 0 or 1 makes the first surprise infinitely surprising"
+    assert 0 < target < 1, "a share of 0 or 1 makes the first surprise infinitely surprising"
+    return yes * math.log(target / baseline) + (total - yes) * math.log((1 - target) / (1 - baseline))
+
+
+def with_odds_times(share: float, ratio: float) -> float:
+    """The share whose odds are `ratio` times those of `share`: for small shares the share times the ratio, and never 1.
+
+    >>> round(with_odds_times(0.01, 5), 4), round(with_odds_times(0.5, 5), 4)
+    (0.0481, 0.8333)
+    """
+    odds = ratio * share / (1 - share)
+    return odds / (1 + odds)

@@ -1,0 +1,128 @@
+"""The independent check, and the accepted answers that it is shown.
+
+Nothing that trains can get hold of it: it is no `RewardSet`, what it says is no `Scores`, and it is asked after the
+update. A check that is rewarded is a check that will be gamed (Baker et al., arXiv:2503.11926).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posttrain.rewards import RewardSet
+    from posttrain.rollout.local import LocalSampler
+    from posttrain.train.rollouts import Judged
+    from posttrain.types import Prompt
+
+Place = tuple[int, int]
+"""(prompt of the step, completion of the prompt)."""
+SAMPLE_STREAM = 7_368_787
+"""Keeps the choice of answers apart from all else that is drawn from seed and step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What the check says about a sample of the accepted answers of a step."""
+
+    accepted: int = 0
+    """Answers that the reward accepts."""
+    scores: Mapping[str, Mapping[Place, float | None]] = field(default_factory=dict)
+    """By label of the check; None where it gave no score."""
+    agrees: Mapping[Place, bool] = field(default_factory=dict)
+    """Does the check accept the answer as well? Answers without a score are missing."""
+    seconds: float = 0.0
+
+    @property
+    def rejected(self) -> int:
+        return sum(not agrees for agrees in self.agrees.values())
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of one step, and a share.
+
+        check/accepted      answers that the reward accepts
+        check/checked       those of the sample that the check gave a score
+        check/rejected      those of them that it rejects
+        check/unscored      those of the sample that it gave none
+        check/disagreement  rejected / checked; missing where nothing was checked
+        time/check          seconds
+        """
+        looked_at = max((len(found) for found in self.scores.values()), default=0)
+        return {
+            "check/accepted": float(self.accepted),
+            "check/checked": float(len(self.agrees)),
+            "check/rejected": float(self.rejected),
+            "check/unscored": float(looked_at - len(self.agrees)),
+            **({"check/disagreement": self.rejected / len(self.agrees)} if self.agrees else {}),
+            "time/check": self.seconds,
+        }
+
+
+class IndependentCheck:
+    """Judges answers by something else than the reward."""
+
+    def __init__(self, judges: RewardSet) -> None:
+        self._judges = judges
+
+    @property
+    def in_evaluations(self) -> RewardSet:
+        """What scores held-out answers, of which nothing is learned."""
+        return self._judges
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self._judges.labels
+
+    def require(self, prompts: Sequence[Prompt], what: str) -> None:
+        """Before training: ConfigError for a column that is missing, DataError for golds that cannot be used."""
+        self._judges.check(prompts, what)
+
+    def bind(self, policy: LocalSampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
+        self._judges.bind(policy, template_kwargs, ledger=ledger)
+
+    def look_at(self, judged: Judged, places: Sequence[Place], *, accepted: int, accepts_at: float) -> Checked:
+        """Score the answers at these places, chosen of `accepted` ones; of several checks each has to agree."""
+        started = time.perf_counter()
+        by_prompt: dict[int, list[int]] = {}
+        for p, g in sorted(places):
+            by_prompt.setdefault(p, []).append(g)
+        groups = [[judged.groups[p][g] for g in chosen] for p, chosen in by_prompt.items()]
+        parts = self._judges.score([judged.prompts[p] for p in by_prompt], groups).parts if places else {}
+        scores = {
+            label: {(p, g): part[i][j] for i, (p, chosen) in enumerate(by_prompt.items()) for j, g in enumerate(chosen)}
+            for label, part in parts.items()
+        }
+        agrees: dict[Place, bool] = {}
+        for place in sorted(places):
+            found = [score for one in scores.values() if (score := one[place]) is not None]
+            if found:
+                agrees[place] = min(found) >= accepts_at
+        return Checked(accepted=accepted, scores=scores, agrees=agrees, seconds=time.perf_counter() - started)
+
+
+def accepted_places(judged: Judged, accepted_at: float) -> list[Place]:
+    """Where the answers are whose total reward reaches this."""
+    assert judged.scores is not None
+    rewards_PG, scored_PG = judged.scores.rewards_PG, judged.scores.scored_PG
+    return [
+        (p, g)
+        for p, rewards in enumerate(rewards_PG)
+        for g, reward in enumerate(rewards)
+        if scored_PG[p][g] and reward >= accepted_at - 1e-9
+    ]
+
+
+def sample_of(places: Sequence[Place], size: int, *, seed: int, step: int) -> list[Place]:
+    """At most `size` of them: a function of seed and step alone.
+
+    >>> sample_of([(0, 0), (0, 1), (2, 3)], 2, seed=0, step=5) == sample_of([(0, 0), (0, 1), (2, 3)], 2, seed=0, step=5)
+    True
+    """
+    if len(places) <= size:
+        return list(places)
+    dice = random.Random((seed * 1_000_003 + step) * SAMPLE_STREAM)
+    return sorted(dice.sample(list(places), size))

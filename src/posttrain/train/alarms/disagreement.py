@@ -1,0 +1,95 @@
+"""Does the check reject what the reward accepts, more often than it did?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from posttrain.functional.cusum import Cusum, with_odds_times
+from posttrain.functional.intervals import wilson
+from posttrain.train.alarms.records import Alarm, Step
+
+if TYPE_CHECKING:
+    from posttrain.config_alarms import AlarmConfig
+
+LEAST_BASELINE = 0.01
+"""Disagreement that is taken for granted: no two ways of judging agree always."""
+LARGEST_BASELINE = 0.9
+
+
+class Disagreement:
+    """A cumulative sum over the accepted answers that the check has seen (`functional.cusum`)."""
+
+    def __init__(self, ratio: float, limit: float, baseline: float | None = None) -> None:
+        self.ratio, self.limit = ratio, limit
+        self.baseline = LEAST_BASELINE if baseline is None else baseline
+        self.measures = baseline is None
+        """Is the baseline to be measured before training?"""
+        self.cusum = Cusum()
+        self.rejected = self.checked = 0
+        """Since the sum last left 0."""
+
+    @staticmethod
+    def of(config: AlarmConfig) -> list[Disagreement]:
+        if config.disagreement_ratio is None:
+            return []
+        return [Disagreement(config.disagreement_ratio, config.cusum_limit, config.baseline_disagreement)]
+
+    @property
+    def target(self) -> float:
+        return with_odds_times(self.baseline, self.ratio)
+
+    def calibrate(self, rejected: int, accepted: int) -> None:
+        """What the check rejects of the answers that are accepted before training: the upper end of its 90% interval,
+        where there is anything. An accidental zero must not make the alarm nervous, nor a handful deafen it."""
+        if self.measures and rejected:
+            self.baseline = min(LARGEST_BASELINE, max(LEAST_BASELINE, wilson(rejected, accepted, 0.9).high))
+
+    def observe(self, step: Step) -> Alarm | None:
+        rejected, checked = (step.metrics.get(f"check/{name}", 0.0) for name in ("rejected", "checked"))
+        if math.isnan(checked) or not checked:
+            return None
+        self.cusum = self.cusum.after(
+            step.number, int(rejected), int(checked), baseline=self.baseline, target=self.target
+        )
+        if self.cusum.since is None:
+            self.rejected = self.checked = 0
+            return None
+        self.rejected, self.checked = self.rejected + int(rejected), self.checked + int(checked)
+        if self.cusum.value < self.limit:
+            return None
+        return Alarm(
+            kind="disagreement",
+            step=step.number,
+            change_point=self.cusum.since,
+            message=f"the independent check rejects {self.rejected} of the {self.checked} accepted answers that it saw "
+            f"since step {self.cusum.since} ({self.rejected / self.checked:.0%}; "
+            f"{self.baseline:.1%} is taken for normal)",
+            evidence={
+                "cusum": self.cusum.value,
+                "limit": self.limit,
+                "rejected": self.rejected,
+                "checked": self.checked,
+                "baseline": self.baseline,
+                "target": self.target,
+            },
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """alarms/cusum against alarms.cusum_limit."""
+        return {"alarms/cusum": self.cusum.value}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "value": self.cusum.value,
+            "since": self.cusum.since,
+            "baseline": self.baseline,
+            "rejected": self.rejected,
+            "checked": self.checked,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.cusum = Cusum(value=state["value"], since=state["since"])
+        self.baseline = state["baseline"]
+        self.rejected, self.checked = state["rejected"], state["checked"]

@@ -1,0 +1,61 @@
+"""What happens when an alarm fires: the answers it points to are kept, a checkpoint from before stays, and the run
+goes on, waits for a person, or ends, as `alarms.on_alarm` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from posttrain.errors import AlarmStop
+from posttrain.train.alarms.evidence import suspicious
+
+if TYPE_CHECKING:
+    from posttrain.train.alarms.records import Alarm
+    from posttrain.train.run import Run
+
+
+def respond(run: Run, alarms: Sequence[Alarm]) -> None:
+    """Keep what shows the reason of each alarm and tell of it; raises `AlarmStop` where the run shall not go on."""
+    if not alarms:
+        return
+    for alarm in alarms:
+        tell(run, alarm)
+    if run.config.alarms.on_alarm == "pause":
+        run.save(required=True)
+        raise AlarmStop(
+            given=f"paused after step {run.step}: {in_words(alarms)}",
+            allowed="a reward that pays for what is meant; alarms.on_alarm = warn goes on by itself",
+            fix=f"Read {run.folder}/alarms. `posttrain resume {run.folder}` takes these alarms as seen and goes on.",
+        )
+    if run.config.alarms.on_alarm == "stop":
+        raise AlarmStop(
+            given=f"stopped after step {run.step}: {in_words(alarms)}",
+            allowed="a reward that pays for what is meant; alarms.on_alarm = warn goes on",
+            fix=f"Read {run.folder}/alarms and mend the reward (`posttrain reward audit` finds how it can be gamed).",
+        )
+
+
+def tell(run: Run, alarm: Alarm) -> None:
+    """The event, the answers, and which model is from before."""
+    rows = suspicious(run.folder, alarm)
+    path = run.store.suspicious(alarm.step, alarm.kind, rows)
+    before = run.checkpoints.before(alarm.change_point)
+    model = "the model that the run started with" if before is None else f"checkpoints/step-{before:06d}"
+    run.checkpoints.pinned = run.watch.needs(run.checkpoints)
+    message = f"{alarm.message}. From before step {alarm.change_point}: {model}"
+    run.store.event(
+        "alarm",
+        message,
+        step=alarm.step,
+        alarm=alarm.kind,
+        change_point=alarm.change_point,
+        evidence=dict(alarm.evidence),
+        checkpoint=before,
+        answers=str(path.relative_to(run.folder)),
+    )
+    run.view.event("alarm", f"{alarm.kind.replace('_', ' ')}: {message}. Answers in {path}")
+
+
+def in_words(alarms: Sequence[Alarm]) -> str:
+    return "; ".join(alarm.message for alarm in alarms)
