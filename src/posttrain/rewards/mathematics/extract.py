@@ -1,0 +1,316 @@
+r"""The one final answer of a completion, or the reason why there is none.
+
+1. Only the final turn counts, and of it what follows the reasoning (`places.py`).
+2. Boxes and `<answer>` tags say what the answer is; all of them must have the same value. So must every statement
+   ("The answer is", "Answer:", "####"): who writes down several answers has not given one.
+3. Without box or tag the statements decide, by the same rule.
+4. Without any of these the last sentence does that has a number or a formula, if it has one only, or ends in the only
+   one that it claims ("... is 12", "... = 12").
+
+"The same value" is decided by the reader, not by the spelling: 1/2 and 0.5 are one answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from posttrain.rewards.mathematics import places
+from posttrain.rewards.mathematics.compare import same
+from posttrain.rewards.mathematics.guard import MAX_CHARS, Unreadable
+from posttrain.rewards.mathematics.options import Options
+from posttrain.rewards.mathematics.parse import parse
+from posttrain.rewards.mathematics.prose import NUMBER, single_number
+from posttrain.rewards.mathematics.values import Value
+from posttrain.rewards.verdict import Reason
+
+MAX_TEXT = 2_000_000
+"""Characters of a completion that is read at all."""
+
+_JOINT = re.compile(
+    r"(?:[\s$,;.&]|\\[,;!()\[\]]|\\q?quad(?![a-z])|\\text\s?\{\s*(?:and|or|,)\s*\}|(?<!\w)(?:and|or)(?!\w))*+"
+)
+_NAMED_JOINT = re.compile(
+    r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
+)
+_HEDGE = r"(?:or|maybe|perhaps|possibly|alternatively|otherwise)\b"
+_HEDGE_BEHIND = re.compile(
+    rf"[\s$,.;:)]*(?:\(|,|—|-)?\s*{_HEDGE}[^.\n0-9\\]{{0,30}}\$?(?:[0-9]|\\(?:boxed|d?frac|sqrt|pi))", re.IGNORECASE
+)
+_HEDGE_BEFORE = re.compile(rf"[0-9}}]\$?[\s,]+(?:{_HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
+_FILLER = re.compile(
+    r"^(?:(?:simply|just|exactly|clearly|thus|therefore|equal\s+to|approximately|about|option|choice|that|now)\s+)+",
+    re.IGNORECASE,
+)
+_EXPLANATION = re.compile(
+    r"[,;]?\s+(?:because|since|which|where|when|if|so\s+that|as\s+(?:the|we|it))\b.*|\s+\([A-Za-z][^()]*\)$", re.DOTALL
+)
+FORMULA = re.compile(
+    r"(?<!\\)\$\$(?P<a>[^$]+)\$\$|(?<!\\)\$(?P<b>(?:[^$\\]|\\.)+)\$|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]", re.DOTALL
+)
+_AMOUNTS = re.compile(r"\s*[0-9][0-9.,]*\s+[a-z]{2,}|\s*[0-9][0-9.,]*\s*$")
+_CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|final answer)\b[\s,:*]*", re.IGNORECASE)
+_CLAIM = re.compile(
+    r"(?:\b(?:is|are|be|equals?|was|were|equal\s+to|it's|gives?|get|have|has|total|of|costs?|to|by|than|answer)|=|≈|:|->|→|\\approx)\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$",
+    re.IGNORECASE,
+)  # noqa: E501
+_NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """What a completion gives as its answer."""
+
+    answer: str | None
+    """As it was written; None when there is none, or not one."""
+    candidates: int = 0
+    """How many different answers were found."""
+    reason: Reason | None = None
+    """Why there is no answer."""
+    listed: str | None = None
+    """The different answers, joined by commas, where nothing but commas, "and" or "or" stood between them: that is an
+    answer to a question that asks for a list, and to no other."""
+    detail: str = ""
+
+
+class NeedsAlgebra(Exception):
+    """Whether two expressions are equal cannot be decided here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads answers and says which are the same."""
+
+    options: Options = Options()
+    algebra: Callable[[str, str], bool] | None = None
+    """Decides what takes symbolic algebra; without it such a question raises NeedsAlgebra."""
+
+    def value(self, text: str) -> Value | None:
+        """None for what has no value."""
+        try:
+            return parse(text, self.options)
+        except Unreadable:
+            return None
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two answers have the same value, or the same spelling."""
+        if one == other:
+            return True
+        first, second = self.value(one), self.value(other)
+        if first is None or second is None:
+            return False
+        try:
+            return self.equal(first, second, one, other)
+        except Unreadable:
+            return False
+
+    def equal(self, gold: Value, given: Value, gold_text: str, given_text: str) -> bool:
+        """`compare.same`, with algebra where it takes that. Unreadable where `given` leaves a computation undone."""
+        verdict = same(gold, given, self.options)
+        if verdict is None:
+            if self.algebra is None:
+                raise NeedsAlgebra
+            verdict = self.algebra(gold_text, given_text)
+        return verdict
+
+
+def extract(text: str, reader: Reader | None = None) -> Extracted:
+    r"""The one answer of a completion. Raises NeedsAlgebra when its candidates can only be told apart by algebra.
+
+    >>> extract(r"I think \boxed{\frac{1}{2}}, that is \boxed{0.5}.").answer
+    '0.5'
+    >>> extract(r"\boxed{6}? No, \boxed{7}.").reason, extract("0 1 2 3 4 5 6 7").reason
+    ('ambiguous', 'ambiguous')
+    >>> extract("She sells 9 eggs.\n#### 18").answer, extract("That makes 9 * 2 = $18 every day.").answer
+    ('18', '$18')
+    """
+    if len(text) > MAX_TEXT:
+        return Extracted(None, reason="too_large", detail=f"a text of {len(text)} characters")
+    return _decide(final_segment(text), reader or Reader())
+
+
+def final_segment(text: str) -> str:
+    """What follows the reasoning in the final turn."""
+    return places.after_reasoning(places.final_turn(text))
+
+
+def _decide(segment: str, reader: Reader) -> Extracted:
+    boxes, tags, statements = places.find_boxes(segment), places.find_tags(segment), places.find_statements(segment)
+    if boxes is None or tags is None or statements is None:
+        return _ambiguous(places.MAX_PLACES, detail=f"more than {places.MAX_PLACES} answers, or too far apart")
+    if boxes and boxes[-1].closing < 0:
+        return Extracted(None, reason="no_answer", detail="the last box is never closed")
+    shown = [content for box in boxes if (content := places.box_content(segment, box))]
+    tagged = [_tagged(tag) for tag in tags if "\\boxed" not in tag]
+    explicit = shown + [tag for tag in tagged if tag]
+    if not explicit and (boxes or tags):
+        return Extracted(None, reason="no_answer", detail="the box is empty" if boxes else "the answer tag is empty")
+    claims = [claim for statement in statements if "\\boxed" not in statement and (claim := _claim(statement, reader))]
+    if not explicit:
+        return _stated(claims, statements, segment, reader)
+    if any(len(content) > MAX_CHARS for content in explicit):
+        return Extracted(
+            None, len(explicit), reason="too_large", detail=f"an answer of {max(map(len, explicit))} characters"
+        )
+    distinct = _distinct(explicit, reader)
+    if len(distinct) > 1:
+        joined = not tagged and _are_joined(segment, [box for box in boxes if places.box_content(segment, box)])
+        return _ambiguous(len(distinct), distinct if joined else None)
+    if any(_is_hedged(segment, box) for box in boxes):
+        return _ambiguous(2, detail="another answer is offered beside the box")
+    answer = distinct[0]
+    contradicting = [claim for claim in claims if _is_definite(claim, reader) and not reader.same(answer, claim)]
+    if contradicting:
+        return _ambiguous(2, detail=f"the statement {contradicting[0]!r} beside the box {answer!r}")
+    return Extracted(answer, 1)
+
+
+def _stated(claims: list[str], statements: list[str], segment: str, reader: Reader) -> Extracted:
+    """The answer of a text without boxes: what is stated, else what the last sentence concludes."""
+    definite = [claim for claim in claims if _is_definite(claim, reader)]
+    if definite or claims:
+        distinct = _distinct(definite or claims[-1:], reader)
+        return Extracted(distinct[0], 1) if len(distinct) == 1 else _ambiguous(len(distinct))
+    return _concluded(segment, reader)
+
+
+def _ambiguous(candidates: int, listed: list[str] | None = None, *, detail: str = "") -> Extracted:
+    joined = ", ".join(listed) if listed else None
+    return Extracted(
+        None, candidates, reason="ambiguous", listed=joined, detail=detail or f"{candidates} different answers"
+    )
+
+
+def _distinct(answers: list[str], reader: Reader) -> list[str]:
+    """One spelling, the last, of each value, in the order in which the values first appear."""
+    found: list[str] = []
+    for answer in dict.fromkeys(answers):
+        for index, other in enumerate(found):
+            if reader.same(other, answer):
+                found[index] = answer
+                break
+        else:
+            found.append(answer)
+    return found
+
+
+def _are_joined(segment: str, boxes: list[places.Box]) -> bool:
+    """Whether the boxes are one list: `\\boxed{1}, \\boxed{2}`, `y_1 = \\boxed{1} and y_2 = \\boxed{2}`."""
+    for one, other in zip(boxes, boxes[1:], strict=False):
+        between = segment[one.closing + 1 : other.start]
+        if len(between) > 80 or not (_JOINT.fullmatch(between) or _NAMED_JOINT.fullmatch(between)):
+            return False
+    return True
+
+
+def _is_hedged(segment: str, box: places.Box) -> bool:
+    """Whether another answer is offered right before or behind a box: `\\boxed{7} or 8`."""
+    behind, before = segment[box.closing + 1 : box.closing + 80], segment[max(box.start - 60, 0) : box.start]
+    return bool(_HEDGE_BEHIND.match(behind) or _HEDGE_BEFORE.search(before))
+
+
+def _tagged(content: str) -> str:
+    """The answer within a tag: what it states, if it is a sentence."""
+    statements = places.find_statements(content)
+    return without_dollars(statements[-1] if statements else content)
+
+
+def _claim(statement: str, reader: Reader) -> str:
+    """The answer within a statement: `$7$, because ...` is 7, `9 eggs per day` the number, `7 or 8` all of it."""
+    text = _EXPLANATION.sub("", _FILLER.sub("", statement)).strip(" ,;:*")
+    formula = FORMULA.match(text)
+    if formula and not _AMOUNTS.fullmatch(formula[formula.lastgroup or 0]):
+        rest = text[formula.end() :]
+        percent = places._PERCENT_BEHIND.match(rest)
+        if not re.search(rf"[0-9$\\]|\b{_HEDGE}", rest[percent.end() if percent else 0 :]):
+            return formula[formula.lastgroup or 0].strip() + ("\\%" if percent else "")
+    text = without_dollars(text)
+    if len(text) <= MAX_CHARS and reader.value(text) is None and single_number(text) is not None:
+        return _number_text(text)
+    return text
+
+
+def _number_text(sentence: str) -> str:
+    """The number of a sentence that has one; behind the last "=" where it has several equal ones."""
+    matches = list(NUMBER.finditer(sentence.rpartition("=")[2]))
+    return matches[-1].group().strip() if matches else sentence
+
+
+def _is_definite(claim: str, reader: Reader) -> bool:
+    """Whether a statement gives a value, or begins as one; "the sum of both" does not."""
+    return bool(re.match(r"[-−+]?\s*\\?[$€£]?\s*[0-9.]|\\[a-z{(]", claim)) or _has_number(reader.value(claim))
+
+
+def _has_number(value: Value | None) -> bool:
+    return value is not None and bool(re.search(r"[0-9]", value.text))
+
+
+def without_dollars(text: str) -> str:
+    """Without the delimiters of formulas; a currency sign stays."""
+    return FORMULA.sub(lambda match: match[match.lastgroup or 0].strip(), text).strip()
+
+
+def _concluded(segment: str, reader: Reader) -> Extracted:
+    """The only number or formula of the last sentence that has one, or the last one there if only it is claimed."""
+    conclusion = None
+    for sentence in places.sentences_backwards(segment):
+        if not (atoms := _atoms(sentence)):
+            continue
+        if conclusion is None:
+            conclusion = sentence, atoms
+            continue
+        if _pattern(sentence, atoms) == _pattern(*conclusion):  # "It is 6. It is 7.", or a number on each line
+            return _ambiguous(2, detail="the last sentences count up")
+        break
+    if conclusion is None:
+        return Extracted(None, reason="no_answer")
+    return _of_sentence(conclusion[0], reader)
+
+
+def _of_sentence(sentence: str, reader: Reader) -> Extracted:
+    whole = without_dollars(sentence)
+    if len(whole) <= MAX_CHARS and _has_number(reader.value(whole)):
+        return Extracted(whole, 1)
+    *_, start = 0, *(match.end() for match in _CONCLUSION.finditer(sentence))
+    clause = sentence[start:] if NUMBER.search(sentence, start) or FORMULA.search(sentence, start) else sentence
+    atoms = _atoms(clause)
+    texts = list(dict.fromkeys(atom for atom, _, _ in atoms))
+    if len(texts) == 1:
+        return Extracted(texts[0], 1)
+    ends = [0, *(end for _, _, end in atoms)]
+    if all(_JOINT.fullmatch(clause, end, start) for end, (_, start, _) in zip(ends[1:], atoms[1:], strict=False)):
+        return _ambiguous(len(texts), texts)
+    claimed = [atom for atom, start, _ in atoms if _CLAIM.search(clause, 0, start) and not _NOT.search(clause[:start])]
+    if len(set(claimed)) == 1 and atoms[-1][0] == claimed[-1]:
+        return Extracted(claimed[-1], 1)
+    return _ambiguous(len(texts))
+
+
+def _atoms(sentence: str) -> list[tuple[str, int, int]]:
+    """The formulas, and the numbers outside of them, with where they start and end."""
+    found: list[tuple[str, int, int]] = []
+    at = 0
+    for formula in FORMULA.finditer(sentence):
+        content = formula[formula.lastgroup or 0]
+        if _AMOUNTS.match(content) and formula.group().startswith("$") and formula.end() < len(sentence):
+            continue  # `$5 and $6`: two amounts of money
+        found += _numbers(sentence, at, formula.start())
+        at = formula.end()
+        percent = places._PERCENT_BEHIND.match(sentence, at)
+        at = percent.end() if percent else at
+        found.append((content.strip() + ("\\%" if percent else ""), formula.start(), at))
+    return found + _numbers(sentence, at, len(sentence))
+
+
+def _numbers(sentence: str, start: int, end: int) -> list[tuple[str, int, int]]:
+    return [(number.group().strip(), number.start(), number.end()) for number in NUMBER.finditer(sentence, start, end)]
+
+
+def _pattern(sentence: str, atoms: list[tuple[str, int, int]]) -> str:
+    """A sentence with its numbers and formulas left out."""
+    pieces, at = [], 0
+    for _, start, end in atoms:
+        pieces.append(sentence[at:start])
+        at = end
+    return "#".join([*pieces, sentence[at:]])

@@ -1,0 +1,88 @@
+r"""Gold answers: what a row of the data holds, as text that can be read.
+
+A gold that cannot be used is an error of the data, whatever the completion: it is found before training starts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from posttrain.errors import DataError
+from posttrain.rewards.mathematics import places
+from posttrain.rewards.mathematics.extract import FORMULA, NeedsAlgebra, Reader, extract, final_segment, without_dollars
+from posttrain.rewards.mathematics.guard import Unreadable
+from posttrain.rewards.mathematics.options import Options
+from posttrain.rewards.mathematics.parse import parse
+from posttrain.rewards.mathematics.values import Value
+
+
+def gold_text(answer: Any) -> str:
+    """The gold answer as text: of a GSM8K solution what follows `####`; a number without a trailing `.0`.
+
+    >>> gold_text("16 - 3 = 13 eggs\\n#### 13"), gold_text(145.0)
+    ('13', '145')
+    """
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    if isinstance(answer, str):
+        text = answer.rpartition("####")[2].strip()
+    elif isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) < float("inf"):
+        text = str(answer)
+    else:
+        text = ""
+    if not text:
+        raise DataError(
+            given=f"the gold answer is {answer!r}",
+            allowed="a text that is not empty, or a number",
+            fix="Correct or drop the row; `data.answer` names the column that holds the gold answer.",
+        )
+    return text
+
+
+def math_gold(answer: Any) -> str:
+    r"""The LaTeX of a gold answer, out of its box or its dollar signs; a full solution is cut to its final answer.
+
+    >>> math_gold("$\\frac{1}{2}$."), math_gold(r"Hence \boxed{(2, 3)}."), math_gold("x^2 + 1")
+    ('\\frac{1}{2}', '(2, 3)', 'x^2 + 1')
+    """
+    text = gold_text(answer)
+    if "\\boxed" in text or "\\fbox" in text:
+        segment = final_segment(text)
+        boxes = [box for box in places.find_boxes(segment) or [] if box.closing >= 0]
+        contents = [content for box in boxes if (content := places.box_content(segment, box))]
+        if not contents:
+            raise unusable(text, "its box is empty")
+        return contents[-1] if len(set(contents)) == 1 else _listed(text) or contents[-1]
+    if FORMULA.match(text):
+        return without_dollars(text).rstrip(".,; ")
+    formulas = [formula[formula.lastgroup or 0].strip() for formula in FORMULA.finditer(text)]
+    if formulas:  # a solution in prose
+        return formulas[-1]
+    return text.rstrip(".,; ")
+
+
+def _listed(text: str) -> str | None:
+    """The boxes of a solution that are one list."""
+    try:
+        return extract(text, Reader()).listed
+    except NeedsAlgebra:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def read_gold(text: str, options: Options) -> Value:
+    """The value of a gold answer; DataError when it has none."""
+    try:
+        return parse(text, options, gold=True)
+    except Unreadable as unreadable:
+        raise unusable(text, unreadable.detail or unreadable.reason) from None
+
+
+def unusable(text: str, why: str) -> DataError:
+    shown = text if len(text) <= 80 else text[:77] + "..."
+    return DataError(
+        given=f"the gold answer {shown!r} cannot be read: {why}",
+        allowed="a number, LaTeX, a choice or a few words",
+        fix='Correct or drop the row, or use the reward "exact_match".',
+    )

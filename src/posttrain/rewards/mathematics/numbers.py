@@ -1,0 +1,119 @@
+"""Verdicts where the gold is one number: word problems, contests with integer answers, measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from time import perf_counter
+from typing import Any, Literal
+
+from posttrain.errors import ConfigError, DataError
+from posttrain.rewards.mathematics.extract import Extracted, Reader, extract
+from posttrain.rewards.mathematics.golds import gold_text, math_gold
+from posttrain.rewards.mathematics.guard import Unreadable
+from posttrain.rewards.mathematics.options import Options
+from posttrain.rewards.mathematics.parse import parse
+from posttrain.rewards.mathematics.prose import Number, single_number
+from posttrain.rewards.mathematics.values import Number as NumberValue
+from posttrain.rewards.mathematics.verify import Message, hidden_characters, no_answer, text_of
+from posttrain.rewards.verdict import Verdict, correct
+
+Percent = Literal["exact", "either"]
+WORDS = Options(words=True)
+
+
+def verify_number(
+    completion: str | Sequence[Message],
+    answer: Any,
+    *,
+    truncated: bool = False,
+    percent: Percent = "exact",
+    relative_tolerance: float = 0.0,
+    absolute_tolerance: float = 0.0,
+) -> Verdict:
+    """Whether the one number that a completion gives as its answer is the gold. Never asks for algebra: what our own
+    grammar cannot read is no number."""
+    start = perf_counter()
+    _check_settings(percent, relative_tolerance, absolute_tolerance)
+    gold = gold_number(answer)
+    found = extract(text_of(completion), _READER)
+    verdict = _judge(gold, found, percent, relative_tolerance, absolute_tolerance, truncated=truncated)
+    verdict.seconds = perf_counter() - start
+    return verdict
+
+
+def gold_number(answer: Any) -> Gold:
+    """The one number that a gold answer states; DataError when it states none."""
+    return _gold_number(gold_text(answer))
+
+
+class Gold(Number):
+    """A gold number, and whether it was written as a decimal: only such a one can be met within a relative tolerance."""
+
+    is_decimal: bool = False
+
+
+@lru_cache(maxsize=4096)
+def _gold_number(text: str) -> Gold:
+    latex = math_gold(text)
+    number = single_number(latex)
+    if number is None:
+        raise DataError(
+            given=f"the gold answer {text!r} is not one number",
+            fix='Correct or drop the row, or use the reward "math" for answers that are formulas.',
+        )
+    gold = Gold(*number)
+    gold.is_decimal = "." in latex
+    return gold
+
+
+def _judge(
+    gold: Gold, found: Extracted, percent: Percent, relative: float, absolute: float, *, truncated: bool
+) -> Verdict:
+    if found.answer is None:
+        return no_answer(found, truncated=truncated)
+    if hidden_characters(found.answer):
+        return Verdict(0.0, "wrong", extracted=found.answer, detail="invisible characters in the answer")
+    try:
+        given = read_number(found.answer)
+    except Unreadable as unreadable:
+        return Verdict(0.0, unreadable.reason, extracted=found.answer, detail=unreadable.detail)
+    if given is None:
+        return Verdict(0.0, "wrong", extracted=found.answer, detail="not one number")
+    return correct(_close(gold, given, percent, relative, absolute), found.answer)
+
+
+def read_number(text: str) -> Number | None:
+    """The number that an answer states: among words, or as a formula whose value is rational.
+
+    Unreadable when the formula is no answer: a computation, or too large a one.
+    """
+    number = single_number(text)
+    if number is not None:
+        return number
+    meaning = parse(text, WORDS).meaning
+    if not isinstance(meaning, NumberValue):
+        return None
+    return Number(Fraction(meaning.value) * (100 if meaning.percent else 1), meaning.percent)
+
+
+def _close(gold: Gold, found: Number, percent: Percent, relative: float, absolute: float) -> bool:
+    pairs = [(gold.exact, found.exact)]
+    if percent == "either" and gold.percent != found.percent:
+        pairs += [(gold.value, found.value)]
+    if not gold.is_decimal:
+        relative = 0.0
+    if not (relative or absolute):
+        return any(g == f for g, f in pairs)
+    return any(abs(g - f) <= max(Fraction(str(relative)) * abs(g), Fraction(str(absolute))) for g, f in pairs)
+
+
+def _check_settings(percent: str, relative: float, absolute: float) -> None:
+    if not (relative >= 0 and absolute >= 0):
+        raise ConfigError(given="a tolerance below 0", allowed="0 or more", fix="Set it to 0.")
+    if percent not in ("exact", "either"):
+        raise ConfigError(given=f"percent = {percent!r}", allowed="exact or either", fix="Set percent: exact.")
+
+
+_READER = Reader(WORDS, lambda one, other: False)

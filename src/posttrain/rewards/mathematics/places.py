@@ -1,0 +1,209 @@
+r"""Where answers can stand in a completion: its final turn, what follows the reasoning, boxes, tags, statements.
+
+Every scan is linear in the length of the text, and what no answer needs is not looked at: at most `MAX_SCANNED`
+characters behind the first box, `MAX_PLACES` boxes or statements, `MAX_TAIL` characters of a text without either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MAX_SCANNED = 200_000
+"""Characters from the first box on in which further boxes are looked for."""
+MAX_PLACES = 64
+"""Boxes, tags or statements that are looked at. Nobody has that many reasons to state one answer."""
+MAX_TAIL = 3000
+"""Characters at the end of a text without box or statement in which its conclusion is looked for."""
+
+_TURN = re.compile(
+    r"<\|im_start\|>\s*(\w+)|<\|start_header_id\|>\s*(\w+)\s*<\|end_header_id\|>|<start_of_turn>\s*(\w+)"
+    r"|<\|(user|assistant|system|model)\|>|(\[INST\])|(\[/INST\])"
+)
+_TURN_END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<\|endoftext\|>|<end_of_turn>|<\|return\|>|</s>")
+_OURS = frozenset({"assistant", "model", "ai", "gpt", "[/INST]"})
+_REASONING = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("[THINK]", "[/THINK]"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+)
+"""How models open and close the part that is not the answer."""
+
+_BRACE_OR_BOX = re.compile(
+    r"\\+(?:boxed|fbox)(?![A-Za-z])\s*+(?:\{|([0-9A-Za-z])(?![0-9A-Za-z.,/^]))?|\\.|[{}]", re.DOTALL
+)
+_ANSWER_TAG = re.compile(r"<answer>(.*?)(</answer>|\Z)", re.DOTALL | re.IGNORECASE)
+_MARKER = re.compile(
+    r"#{4,}+|\banswer[*_]*\s{1,3}(?:is\b|should\s+be\b|must\s+be\b|=)|\banswer\s?[*_]*\s?:|\bfinal\s+answer[\s*_]*\n",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"\n|[.!?](?=[\s\"*)]|$)")
+_PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
+_MINUS_BEFORE = re.compile(r"(?:^|[^\w)\]}.\s])\s*([-−])[\s$]*$|(?:^|\s(?:is|are|be|equals))\s*([-−])[\s$]*$")
+DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+"""What opens and closes a formula in LaTeX."""
+
+
+class Box(NamedTuple):
+    """Where a `\\boxed{...}` starts, its content starts and ends; -1 for the end of one that is never closed."""
+
+    start: int
+    opening: int
+    closing: int
+
+
+def final_turn(text: str) -> str:
+    """What the assistant said last, where a text holds the marks of several turns; up to the end of that turn.
+
+    >>> final_turn("It is 8.<|im_end|><|im_start|>user no<|im_end|><|im_start|>assistant It is 7.<|im_end|>")
+    ' It is 7.'
+    >>> final_turn("It is 7. <|im_start|>user")
+    'It is 7. '
+    """
+    if "<" not in text and "INST]" not in text:
+        return text
+    ours, start, speaks = "", 0, True
+    for turn in _TURN.finditer(text):
+        said = text[start : turn.start()]
+        if speaks and said.strip():
+            ours = said
+        speaks = next(group for group in turn.groups() if group).lower() in _OURS or turn.group() == "[/INST]"
+        start = turn.end()
+    if speaks and text[start:].strip():
+        ours = text[start:]
+    return after_reasoning_marks(ours)
+
+
+def after_reasoning_marks(turn: str) -> str:
+    """A turn up to its end mark. Where channels are used the final one counts, which stands behind such a mark."""
+    _, final, said = turn.rpartition("<|channel|>final<|message|>")
+    ends = _TURN_END.search(said)
+    return final + (said[: ends.start()] if ends else said)
+
+
+def after_reasoning(text: str) -> str:
+    """The part that is meant as the answer: behind the end of the reasoning, before any that was never ended.
+
+    >>> after_reasoning("<think>8?</think> 7"), after_reasoning("so 6 <think> or 7")
+    (' 7', 'so 6 ')
+    """
+    for opening, closing in _REASONING:
+        text = text.rpartition(closing)[2].partition(opening)[0]
+    return text
+
+
+def find_boxes(text: str) -> list[Box] | None:
+    r"""The outermost boxes, in order; None when there are too many, or too much text from the first on.
+
+    `\boxed 7` is one as well, as TeX reads it.
+    """
+    first = min((at for at in (text.find("\\boxed"), text.find("\\fbox")) if at >= 0), default=-1)
+    if first < 0:
+        return []
+    first = len(text[:first].rstrip("\\")) if first else 0
+    found: list[Box] = []
+    depth, inside = 0, -1  # braces open in all; depth of the box that is open, -1 outside of any
+    for token in _BRACE_OR_BOX.finditer(text, first, first + MAX_SCANNED):
+        mark = token.group()
+        if len(mark) > 4 and inside < 0:  # a box, and no part of another one
+            if len(found) >= MAX_PLACES:
+                return None
+            if token[1]:
+                found.append(Box(token.start(), token.start(1), token.end(1)))
+                continue
+            found.append(Box(token.start(), token.end(), -1))
+            if mark.endswith("{"):
+                inside = depth
+        if mark.endswith("{") and mark != "\\{":
+            depth += 1
+        elif mark == "}" and depth:
+            depth -= 1
+            if depth == inside:
+                found[-1] = found[-1]._replace(closing=token.start())
+                inside = -1
+    if len(text) > first + MAX_SCANNED and (inside >= 0 or _has_box(text, first + MAX_SCANNED)):
+        return None
+    return found
+
+
+def box_content(text: str, box: Box) -> str:
+    r"""What a box says, together with a minus in front of it and a percent sign behind it.
+
+    >>> text = r"so $x = -\boxed{\boxed{28}}\%$"
+    >>> box_content(text, find_boxes(text)[0])
+    '-28\\%'
+    """
+    content = text[box.opening : box.closing].strip()
+    while content.startswith("\\boxed{") and content.endswith("}") and len(inner := find_boxes(content) or []) == 1:
+        if inner[0].closing != len(content) - 1:
+            break
+        content = content[inner[0].opening : -1].strip()
+    if not content:
+        return ""
+    minus = _MINUS_BEFORE.search(text[max(box.start - 20, 0) : box.start])
+    percent = _PERCENT_BEHIND.match(text, box.closing + (text[box.closing : box.closing + 1] == "}"))
+    return ("-" if minus else "") + content + ("\\%" if percent else "")
+
+
+def find_tags(text: str) -> list[str] | None:
+    """What stands in `<answer>` tags; None when there are too many."""
+    if "<answer>" not in text.lower():
+        return []
+    found: list[str] = []
+    for tag in _ANSWER_TAG.finditer(text):
+        if len(found) >= MAX_PLACES:
+            return None
+        found.append(tag[1].strip())
+    return found
+
+
+def find_statements(text: str) -> list[str] | None:
+    """What is stated behind `####`, "the answer is", "Answer:" and their like, each up to the end of its sentence;
+    None when there are too many."""
+    found: list[str] = []
+    for marker in _MARKER.finditer(text):
+        if len(found) >= MAX_PLACES:
+            return None
+        found.append(_stated(text, marker.end(), whole_line=marker.group().startswith("#")))
+    return found
+
+
+def _stated(text: str, start: int, *, whole_line: bool) -> str:
+    """The sentence from `start` on, or the formula that it starts with, when nothing but a full stop follows it."""
+    tail = text[start : start + MAX_TAIL].lstrip(" \t*_:").lstrip("\n ")
+    if whole_line:
+        line = tail.partition("\n")[0]
+        return line.partition("####")[0].strip(" \t*")
+    for opening, closing in DELIMITERS:
+        end = tail.find(closing, len(opening)) if tail.startswith(opening) else -1
+        if end > 0 and "\n" in tail[:end]:  # displayed: the sentence would end inside of it
+            return tail[: end + len(closing)].replace("\n", " ").strip()
+    end = _SENTENCE_END.search(tail)
+    return (tail[: end.start()] if end else tail).strip(" \t*_")
+
+
+def sentences_backwards(text: str) -> Iterator[str]:
+    """The sentences and lines at the end of a text, the last one first; displayed formulas are kept in one piece."""
+    tail = text[-MAX_TAIL:].rstrip()
+    tail = re.sub(r"(\$\$|\\\[|\\\()([^$\\]*(?:\\(?![\])])[^$\\]*)*)(\$\$|\\\]|\\\))", _on_one_line, tail)
+    end = len(tail)
+    starts = [0, *(match.end() for match in _SENTENCE_END.finditer(tail))]
+    for start in reversed(starts):
+        if sentence := tail[start:end].strip().removesuffix(".").strip(" \t*_"):
+            yield sentence
+        end = start
+
+
+def _on_one_line(match: re.Match[str]) -> str:
+    return match.group().replace("\n", " ")
+
+
+def _has_box(text: str, start: int) -> bool:
+    return text.find("\\boxed", start) >= 0 or text.find("\\fbox", start) >= 0

@@ -1,0 +1,128 @@
+r"""Numbers as people write them in sentences: `$1,234.50`, `3 1/2`, `18 dollars`, `28 percent`. Exact, linear in time.
+
+The grammar of mathematics is in `parse.py`; this is the reader of word problems, where a number stands among words.
+Nothing here evaluates text.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+MAX_DIGITS = 400
+"""A longer number is not read: no answer needs it, and converting it would cost quadratic time."""
+
+_DIGITS = r"(?:[0-9]++(?:,[0-9]++)*+(?:\.[0-9]++)?+|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?+"
+NUMBER = re.compile(
+    r"(?P<sign>(?<![\w)\]}])[-−+])?(?:\\?[$€£¥₹]\s?)?(?P<inner_sign>(?<=[$€£¥₹])[-−+])?"
+    r"(?<!\w)(?<![0-9]\.)(?:"
+    r"(?P<latex_whole>[0-9]++)?\s?\\[dt]?frac\s?(?:\{\s?(?P<a>-?[0-9]++)\s?\}\s?\{\s?(?P<b>[0-9]++)\s?\}|(?P<a1>[0-9])(?P<b1>[0-9]))"
+    r"|(?P<whole>[0-9]++)[ ](?P<c>[0-9]++)/(?P<d>[0-9]++)(?![0-9.,]*/)"
+    rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
+    r")(?P<percent>\s?(?:\\?%|percent\b|pct\b))?"
+)
+"""A number with its sign, its currency and its percent sign."""
+
+_GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
+_TEXT_GROUP = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s?\{([^{}]*)\}(?:\s?\^\s?\{?[0-9]\}?)?")
+_UNIT_POWER = re.compile(r"(?<![A-Za-z])[A-Za-z]{1,3}\s?\^\s?\{?[23]\}?(?![0-9])")
+_OPERATOR = re.compile(r"[-+*/^]")
+_VARIABLE = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_SEVERAL = re.compile(r"[,;](?![0-9])|\b(?:and|or)\b")
+_SPACED_MINUS = re.compile(r"^\s*[-−]\s+")
+_FORMULA = re.compile(r"[0-9{}\\^+*×·÷!√_<>]|(?<![A-Za-z])/|/(?![A-Za-z])|(?<!\w)[-−]|[-−](?![A-Za-z]{2})")
+_GLUED_LETTER = re.compile(r"[A-Za-z](?![A-Za-z])")
+
+
+class Number(NamedTuple):
+    """A number as it was written: `7%` is the value 7 with the percent sign."""
+
+    value: Fraction
+    percent: bool = False
+
+    @property
+    def exact(self) -> Fraction:
+        """What it is: `7%` is 7/100."""
+        return self.value / 100 if self.percent else self.value
+
+
+def single_number(text: str) -> Number | None:
+    r"""The number that a final answer states, or None when it states none, several, or a formula.
+
+    A unit, a currency sign and words may stand around the number. Of `name = value` the value counts; of a chain
+    `8 = 7`, whose sides differ, nothing does.
+
+    >>> single_number(r"\$1{,}234.50 \text{ dollars}")
+    Number(value=Fraction(2469, 2), percent=False)
+    >>> single_number(r"x = 3\frac{1}{2}").value
+    Fraction(7, 2)
+    >>> single_number("7 or 8"), single_number("8 = 7"), single_number("3x + 1")
+    (None, None, None)
+    """
+    *named, stated = _normalised(text).split("=")
+    if any(_is_equation(side) for side in named) or (len(named) > 1 and _SEVERAL.search(text)):
+        return None
+    number = _lone_number(stated)
+    if number is None or any(_lone_number(side) not in (None, number) for side in named):
+        return None
+    return number
+
+
+def _normalised(text: str) -> str:
+    """Without the spacing, delimiters and text commands of LaTeX: `1{,}000\\,\\text{cm}` becomes `1,000 cm`."""
+    text = re.sub(r",\\!|\{,\}", ",", text)
+    text = re.sub(r"\\[,!;: ]|\\(?:left|right|displaystyle)(?![A-Za-z])", "", text)
+    text = _TEXT_GROUP.sub(r" \1 ", text)
+    text = _UNIT_POWER.sub(" unit ", text)
+    return text.replace("\\$", "$").replace("\\%", "%")
+
+
+def _is_equation(left: str) -> bool:
+    """Whether the left side of "=" is a formula with a variable (`2x + z`) and no name, or "=" is part of `<=`."""
+    return left.rstrip().endswith(("<", ">", "!")) or bool(_OPERATOR.search(left) and _VARIABLE.search(left))
+
+
+def _lone_number(text: str) -> Number | None:
+    """The only number in a text that is otherwise empty or names a unit: no operator, command or variable beside it."""
+    text = _SPACED_MINUS.sub("-", text)
+    matches = list(NUMBER.finditer(text))
+    if len(matches) != 1:
+        return None
+    start, end = matches[0].span()
+    rest = text[:start] + "n" + text[end:]
+    if _FORMULA.search(rest) or _GLUED_LETTER.match(text, end):
+        return None
+    return to_number(matches[0])
+
+
+def to_number(match: re.Match[str]) -> Number | None:
+    """The exact value of what `NUMBER` matched; None for `1,22`, `1/2/3`, `1/0` and numbers of absurd length."""
+    if len(match.group()) > MAX_DIGITS:
+        return None
+    part = match.groupdict()
+    try:
+        if part["plain"]:
+            value = _decimal(part["plain"])
+            factors = [_decimal(piece) for piece in part["slashes"].split("/")[1:]]
+            if len(factors) > 1:
+                return None
+            value = value / factors[0] if factors else value
+        elif part["c"]:
+            value = int(part["whole"]) + Fraction(int(part["c"]), int(part["d"]))
+        else:
+            numerator, denominator = part["a"] or part["a1"], part["b"] or part["b1"]
+            value = int(part["latex_whole"] or 0) + Fraction(int(numerator), int(denominator))
+    except (ValueError, ZeroDivisionError):
+        return None
+    negative = (part["sign"] or part["inner_sign"] or "+") in "-−"
+    return Number(-value if negative else value, percent=part["percent"] is not None)
+
+
+def _decimal(digits: str) -> Fraction:
+    """`1,234.5` -> 2469/2. Commas must stand between groups of three; anything else raises ValueError."""
+    digits = digits.strip()
+    whole, dot, decimals = digits.partition(".")
+    if "," in whole and not _GROUPED.fullmatch(whole):
+        raise ValueError(f"{digits!r} is not a number")
+    return Fraction(whole.replace(",", "") + dot + decimals)
