@@ -803,6 +803,11 @@ BROKEN = {
         "two entries of rewards are called math, so that one would hide the other in the metrics; "
         "allowed: a name for each.\n  Set rewards.1.label = math_2, for example.",
     ),
+    "_gates_lead_to_rewards": (
+        ["rewards=[{name: math}, {name: format, gate: maths}]"],
+        'the gate of "format" is "maths", and no reward is called that; did you mean "math"?; allowed: math.\n'
+        "  Name another reward by its label",
+    ),
     "_stale_data_is_sampled": (
         ["algorithm=sft", "rewards=[]", "train.publish_every=2"],
         "train.publish_every = 2, but sft learns from examples and samples nothing; allowed: 1, or an algorithm that",

@@ -224,6 +224,13 @@ def _labels_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | Non
     return None
 
 
+def _gates_lead_to_rewards(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """Each gate names another entry of rewards, and following gates comes to an end."""
+    from posttrain.rewards.gates import wrong_gate
+
+    return wrong_gate({entry.metric_name: entry.gate.label if entry.gate else None for entry in config.rewards})
+
+
 def _stale_data_is_sampled(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.publish_every above 1 needs an algorithm that samples."""
     every = config.train.publish_every
@@ -425,6 +432,7 @@ RULES: tuple[Rule, ...] = (
     _warm_up_ends,
     _schedule_has_an_end,
     _labels_differ,
+    _gates_lead_to_rewards,
     _stale_data_is_sampled,
     _rounds_are_used,
     _reference_is_used,

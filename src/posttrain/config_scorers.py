@@ -204,11 +204,27 @@ def _default(part: Part, name: str) -> Any:
     return type(part).model_fields[name].default
 
 
+class GateConfig(Part):
+    """What another reward has to reach for this one to count; the label alone stands for a score of at least 1."""
+
+    label: Text = Field(examples=["math"])
+    """Label of the other reward: its name, unless it has a label of its own."""
+    at_least: Number = 1.0
+    """The score that it has to reach, before its weight and its own gate."""
+
+
+def _as_gate(given: Any) -> Any:
+    return {"label": given} if isinstance(given, str) else given
+
+
 class RewardConfig(Scorer):
     """One reward: exactly one of name, function, model and judge."""
 
     weight: Number = 1.0
     """Factor in the sum of the rewards; negative for a penalty."""
+    gate: Annotated[GateConfig | None, BeforeValidator(_as_gate)] = None
+    """Counts only where this other reward is reached, and contributes 0 elsewhere: `gate: math`, or
+    `gate: {label: math, at_least: 0.5}`. A function with a parameter `correct` is told instead. null: always counts."""
 
 
 class CheckConfig(Scorer):
@@ -218,3 +234,8 @@ class CheckConfig(Scorer):
     def weight(self) -> float:
         """For whoever builds it like a reward."""
         return 1.0
+
+    @property
+    def gate(self) -> None:
+        """Likewise: a check is never summed, so nothing can shut it out."""
+        return

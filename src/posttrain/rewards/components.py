@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Outcome, Signature, run_call
+from posttrain.rewards.gates import TOLD, Gate, GateLike
 from posttrain.rewards.load import Target, find_named, resolve, suggestion
 from posttrain.rewards.pool import Job, WorkerPool
 from posttrain.rewards.threads import ThreadRunner
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # the records import torch, which a reward worker does not ne
     from posttrain.rewards.model import ModelReward
     from posttrain.types import Completion, Prompt
 
-GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids", "truncated"})
+GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids", "truncated", "groups"})
 """Parameters that are filled from the rollout; a column of such a name is not passed on."""
 
 MODEL_LABEL, JUDGE_LABEL = "reward_model", "judge"
@@ -49,6 +50,8 @@ class RewardLike(Protocol):
     def settings(self) -> Mapping[str, Any]: ...
     @property
     def label(self) -> str | None: ...
+    @property
+    def gate(self) -> GateLike | str | Mapping[str, Any] | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,8 @@ class Reward:
     """Keyword arguments of every call."""
     label: str | None = None
     """Its name in metrics and messages; by default that of the function."""
+    gate: GateLike | str | Mapping[str, Any] | None = None
+    """Label of the reward that has to reach 1, or another `at_least`, for this one to count: see `gates.py`."""
 
 
 class Row(NamedTuple):
@@ -81,6 +86,8 @@ class Row(NamedTuple):
     number: int
     """Which completion of its prompt, counted from 0."""
     group_size: int
+    group: int = 0
+    """Which group of those that are scored together, counted from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +107,18 @@ class Component:
     model: ModelReward | None = None
     judge: Judge | None = None
     builtin: Builtin | None = None
+    gate: Gate | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Does its function ask whether the gate is open? Then it decides itself what comes of it."""
+        return self.gate is not None and TOLD in self.signature.named
 
     def columns(self, available: Collection[str]) -> list[str]:
         """The columns that this function receives; ConfigError when it needs one that is not there."""
-        available = sorted(set(available) - GIVEN_NAMES)
+        available = sorted(set(available) - self._given_names)
         for name in self.signature.required:
-            if name not in available and name not in GIVEN_NAMES and name not in self.settings:
+            if name not in available and name not in self._given_names and name not in self.settings:
                 raise self._missing(name, available)
         wanted = available if self.signature.takes_any else set(available) & set(self.signature.named)
         return [name for name in available if name in wanted and name not in self.settings]
@@ -113,7 +126,11 @@ class Component:
     @property
     def gold_columns(self) -> list[str]:
         """The columns without which it cannot judge: where gold answers stand."""
-        return [name for name in self.signature.required if name not in GIVEN_NAMES and name not in self.settings]
+        return [name for name in self.signature.required if name not in self._given_names | self.settings.keys()]
+
+    @property
+    def _given_names(self) -> frozenset[str]:
+        return GIVEN_NAMES | {TOLD} if self.is_told else GIVEN_NAMES
 
     def _missing(self, name: str, available: Sequence[str]) -> ConfigError:
         if name == "answer":
@@ -127,16 +144,21 @@ class Component:
             fix=fix,
         )
 
-    def calls(self, rows: Sequence[Row], columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-        """The keyword arguments of each call: one call for all rows, or one per row."""
+    def calls(
+        self, rows: Sequence[Row], columns: Mapping[str, Sequence[Any]], is_open: Sequence[bool | None] = ()
+    ) -> list[dict[str, Any]]:
+        """The keyword arguments of each call: one call for all rows, or one per row.
+
+        `is_open`: of a component that is told, whether its gate is, for each row.
+        """
         if self.model is not None:
             return [{"prompt": row.prompt, "completion": row.completion} for row in rows]
         if self.judge is not None:
             return [{"prompt": row.prompt, "completion": row.completion, "number": row.number} for row in rows]
         if self.signature.batch:
-            given = self._given(rows, "prompts", "completions")
+            given = self._given(rows, "prompts", "completions") | self._told(is_open)
             return [given | {name: list(columns[name]) for name in self.columns(columns)}]
-        given = self._given(rows, "prompt", "completion")
+        given = self._given(rows, "prompt", "completion") | self._told(is_open)
         given |= {name: columns[name] for name in self.columns(columns)}
         return [{name: values[row] for name, values in given.items()} for row in range(len(rows))]
 
@@ -147,6 +169,13 @@ class Component:
         outcome = run_call(self.builtin.quick, call, self.settings)
         undecided = outcome.kind == "value" and outcome.value is None and outcome.verdict is None
         return None if undecided else outcome
+
+    def trial(self) -> dict[str, Any]:
+        """What a call for one short completion gets from the rollout."""
+        one = {"completion": "\\boxed{0}", "completion_ids": [0], "truncated": False, "groups": 0, TOLD: True}
+        if self.signature.batch:
+            one = {"completions": [one.pop("completion")]} | {name: [value] for name, value in one.items()}
+        return {name: value for name, value in one.items() if name in self.signature.named}
 
     def job(self, calls: Sequence[Mapping[str, Any]]) -> Job:
         """The calls as work for the pool."""
@@ -170,11 +199,15 @@ class Component:
             completion: _completion if self.builtin is None else lambda row: row.completion.text,
             "completion_ids": lambda row: list(row.completion.ids),
             "truncated": lambda row: row.completion.truncated,
+            "groups": lambda row: row.group,
         }
         asked = set(self.signature.named)
         if self.signature.takes_any:
             asked |= {prompt, completion}
         return {name: [make(row) for row in rows] for name, make in makers.items() if name in asked}
+
+    def _told(self, is_open: Sequence[bool | None]) -> dict[str, list[Any]]:
+        return {TOLD: list(is_open)} if self.is_told else {}
 
 
 def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None, device: str = "auto") -> Component:
@@ -192,9 +225,11 @@ def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None, de
         )
     if not reward.timeout > 0:
         raise ConfigError(given=f"a reward with timeout = {reward.timeout}", allowed="seconds, more than 0")
+    gate = Gate.of(reward.gate)
     if reward.judge is not None:
-        return _make_judge(reward, folder, device)
+        return replace(_make_judge(reward, folder, device), gate=gate)
     component = _find(reward, pool, folder) if reward.model is None else _load_model(reward, folder, device)
+    component = replace(component, gate=gate)
     _check_settings(component)
     if component.builtin is not None and component.settings:
         _try_settings(component, pool)
@@ -275,16 +310,24 @@ def _check_settings(component: Component) -> None:
                 allowed=", ".join(allowed) or "no settings",
             )
     if component.builtin is not None:
-        missing = [name for name in signature.required if name not in ("completion", "answer", *component.settings)]
+        missing = [name for name in component.builtin.needed_settings if name not in component.settings]
         if missing:
             raise ConfigError(
                 given=f'reward "{label}" needs settings.{missing[0]}', fix=f"Add it: settings: {{{missing[0]}: ...}}."
+            )
+        if TOLD in signature.required and not component.is_told:
+            raise ConfigError(
+                given=f'reward "{label}" has to know which completions are correct',
+                allowed="an entry of rewards with a gate; checks have none",
+                fix="Name the reward that says so: gate: math.",
             )
 
 
 def _try_settings(component: Component, pool: WorkerPool) -> None:
     """A dry call finds settings that a built-in cannot work with, such as a broken regular expression."""
-    call = {name: "1" for name in ("completion", "answer") if name in component.signature.required}
+    if set(component.gold_columns) - {"answer"}:
+        return  # they come from the data, which is not known here: `RewardSet.check_rows` calls it with them
+    call = component.trial() | dict.fromkeys(component.gold_columns, "1")
     outcome = component.decide(call)
     if outcome is None:
         outcome = pool.run([component.job([call])])[0][0]

@@ -143,25 +143,26 @@ def _finite(text: str) -> float:
 def _validator(schema: Mapping[str, Any]) -> Callable[[Any], str | None]:
     """What a value has against the schema, or None; ConfigError where the schema is none, or the package is missing."""
     try:
-        import jsonschema  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
-        import referencing  # pyright: ignore[reportMissingImports]
+        from jsonschema import Draft202012Validator, SchemaError, validators
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
     except ImportError:
         raise ConfigError(
             given="the reward json_schema needs the package jsonschema", fix='pip install "posttrain[schema]"'
         ) from None
     if not isinstance(schema, Mapping):
         raise ConfigError(given=f"schema = {schema!r}", allowed="a JSON schema as an object")
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    kind = validators.validator_for(schema, default=Draft202012Validator)
     try:
-        kind.check_schema(schema)
-    except jsonschema.SchemaError as error:
+        kind.check_schema(dict(schema))
+    except SchemaError as error:
         raise ConfigError(given=f"the schema is none: {error.json_path}: {error.message}") from None
-    validator = kind(schema, registry=referencing.Registry())  # an empty registry: nothing is fetched
+    validator = kind(schema, registry=Registry())  # an empty registry: nothing is fetched
 
     def problem(value: Any) -> str | None:
         try:
             found = next(validator.iter_errors(value), None)
-        except referencing.exceptions.Unresolvable as error:
+        except Unresolvable as error:
             raise ConfigError(
                 given=f"the schema refers to {error.ref}, which is not in it", fix="Write that part under $defs."
             ) from None

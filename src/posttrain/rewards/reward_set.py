@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards.components import Component, Reward, RewardLike, Row, make_component
+from posttrain.rewards.gates import in_waves, wrong_gate
 from posttrain.rewards.pool import WorkerPool
-from posttrain.rewards.scores import Scores, weighted_sum
+from posttrain.rewards.scores import Scores, behind_gate, weighted_sum
 from posttrain.rewards.sheet import Read, Sheet
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ def build_rewards(
     """
     pool = WorkerPool(workers)
     try:
-        components = [make_component(_reward(item), pool, Path(folder) if folder else None, device) for item in rewards]
+        components = [
+            make_component(as_reward(item), pool, Path(folder) if folder else None, device) for item in rewards
+        ]
         return RewardSet(components, pool)
     except BaseException:
         pool.close()
@@ -62,6 +65,9 @@ class RewardSet:
                 given="no reward has a weight other than 0" if components else "no reward is configured",
                 fix="Add one under `rewards`, for example `- name: math`.",
             )
+        gates = {component.label: component.gate.label if component.gate else None for component in components}
+        if (wrong := wrong_gate(gates)) is not None:
+            raise wrong
         self.components = tuple(components)
         self._pool = pool
 
@@ -117,7 +123,7 @@ class RewardSet:
                 gold = {name: row.get(name) for name in columns}
                 rows_of.setdefault(repr(gold), []).append(number)
                 golds[repr(gold)] = gold
-            calls = [{"completion": "\\boxed{0}", **gold} for gold in golds.values()]
+            calls = [component.trial() | gold for gold in golds.values()]
             sheets.append((Sheet(component, calls), rows_of))
         self._fill([sheet for sheet, _ in sheets])
         for sheet, rows_of in sheets:
@@ -134,14 +140,20 @@ class RewardSet:
         finite number, or a list of the wrong length.
         """
         rows = [
-            Row(prompt, completion, number, len(group))
-            for prompt, group in zip(prompts, groups, strict=True)
+            Row(prompt, completion, number, len(group), place)
+            for place, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
             for number, completion in enumerate(group)
         ]
         columns = _columns(rows)
-        sheets = [Sheet(component, component.calls(rows, columns)) for component in self.components] if rows else []
-        self._fill(sheets)
-        read = {sheet.component.label: sheet.read(rows) for sheet in sheets}
+        read: dict[str, Read] = {}
+        sheets: list[Sheet] = []
+        for wave in in_waves(self.components) if rows else ():
+            in_wave = [
+                Sheet(component, component.calls(rows, columns, _is_open(component, read))) for component in wave
+            ]
+            self._fill(in_wave)
+            read |= {sheet.component.label: sheet.read(rows) for sheet in in_wave}
+            sheets += in_wave
         return self._combine(rows, [len(group) for group in groups], read, sheets)
 
     def _combine(
@@ -151,9 +163,12 @@ class RewardSet:
         failures = [found for part in read.values() for found in part.failures]
         failed: list[set[str]] = [set() for _ in rows]
         for row, failure in failures:
-            failed[row].add(failure.label)
+            failed[row] |= self._behind(failure.label)
+        is_open = {c.label: _is_open(c, read) for c in self.components if rows and c.gate and not c.is_told}
+        counted = {label: part.values for label, part in read.items()}
+        counted |= {label: list(map(behind_gate, counted[label], gates)) for label, gates in is_open.items()}
         rewards = [
-            weighted_sum({label: part.values[row] for label, part in read.items()}, weights, failed[row])
+            weighted_sum({label: values[row] for label, values in counted.items()}, weights, failed[row])
             for row in range(len(rows))
         ]
         return Scores(
@@ -161,10 +176,20 @@ class RewardSet:
             scored_PG=_grouped([not math.isnan(reward) for reward in rewards], sizes),
             parts={label: _grouped(read[label].values if rows else (), sizes) for label in self.labels},
             verdicts={label: _grouped(part.verdicts, sizes) for label, part in read.items() if part.has_reasons},
+            is_open={label: _grouped(gates, sizes) for label, gates in is_open.items()},
             failures=tuple(failure for _, failure in sorted(failures, key=lambda found: found[0])),
             seconds={sheet.component.label: sheet.seconds for sheet in sheets},
             judgements=tuple(judgement for sheet in sheets for judgement in sheet.judgements),
         )
+
+    def _behind(self, label: str) -> set[str]:
+        """A component and those whose gates, directly or through others, depend on it: they fail where it does."""
+        found = {label}
+        for _ in self.components:
+            found |= {
+                component.label for component in self.components if component.gate and component.gate.label in found
+            }
+        return found
 
     def _fill(self, sheets: Sequence[Sheet]) -> None:
         """Get the missing outcomes of all components, at the same time: processes beside threads; then models
@@ -186,10 +211,18 @@ class RewardSet:
             sheet.run_by_judge()
 
 
-def _reward(item: RewardLike | str | Callable[..., Any]) -> RewardLike:
+def as_reward(item: RewardLike | str | Callable[..., Any]) -> RewardLike:
+    """A name, a path or a callable as a reward with the default settings; a reward as it is."""
     if isinstance(item, str):
         return Reward(function=item) if "." in item else Reward(name=item)
     return Reward(function=item) if callable(item) else item
+
+
+def _is_open(component: Component, read: Mapping[str, Read]) -> list[bool | None]:
+    """For each row, whether the component's gate is open; empty without one, or before its reward is known."""
+    if component.gate is None or component.gate.label not in read:
+        return []
+    return [component.gate.opens(score) for score in read[component.gate.label].values]
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -45,14 +45,26 @@ class Scores:
     """Weighted sum of the components; nan where the completion is unscored."""
     scored_PG: list[list[bool]]
     parts: dict[str, list[list[float | None]]]
-    """The components by label, unweighted; None where one was not applicable or failed."""
+    """The components by label, unweighted and whatever their gates; None where one was not applicable or failed."""
     failures: tuple[Failure, ...]
     seconds: dict[str, float]
     """Seconds spent in each component, summed over workers."""
     verdicts: dict[str, list[list[Verdict | None]]] = field(default_factory=dict)
     """By label, for components that gave a reason or failed: the verdict behind each number of `parts`."""
+    is_open: dict[str, list[list[bool | None]]] = field(default_factory=dict)
+    """By label, for components behind a gate: whether it was open; None where the other reward had no score."""
     judgements: tuple[Judgement, ...] = ()
     """What judges were asked and said."""
+
+    @property
+    def counted(self) -> dict[str, list[list[float | None]]]:
+        """The components by label as they enter the sum, before their weights: 0 where a gate was shut."""
+
+        def gated(label: str, part: list[list[float | None]]) -> list[list[float | None]]:
+            pairs = zip(part, self.is_open[label], strict=True)
+            return [[behind_gate(v, o) for v, o in zip(values, is_open, strict=True)] for values, is_open in pairs]
+
+        return {label: gated(label, part) if label in self.is_open else part for label, part in self.parts.items()}
 
     @property
     def unscored_fraction(self) -> float:
@@ -72,6 +84,7 @@ class Scores:
             scored_PG=picked(self.scored_PG),
             parts={label: picked(part) for label, part in self.parts.items()},
             verdicts={label: picked(part) for label, part in self.verdicts.items()},
+            is_open={label: picked(part) for label, part in self.is_open.items()},
         )
 
     def followed_by(self, later: Scores) -> Scores:
@@ -81,6 +94,7 @@ class Scores:
             scored_PG=[*self.scored_PG, *later.scored_PG],
             parts={label: [*part, *later.parts[label]] for label, part in self.parts.items()},
             verdicts={label: self._verdicts(label) + later._verdicts(label) for label in self._with_reasons(later)},
+            is_open={label: [*part, *later.is_open[label]] for label, part in self.is_open.items()},
             failures=(*self.failures, *later.failures),
             seconds={label: seconds + later.seconds[label] for label, seconds in self.seconds.items()},
             judgements=(*self.judgements, *later.judgements),
@@ -91,6 +105,17 @@ class Scores:
 
     def _verdicts(self, label: str) -> list[list[Verdict | None]]:
         return self.verdicts.get(label) or [[None] * len(row) for row in self.rewards_PG]
+
+
+def behind_gate(value: float | None, is_open: bool | None) -> float | None:
+    """What a component contributes: itself, 0 where its gate is shut, None where nobody knows whether it is.
+
+    >>> behind_gate(0.7, True), behind_gate(0.7, False), behind_gate(0.7, None), behind_gate(None, False)
+    (0.7, 0.0, None, None)
+    """
+    if value is None or is_open is None:
+        return None
+    return value if is_open else 0.0
 
 
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float], failed: set[str]) -> float:

@@ -11,6 +11,7 @@ is decided in `answers.py`. No function evaluates model text. `BUILTINS` tells t
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from fractions import Fraction
 from typing import Any
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.rewards import format as form
+from posttrain.rewards import fuzzy, language, length, repetition
 from posttrain.rewards.answers import Number, contradicts_itself, final_answer, last_formula, last_number, single_number
 
 
@@ -133,12 +136,18 @@ def math_gold(answer: Any) -> str:
 class Builtin:
     """How the machinery runs a verifier."""
 
-    function: Callable[..., float]
+    function: Callable[..., Any]
     """The verifier: its signature says which columns it needs and which settings it has."""
     target: str
     """The same function as `module:name`; the module is what a worker imports before the clock starts."""
-    quick: Callable[..., float | None] | None = None
+    quick: Callable[..., Any] | None = None
     """Linear-time decision in the main process; None of it, or None from it: the row goes to a worker."""
+
+    @property
+    def needed_settings(self) -> list[str]:
+        """Parameters without a default that come after `*`; those before it are columns, or come from the rollout."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
 
 
 def _exact_match_quick(
@@ -153,6 +162,25 @@ BUILTINS: dict[str, Builtin] = {
     "exact_match": Builtin(function=exact_match, target=f"{_HERE}:exact_match", quick=_exact_match_quick),
     "numeric": Builtin(function=numeric, target=f"{_HERE}:numeric", quick=numeric),
     "regex": Builtin(function=regex, target=f"{_HERE}:regex"),
+    "fuzzy_match": Builtin(
+        function=fuzzy.fuzzy_match, target="posttrain.rewards.fuzzy:fuzzy_match", quick=fuzzy.fuzzy_match_quick
+    ),
+    "format": Builtin(function=form.format_tags, target="posttrain.rewards.format:format_tags", quick=form.format_tags),
+    "json_schema": Builtin(function=form.json_schema, target="posttrain.rewards.format:json_schema"),
+    **{
+        name: Builtin(function=function, target=f"{function.__module__}:{name}", quick=function)
+        for name, function in {
+            "soft_overlong": length.soft_overlong,
+            "l1_exact": length.l1_exact,
+            "l1_max": length.l1_max,
+            "cosine": length.cosine,
+            "kimi_length": length.kimi_length,
+            "arora_zanette": length.arora_zanette,
+            "finished": length.finished,
+            "repetition": repetition.repetition,
+            "language": language.language,
+        }.items()
+    },
     "math": Builtin(function=math, target="posttrain.rewards.symbolic:verify_answer", quick=math_of_numbers),
 }
 

@@ -25,6 +25,7 @@ from posttrain.rollout.sampler import Sampler, SamplingSettings
 from posttrain.train.guards import Guards, name_completions, name_examples
 from posttrain.train.metrics import (
     MetricLog,
+    gate_metrics,
     greedy_metrics,
     length_metrics,
     reason_metrics,
@@ -140,6 +141,7 @@ class SampledFeed:
         else:
             log.add(rollout_metrics(sampled.rewards_PG, sampled.scored_PG, sampled.groups, sampled.scores.parts))
             log.add(reason_metrics(sampled.scores.verdicts))
+            log.add(gate_metrics(sampled.scores.is_open))
         if rollout.greedy is not None:
             log.add(greedy_metrics(rollout.greedy.rewards_PG, rollout.greedy.scored_PG))
         log.add(judge_metrics(rollout.judgements))
@@ -172,7 +174,7 @@ class SampledFeed:
         experience = sampled_experience(trained, self.pad_id)
         if not self.learns_from_rewards or trained.scores is None or self.rewards is None:
             return experience
-        parts = trained.scores.parts.values()
+        parts = trained.scores.counted.values()
         rewards_KPG = [[[float("nan") if r is None else r for r in group] for group in part] for part in parts]
         return replace(
             experience,

@@ -73,6 +73,15 @@ def reason_metrics(verdicts: Mapping[str, Sequence[Sequence[Verdict | None]]]) -
     return metrics
 
 
+def gate_metrics(is_open: Mapping[str, Sequence[Sequence[bool | None]]]) -> Metrics:
+    """`rewards/<label>/gated`: share of the completions for which this reward did not count, its gate being shut."""
+    metrics: Metrics = {}
+    for label, open_PG in is_open.items():
+        known = [is_open for group in open_PG for is_open in group if is_open is not None]
+        metrics[f"rewards/{label}/gated"] = Mean(float(known.count(False)), len(known))
+    return metrics
+
+
 def reward_metrics(rewards_PG: Tensor, scored_PG: Tensor) -> Metrics:
     """Statistics of the total reward.
 

@@ -1,0 +1,117 @@
+"""Rewards that count only where another one has reached a score: form where the answer is right, and not by itself.
+
+    rewards:
+      - name: math
+      - {name: format, weight: 0.2, gate: math}                  # counts where math is at least 1
+      - {name: cosine, weight: 0.5, gate: math, settings: {...}}  # is told by `correct`, and decides itself
+
+What is compared is the other reward's own score, before its weight and its own gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.load import suggestion
+
+TOLD = "correct"
+"""The parameter by which a function learns whether its gate is open, for each completion; it is then not gated."""
+
+
+class GateLike(Protocol):
+    """What is read of a configured gate: `posttrain.config.GateConfig` has it, and so has `Gate`."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def at_least(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """Which reward has to reach which score."""
+
+    label: str
+    at_least: float = 1.0
+
+    @staticmethod
+    def of(given: GateLike | str | Mapping[str, Any] | None) -> Gate | None:
+        """A label alone stands for a score of at least 1."""
+        if given is None:
+            return None
+        if isinstance(given, str):
+            return Gate(label=given)
+        fields = given if isinstance(given, Mapping) else {"label": given.label, "at_least": given.at_least}
+        try:
+            return Gate(**fields)
+        except TypeError:
+            raise ConfigError(
+                given=f"gate = {given!r}", allowed="the label of a reward, or {label: LABEL, at_least: 0.5}"
+            ) from None
+
+    def opens(self, score: float | None) -> bool | None:
+        """None where the other reward did not apply, or failed.
+
+        >>> gate = Gate(label="math", at_least=0.5)
+        >>> gate.opens(0.5), gate.opens(0.4), gate.opens(None)
+        (True, False, None)
+        """
+        return None if score is None else score >= self.at_least
+
+
+def wrong_gate(gates: Mapping[str, str | None]) -> ConfigError | None:
+    """What is wrong with them: one that leads to no reward, or in a circle. `gates`: label -> label of its gate.
+
+    >>> wrong_gate({"math": None, "format": "math"})
+    >>> wrong_gate({"a": "b", "b": "a"}).given
+    'the gates of rewards go in a circle: a, b, a'
+    """
+    labels = list(gates)
+    for label, gate in gates.items():
+        if gate is not None and gate not in gates:
+            return ConfigError(
+                given=f'the gate of "{label}" is "{gate}", and no reward is called that{suggestion(gate, labels)}',
+                allowed=", ".join(other for other in labels if other != label) or "none: it is the only reward",
+                fix="Name another reward by its label, which is its name unless `label` is set.",
+            )
+    for label in labels:
+        path = [label]
+        while (following := gates[path[-1]]) is not None and following not in path:
+            path.append(following)
+        if following is not None:
+            circle = [*path[path.index(following) :], following]
+            return ConfigError(
+                given=f"the gates of rewards go in a circle: {', '.join(circle)}",
+                allowed="gates that end at a reward without one",
+                fix=f'Remove the gate of "{circle[-2]}".',
+            )
+    return None
+
+
+class Gated(Protocol):
+    @property
+    def label(self) -> str: ...
+    @property
+    def gate(self) -> Gate | None: ...
+    @property
+    def is_told(self) -> bool: ...
+
+
+Some = TypeVar("Some", bound=Gated)
+
+
+def in_waves(components: Sequence[Some]) -> list[list[Some]]:
+    """Components that can be computed side by side, and after them those that are told what came of them."""
+    by_label = {component.label: component for component in components}
+
+    def depth(component: Gated) -> int:
+        return 1 + depth(by_label[component.gate.label]) if component.is_told and component.gate else 0
+
+    depths = [depth(component) for component in components]
+    return [
+        [component for component, found in zip(components, depths, strict=True) if found == level]
+        for level in sorted(set(depths))
+    ]
