@@ -110,6 +110,7 @@ CHAT = {"model.chat_template": "chat.jinja"}
 HUB_DATA = {"data.train": "numbers"}
 CHECK = {"check": [NUMERIC]}
 FAILING = {"rewards": [reward("fails_sometimes")], "guards.max_unscored": 1.0}
+GATED = {"rewards": [reward("digits", gate={"label": "numeric"}), NUMERIC, reward("length", weight=0)]}
 UNMEASURED = {"data.eval_fraction": 0.0}
 TAUGHT = {"algorithm": "distillation", "teacher": "model"}
 BY_ANOTHER = TAUGHT | {"teacher": "other_model"}
@@ -256,6 +257,9 @@ CASES = [
     Case("rewards.N.timeout", 0.05, "metrics/unscored_fraction", given=SLOW),
     Case("rewards.N.settings", {"absolute_tolerance": 500}, "rollouts/reward"),
     Case("rewards.N.label", "close", "metric names"),
+    Case("rewards.N.gate", "numeric", "rollouts/reward", given={"rewards": [reward("digits"), NUMERIC]}),
+    Case("rewards.N.gate.label", "length", "rollouts/reward", given=GATED),
+    Case("rewards.N.gate.at_least", 0.0, "rollouts/reward", given=GATED),
     *judge_cases(),
     Case("check", [NUMERIC], "evaluation/baseline/check"),
     Case("check.N.name", "exact_match", "evaluation/check", given={"check": [{"name": "numeric"}]}),
