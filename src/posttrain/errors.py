@@ -49,6 +49,12 @@ class ModelError(PosttrainError, ValueError):
     exit_code = 2
 
 
+class SandboxUnavailable(PosttrainError):
+    """Programs cannot be run confined here; says what was tried. They are never run unconfined instead."""
+
+    exit_code = 2
+
+
 class DoesNotFit(PosttrainError):
     """The run needs more memory or disk than there is."""
 
