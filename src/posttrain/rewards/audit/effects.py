@@ -1,0 +1,114 @@
+"""What a reward does beside scoring: an audit hook of the interpreter watches its calls. Runs in a probe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from posttrain.rewards.audit.calling import Calling
+
+MARKER = "posttrain_probe_value"
+"""A name that the completions of the probe hold: code with it was made of their text."""
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_FILES = (
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "shutil.",
+)
+_NETWORK = (
+    "socket.connect",
+    "socket.bind",
+    "socket.sendto",
+    "socket.getaddrinfo",
+    "socket.gethostby",
+    "urllib.Request",
+)
+_PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.spawn")
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGALRM", "SIGINT", "SIGTERM", "SIGCHLD") if hasattr(signal, name))
+
+
+def probe(calling: Calling) -> dict[str, Any]:
+    """What the calls did, by sort, in words. The first call is made unwatched: what it imports is not its doing."""
+    seen: dict[str, dict[str, None]] = {}
+    watching = False
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and (found := _sort(event, arguments)) is not None:
+            seen.setdefault(found[0], {})[found[1]] = None
+
+    sys.addaudithook(hook)
+    with asyncio.Runner() as runner:
+        runner.get_loop()  # a loop opens a pair of sockets of its own
+        calling.run(runner)
+        before = _globals()
+        watching = True
+        calling.run(runner)
+        watching = False
+    after = _globals()
+    changed = [name for name in before if before[name] != after[name]]
+    if changed:
+        seen["state"] = dict.fromkeys(changed)
+    return {sort: list(what)[:8] for sort, what in seen.items()}
+
+
+def _sort(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
+    """(sort, words) of an event of the interpreter that is more than computing."""
+    if event == "open":
+        path, _, flags = arguments
+        quiet = not isinstance(path, str | bytes) or os.fsdecode(path).endswith((".pyc", os.devnull))
+        if quiet or not (isinstance(flags, int) and flags & WRITING) or ".pyc." in os.fsdecode(path):
+            return None
+        return "files", f"opens {os.fsdecode(path)} for writing"
+    if event == "exec":
+        code = arguments[0]
+        return ("text", f"runs {code.co_names}") if isinstance(code, CodeType) and MARKER in set(_names(code)) else None
+    for sort, events in (("files", _FILES), ("network", _NETWORK), ("processes", _PROCESSES)):
+        if event.startswith(events):
+            return sort, f"{event} {' '.join(map(_shown, arguments[:2]))}".strip()
+    if event in ("os.putenv", "os.unsetenv"):
+        return "state", f"environment variable {_shown(arguments[0])}"
+    return None
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Every name and text in compiled code."""
+    yield from code.co_names
+    yield from code.co_varnames
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+        elif isinstance(constant, str):
+            yield MARKER if MARKER in constant else constant
+
+
+def _globals() -> dict[str, Any]:
+    """What other code of the process would notice, by name."""
+    state: dict[str, Any] = {
+        "the working directory": os.getcwd(),
+        "environment variables": dict(os.environ),
+        "the state of random": random.getstate(),
+        "the recursion limit": sys.getrecursionlimit(),
+    }
+    state |= {f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        state["the state of numpy.random"] = repr(numpy.random.get_state())
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_rng_state"):
+        state["the state of torch's generator"] = torch.get_rng_state().tolist()
+    return state
+
+
+def _shown(value: Any) -> str:
+    text = os.fsdecode(value) if isinstance(value, bytes) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,46 @@
+"""What a reward is meant to reward, as far as it can be told from the reward itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from posttrain.rewards.audit.renderings import final_of
+from posttrain.rewards.audit.subject import Case, Kind, Subject
+from posttrain.rewards.components import Component
+from posttrain.rewards.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from posttrain.types import Prompt
+
+DECLARED: dict[str, Kind] = {"exact_match": "literal", "regex": "format"}
+"""Built-ins of which their columns do not tell it."""
+TEST_COLUMNS = frozenset({"tests", "test", "test_list", "test_cases"})
+ASKED_ROWS = 24
+
+
+def kind_of(component: Component, pool: WorkerPool, prompts: Sequence[Prompt]) -> tuple[Kind, str]:
+    """The kind, and how it was told."""
+    if component.judge is not None or component.model is not None:
+        return "judge", "a model scores"
+    if component.target is not None and component.builtin is not None and component.label in DECLARED:
+        return DECLARED[component.label], "a built-in"
+    named = set(component.signature.named) - component.settings.keys()
+    if tests := sorted(named & TEST_COLUMNS):
+        return "code", f"it takes the column {tests[0]!r}"
+    if "answer" in named:
+        return "exact", "it takes the gold answer"
+    if component.signature.takes_any and _reads_gold(component, pool, prompts):
+        return "exact", "its scores depend on the gold answer"
+    return "format", "it does not take the gold answer"
+
+
+def _reads_gold(component: Component, pool: WorkerPool, prompts: Sequence[Prompt]) -> bool:
+    """Whether any score changes with the gold answer: asked of rewards that take every column."""
+    if not any("answer" in prompt.columns for prompt in prompts):
+        return False
+    golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
+    subject = Subject(component=component, pool=pool, prompts=prompts, golds=golds)
+    own = [Case(row=row, text=subject.right(row, "boxed")) for row in range(min(len(prompts), ASKED_ROWS))]
+    other = [Case(row=case.row, text=case.text, columns={"answer": "a gold that nobody states"}) for case in own]
+    return [answer.value for answer in subject.score(own)] != [answer.value for answer in subject.score(other)]

@@ -1,0 +1,126 @@
+r"""The gold answer of a row, the forms in which a completion can state it, and other spellings of the same value.
+
+A form is a template that says where the answer stands; a spelling is another way to write the answer itself. A reward
+may insist on one form (the prompt tells the model which), but within a form it should read every spelling.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+WORK = "Let us take it step by step and look at what is asked.\n"
+"""A line of reasoning without a number, a formula or a marker of an answer."""
+
+FORMS: dict[str, str] = {
+    "boxed": WORK + r"\boxed{GOLD}",
+    "hash": WORK + "#### GOLD",
+    "tag": "<think>" + WORK.strip() + "</think>\n<answer>GOLD</answer>",
+    "answer is": WORK + "The answer is GOLD.",
+    "answer colon": WORK + "Answer: GOLD",
+    "bare": "GOLD",
+    "in words": WORK + "So we find GOLD",
+}
+"""Where the final answer can stand, by name; the first one that a reward reads carries the cheats."""
+
+_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_MAX_DIGITS = 30
+
+
+def fill(form: str, answer: str) -> str:
+    """The completion that states an answer in a form; `form` is the name of one, or a template of its own.
+
+    >>> fill("hash", "18").splitlines()[-1], fill("<a>GOLD</a>", "18")
+    ('#### 18', '<a>18</a>')
+    """
+    return FORMS.get(form, form).replace("GOLD", answer)
+
+
+def last_line(form: str) -> str:
+    """The part of a form that carries the answer, for a reader."""
+    return FORMS.get(form, form).splitlines()[-1]
+
+
+def final_of(gold: Any) -> str:
+    r"""The answer within what the data holds: behind `####`, in the last box, or all of it.
+
+    >>> final_of("16 - 3 = 13\n#### 1,300"), final_of(r"so $\boxed{\frac{1}{2}}$."), final_of(145.0), final_of("Paris ")
+    ('1,300', '\\frac{1}{2}', '145', 'Paris')
+    """
+    if isinstance(gold, float) and gold.is_integer():
+        gold = int(gold)
+    text = str(gold)
+    if "####" in text:
+        return text.rpartition("####")[2].strip()
+    return (_last_box(text) or text).strip()
+
+
+def is_solution(gold: Any) -> bool:
+    """Whether a gold is a worked solution, not only its result."""
+    return isinstance(gold, str) and final_of(gold) != gold.strip()
+
+
+def number_of(answer: str) -> Fraction | None:
+    """The exact value of an answer that is one plain number.
+
+    >>> number_of("1,234.50"), number_of("7 or 8"), number_of("-3")
+    (Fraction(2469, 2), None, Fraction(-3, 1))
+    """
+    text = answer.strip().removeprefix("$").strip()
+    return Fraction(text.replace(",", "")) if _NUMBER.fullmatch(text) and len(text) <= _MAX_DIGITS else None
+
+
+def written(value: Fraction) -> str:
+    """A number in digits: an integer, a decimal that ends, or a fraction.
+
+    >>> written(Fraction(7)), written(Fraction(-1, 8)), written(Fraction(1, 3))
+    ('7', '-0.125', '1/3')
+    """
+    if value.denominator == 1:
+        return str(value.numerator)
+    places = next((n for n in range(1, 20) if (value * 10**n).denominator == 1), None)
+    if places is None:
+        return f"{value.numerator}/{value.denominator}"
+    digits = str(abs(int(value * 10**places))).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
+def spellings(answer: str, form: str) -> dict[str, str]:
+    """The same answer written in other ways, as completions by name; a spelling that changes nothing is left out."""
+    ways = {
+        "as it is": fill(form, answer),
+        "spaces around it": fill(form, f" {answer} "),
+        "dollar signs around it": fill(form, f"${answer}$"),
+        "a line break at the end": fill(form, answer) + "\n",
+        "a long text before it": WORK * 40 + fill(form, answer),
+        "reasoning before it": f"<think>\n{WORK}Maybe not.\n</think>\n{fill(form, answer)}",
+        **({} if (value := number_of(answer)) is None else _of_number(value, form)),
+    }
+    return {name: text for name, text in ways.items() if name == "as it is" or text != ways["as it is"]}
+
+
+def _of_number(value: Fraction, form: str) -> dict[str, str]:
+    plain, boxed = written(value), form == "boxed"
+    ways = {
+        "digits only": fill(form, plain),
+        "zeros behind the point": fill(form, f"{plain}00" if "." in plain else f"{plain}.00"),
+        "a currency sign": fill(form, f"\\${plain}" if boxed else f"${plain}"),
+        "a full stop behind it": fill(form, plain) + "." if boxed else fill(form, f"{plain}."),
+        "as text or bold": fill(form, f"\\text{{{plain}}}" if boxed else f"**{plain}**"),
+    }
+    if value.denominator == 1:
+        return ways | {"commas between thousands": fill(form, f"{int(value):,}")}
+    return ways | {"a fraction": fill(form, f"\\frac{{{value.numerator}}}{{{value.denominator}}}")}
+
+
+def _last_box(text: str) -> str | None:
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, first = 0, start + len("\\boxed{")
+    for place in range(first - 1, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[first:place]
+    return None

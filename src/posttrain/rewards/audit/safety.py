@@ -1,0 +1,142 @@
+"""Is it safe in threads, under asyncio and after a trip to a spawned process? Probe (child) and check (parent)."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from posttrain.rewards.audit.calling import Calling
+from posttrain.rewards.calls import Outcome
+from posttrain.rewards.load import Target, load
+
+THREADS = 4
+STALL_TRIES = 3
+"""The smallest of so many worst stalls counts: a busy machine stalls once, a blocking reward every time."""
+BEAT = 0.005
+"""Seconds between two beats of the event loop that is watched."""
+SPAWN_SECONDS = 15.0
+
+
+def probe(calling: Calling) -> dict[str, Any]:
+    """What goes wrong elsewhere that goes well in the main thread, by place; and the worst stall in seconds."""
+    with asyncio.Runner() as runner:
+        expected = calling.run(runner)
+    problems = {
+        "in a thread": _difference(expected, _threaded(calling, 1)),
+        f"in {THREADS} threads at once": _difference(expected, _threaded(calling, THREADS)),
+        "under asyncio": "",
+        "in a spawned process": _spawn(calling),
+    }
+    stalls = []
+    for _ in range(STALL_TRIES):
+        outcomes, stall = asyncio.run(_under_asyncio(calling))
+        problems["under asyncio"] = problems["under asyncio"] or _difference(expected, [outcomes])
+        stalls.append(stall)
+    return {"problems": {place: text for place, text in problems.items() if text}, "stall": min(stalls)}
+
+
+def _threaded(calling: Calling, number: int) -> list[list[Outcome]]:
+    """The outcomes of all calls, in each of several threads that start together."""
+    together = threading.Barrier(number)
+    found: list[list[Outcome]] = []
+
+    def work() -> None:
+        with asyncio.Runner() as runner:
+            together.wait()
+            found.append(calling.run(runner))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+async def _under_asyncio(calling: Calling) -> tuple[list[Outcome], float]:
+    """The outcomes, and the longest time for which the event loop did not beat.
+
+    A plain function runs in a thread of the loop, as servers run it: then only code that holds the interpreter's lock
+    can stall the loop. A coroutine runs in the loop itself.
+    """
+    longest, done = 0.0, False
+
+    async def beat() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while not done:
+            await asyncio.sleep(BEAT)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last - BEAT), now
+
+    heart = asyncio.create_task(beat())
+    await asyncio.sleep(2 * BEAT)
+    if calling.is_async:
+        outcomes = [await _awaited(calling, call) for call in calling.calls]
+    else:
+        outcomes = await asyncio.to_thread(_plain, calling)
+    await asyncio.sleep(2 * BEAT)
+    done = True
+    await heart
+    return outcomes, longest
+
+
+async def _awaited(calling: Calling, call: Mapping[str, Any]) -> Outcome:
+    from posttrain.rewards.calls import failed, judged
+
+    try:
+        return judged(await calling.function(**call, **calling.settings), 0.0)
+    except Exception as error:
+        return failed(error)
+
+
+def _plain(calling: Calling) -> list[Outcome]:
+    with asyncio.Runner() as runner:
+        return calling.run(runner)
+
+
+def _difference(expected: Sequence[Outcome], found: Sequence[Sequence[Outcome]]) -> str:
+    """The first call that failed there and not in the main thread."""
+    for outcomes in found:
+        for here, there in zip(expected, outcomes, strict=True):
+            if there.failed and not here.failed:
+                return there.message
+    return ""
+
+
+def _spawn(calling: Calling) -> str:
+    """What goes wrong when the function is pickled, sent to a spawned process and called there."""
+    try:
+        pickled = bytes(ForkingPickler.dumps(calling.function))
+    except Exception as error:
+        return f"it cannot be pickled: {type(error).__name__}: {error}"
+    if calling.is_async or not calling.calls:
+        return ""
+    context = multiprocessing.get_context("spawn")
+    inbox, outbox = context.Pipe(duplex=False)
+    call = {**calling.calls[0], **calling.settings}
+    process = context.Process(target=_spawned, args=(outbox, calling.target, pickled, call), daemon=True)
+    process.start()
+    outbox.close()
+    try:
+        return inbox.recv() if inbox.poll(SPAWN_SECONDS) else f"no answer after {SPAWN_SECONDS:g} s"
+    except EOFError:
+        return "the process ended without an answer"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _spawned(outbox: Any, target: Target, pickled: bytes, call: Mapping[str, Any]) -> None:
+    """In the spawned process: the module is loaded first, so that the function is found by its name."""
+    try:
+        load(target)
+        ForkingPickler.loads(pickled)(**call)  # type: ignore[arg-type]
+        outbox.send("")
+    except Exception as error:
+        outbox.send(f"{type(error).__name__}: {error}")

@@ -1,0 +1,82 @@
+"""What scoring costs: on ordinary completions, and on hostile ones."""
+
+from __future__ import annotations
+
+import statistics
+
+from posttrain.errors import RewardError
+from posttrain.rewards.audit.finding import Measured, quote
+from posttrain.rewards.audit.hostile import HOSTILE
+from posttrain.rewards.audit.renderings import WORK
+from posttrain.rewards.audit.subject import Answer, Case, Subject
+
+DEADLINE = 2.0
+"""Seconds that a hostile completion may take, or the reward's own time-out if that is less."""
+GRACE = 0.5
+"""Seconds beyond the deadline within which even a reward that hangs has to be gone."""
+PER_ROW = 4
+"""Unique completions per row whose time is taken."""
+
+
+def latency(subject: Subject) -> Measured:
+    """Share of a training step that scoring would take: p95 x completions per step / workers / seconds of a step.
+
+    Every completion is another text, so that a cache does not answer.
+    """
+    cases = [
+        Case(row=row, text=f"Draft {row}-{number}. {WORK}{text}")
+        for row in subject.rows_for(PER_ROW)
+        for number in range(PER_ROW)
+        for text in [subject.target(row).line(subject.golds[row]) if subject.forms else "This is all there is to say."]
+    ]
+    taken = sorted(answer.seconds for answer in subject.score(cases))
+    p50, p95, p99 = (statistics.quantiles(taken, n=100, method="inclusive")[at - 1] for at in (50, 95, 99))
+    workers = 1 if subject.component.target is None else subject.pool.size
+    projected = p95 * subject.completions_per_step / workers
+    return Measured(
+        value=projected / subject.step_seconds,
+        text=f"p50 {_time(p50)}, p95 {_time(p95)}, p99 {_time(p99)}, max {_time(taken[-1])}; "
+        f"{_time(projected)} for {subject.completions_per_step} completions by {workers} worker"
+        + ("s" if workers > 1 else ""),
+        examples=(f"of a step of {subject.step_seconds:g} s that is {100 * projected / subject.step_seconds:.0f} %",),
+    )
+
+
+def hostile_inputs(subject: Subject) -> Measured:
+    """Number of hostile completions that the reward did not get through by itself."""
+    deadline = min(DEADLINE, subject.component.timeout)
+    problems: dict[str, str] = {}
+    slowest = 0.0
+    for name, text in HOSTILE.items():
+        try:
+            answer = subject.score([Case(row=0, text=text)], timeout=deadline, watch=False)[0]
+        except RewardError as error:  # threads cannot be killed: too many of them hang
+            return Measured(
+                value=len(problems) + 1, text="it hangs in threads that nobody can kill", examples=(str(error),)
+            )
+        slowest = max(slowest, answer.seconds)
+        if trouble := _trouble(answer, deadline):
+            problems[name] = f"{name}: {trouble}; {quote(text, 60)}"
+    return Measured(
+        value=len(problems),
+        text=f"{len(problems)} of {len(HOSTILE)} were too much for it; the slowest was back after {_time(slowest)}",
+        examples=tuple(problems.values())[:10],
+    )
+
+
+def _trouble(answer: Answer, deadline: float) -> str:
+    if answer.kind == "timeout":
+        return f"killed at the deadline of {deadline:g} s"
+    if answer.kind == "crash":
+        return f"its process died: {answer.problem}"
+    return f"back after {_time(answer.seconds)}" if answer.seconds > deadline + GRACE else ""
+
+
+def _time(seconds: float) -> str:
+    """
+    >>> _time(0.00004), _time(0.25), _time(12.3)
+    ('40 µs', '250 ms', '12.3 s')
+    """
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f} µs"
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

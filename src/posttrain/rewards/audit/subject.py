@@ -1,0 +1,260 @@
+"""The reward under audit: what it is asked, what it answers, and what it was taken for.
+
+Every call goes the way that it goes in a run: built-ins decide plain cases here, everything else runs in the killable
+worker processes of `WorkerPool`, each call with its deadline.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from posttrain.rewards.audit.cheats import Target
+from posttrain.rewards.audit.renderings import FORMS, fill, number_of
+from posttrain.rewards.calls import Outcome
+from posttrain.rewards.components import Component, Row
+from posttrain.rewards.pool import Job, WorkerPool
+
+if TYPE_CHECKING:  # the records import torch, which a process that watches a reward does not need
+    from posttrain.types import Completion, Prompt
+
+Kind = Literal["exact", "literal", "judge", "code", "format", "length"]
+"""What a reward is meant to reward.
+
+    exact     the right answer, in any spelling of its value
+    literal   the right answer, character by character
+    judge     what a model finds good: sometimes wrong, sometimes of two minds
+    code      programs that pass tests
+    format    how an answer is written, whatever it says
+    length    how long it is
+"""
+KINDS: tuple[str, ...] = get_args(Kind)
+BATCH = 32
+"""Completions in one call of a reward in batch form."""
+READ_BY = 0.9
+"""A form counts as read when at least this share of the plain gold answers is accepted in it."""
+SECONDS_PER_CHECK = 10.0
+"""That one check may take, as far as fewer rows can bring that about."""
+LEAST_ROWS, MOST_ROWS = 8, 64
+"""Rows that a check makes up completions for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One completion to be scored, and which row it answers."""
+
+    row: int
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Columns that replace those of the row."""
+    without: tuple[str, ...] = ()
+    """Columns that are left out."""
+    truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the reward said to a case."""
+
+    value: float | None
+    """None: it gave no score, or none that can be used."""
+    problem: str = ""
+    """Why not; empty where None was returned on purpose."""
+    kind: str = "value"
+    """Of the outcome: value, invalid, exception, timeout, crash."""
+    seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """A reward with its rows. `calibrate` has to run before the checks."""
+
+    component: Component
+    pool: WorkerPool
+    prompts: Sequence[Prompt]
+    golds: Sequence[str]
+    """The final answer of each row, or the program that has to pass."""
+    kind: Kind = "exact"
+    stochastic: bool = False
+    """Said to give different scores for the same completion."""
+    form: str | None = None
+    """The only form in which answers are stated, as a template around GOLD; None: those of FORMS are tried."""
+    completions: Sequence[Sequence[str]] | None = None
+    """Groups of completions of a model, one group per row."""
+    completions_per_step: int = 256
+    step_seconds: float = 60.0
+    """Of a training step, to hold the time for scoring against."""
+
+    forms: tuple[str, ...] = ()
+    scale: float = 1.0
+    """What a right answer earns more than a wrong one."""
+    accept: float = math.inf
+    """A score from which on a completion is accepted: halfway between the usual wrong and the usual right answer."""
+    seconds_per_call: float = 0.0
+    seen: list[Answer] = field(default_factory=list)
+    """Every answer to a completion that a model could have given."""
+
+    def rows_for(self, cases_per_row: int) -> range:
+        """As many rows as the time allows."""
+        afford = SECONDS_PER_CHECK / max(self.seconds_per_call * cases_per_row, 1e-9)
+        return range(min(len(self.prompts), max(LEAST_ROWS, min(MOST_ROWS, int(afford)))))
+
+    def target(self, row: int, form: str | None = None) -> Target:
+        """What a cheat has to know about a row."""
+        golds = list(self.golds)
+        others = tuple(dict.fromkeys(gold for gold in golds[row + 1 :] + golds[:row] if _differs(gold, golds[row])))
+        others = (*others, *(text for text in ("1234567", "89", "-55") if _differs(text, golds[row])))
+        prompt = self.prompts[row].text
+        return Target(prompt=prompt, gold=golds[row], form=form or self.forms[0], others=others)
+
+    def right(self, row: int, form: str | None = None) -> str:
+        """The completion that states the gold answer of a row, or the reference program."""
+        return fill(form or self.forms[0], self.golds[row])
+
+    def wrong(self, row: int, form: str | None = None) -> str:
+        """The same with the answer of another row."""
+        target = self.target(row, form)
+        return target.says(target.others[0])
+
+    def accepts(self, answer: Answer) -> bool:
+        return answer.value is not None and answer.value >= self.accept
+
+    def score(self, cases: Sequence[Case], *, timeout: float | None = None, watch: bool = True) -> list[Answer]:
+        """One answer per case. `watch`: they are completions as a model gives them, so failures count as such."""
+        answers = self._batches(cases, timeout) if self.component.signature.batch else self._each(cases, timeout)
+        if watch:
+            self.seen += answers
+        return answers
+
+    def batch(self, cases: Sequence[Case]) -> Outcome:
+        """The outcome of one call of a reward in batch form."""
+        return self._run(self.calls(cases))[0]
+
+    def calibrate(self) -> None:
+        """Find the forms that the reward reads, from which score on it accepts, and what a call takes."""
+        rows = range(min(len(self.prompts), 24))
+        candidates = [self.form] if self.form else ["bare"] if self.kind == "literal" else list(FORMS)
+        start, calls = time.perf_counter(), 0
+        scores: dict[str, tuple[list[float | None], list[float | None]]] = {}
+        for form in candidates:
+            cases = [Case(row=row, text=make(row, form)) for make in (self.right, self.wrong) for row in rows]
+            values = [answer.value for answer in self.score(cases)]
+            scores[form], calls = (values[: len(rows)], values[len(rows) :]), calls + len(cases)
+        self.seconds_per_call = (time.perf_counter() - start) / calls
+        full = max((_median(right) for right, _ in scores.values()), default=0.0)
+        floor = min((_median(wrong) for _, wrong in scores.values()), default=0.0)
+        self.accept = (full + floor) / 2 if full > floor else (full if full > 0 else math.inf)
+        self.scale = full - floor if full > floor else 1.0
+        self.forms = tuple(
+            form
+            for form, (right, _) in scores.items()
+            if sum(value is not None and value >= self.accept for value in right) >= READ_BY * len(rows)
+        )
+
+    def _each(self, cases: Sequence[Case], timeout: float | None) -> list[Answer]:
+        return [_answer(outcome) for outcome in self._run(self.calls(cases), timeout)]
+
+    def _batches(self, cases: Sequence[Case], timeout: float | None) -> list[Answer]:
+        """Portions of a batch; where one fails, its completions are tried one by one, to see which it was."""
+        portions = [cases[i : i + BATCH] for i in range(0, len(cases), BATCH)]
+        outcomes = self._run([call for portion in portions for call in self.calls(portion)], timeout)
+        answers: list[Answer] = []
+        for portion, outcome in zip(portions, outcomes, strict=True):
+            if len(portion) > 1 and not _fits(outcome, len(portion)):
+                answers += [one for case in portion for one in self._batches([case], timeout)]
+            else:
+                answers += _answers(outcome, len(portion))
+        return answers
+
+    def calls(self, cases: Sequence[Case]) -> Sequence[Mapping[str, Any]]:
+        """The keyword arguments of the calls, as a run makes them."""
+        rows = [self._row(case) for case in cases]
+        names = dict.fromkeys(name for row in rows for name in row.prompt.columns)
+        columns = {name: [row.prompt.columns.get(name) for row in rows] for name in names}
+        calls = self.component.calls(rows, columns)
+        if self.component.signature.batch:
+            return calls
+        return [
+            {name: value for name, value in call.items() if name not in case.without}
+            for call, case in zip(calls, cases, strict=True)
+        ]
+
+    def _row(self, case: Case) -> Row:
+        prompt = self.prompts[case.row]
+        if case.columns:
+            prompt = replace(prompt, columns={**prompt.columns, **case.columns})
+        return Row(prompt, completion(case.text, truncated=case.truncated), 0, 1)
+
+    def _run(self, calls: Sequence[Mapping[str, Any]], timeout: float | None = None) -> list[Outcome]:
+        component = self.component if timeout is None else replace(self.component, timeout=timeout)
+        if component.judge is not None:
+            return component.judge(calls).outcomes
+        if component.model is not None:
+            return component.model(calls)
+        decided = [component.decide(call) for call in calls]
+        open_calls = [call for call, outcome in zip(calls, decided, strict=True) if outcome is None]
+        rest = iter(self._ask(component, open_calls) if open_calls else ())
+        return [next(rest) if outcome is None else outcome for outcome in decided]
+
+    def _ask(self, component: Component, calls: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+        if component.thread is not None:
+            return component.thread.run(calls, component.settings, component.timeout)
+        job: Job = component.job(calls)
+        return self.pool.run([job])[0]
+
+
+def completion(text: str, *, truncated: bool = False) -> Completion:
+    """A completion that no model gave; its ids are the bytes of the text."""
+    from posttrain.types import Completion
+
+    ids = tuple(text.encode(errors="surrogatepass"))
+    reason = "length" if truncated else "eos"
+    return Completion(ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason=reason, text=text)
+
+
+def _answers(outcome: Outcome, size: int) -> list[Answer]:
+    """The answers of one call for `size` completions."""
+    if outcome.kind != "value":
+        return [_answer(outcome)] * size
+    values = outcome.value if isinstance(outcome.value, list) else [outcome.value]
+    if len(values) != size or not isinstance(outcome.value, list):
+        got = f"{len(values)} values" if isinstance(outcome.value, list) else "one number"
+        return [Answer(value=None, problem=f"{got} for {size} completions", kind="invalid")] * size
+    verdicts = outcome.verdict or [None] * size
+    return [
+        _answer(Outcome(kind="value", value=value, verdict=verdict, seconds=outcome.seconds / size))
+        for value, verdict in zip(values, verdicts, strict=True)
+    ]
+
+
+def _answer(outcome: Outcome) -> Answer:
+    if outcome.kind != "value":
+        return Answer(value=None, problem=outcome.message, kind=outcome.kind, seconds=outcome.seconds)
+    value, verdict = outcome.value, outcome.verdict
+    if isinstance(value, list):
+        return Answer(value=None, problem=f"a list of {len(value)}", kind="invalid", seconds=outcome.seconds)
+    if value is None and verdict is not None and verdict["reason"] in ("timeout", "error"):
+        kind = "timeout" if verdict["reason"] == "timeout" else "exception"
+        return Answer(value=None, problem=verdict["detail"] or kind, kind=kind, seconds=outcome.seconds)
+    if value is not None and not math.isfinite(value):
+        return Answer(value=None, problem=f"the value {value}", kind="invalid", seconds=outcome.seconds)
+    return Answer(value=value, seconds=outcome.seconds)
+
+
+def _fits(outcome: Outcome, size: int) -> bool:
+    return outcome.kind == "value" and isinstance(outcome.value, list) and len(outcome.value) == size
+
+
+def _median(values: Sequence[float | None]) -> float:
+    """Of the scores that there are; 0 where there are none."""
+    scores = [value for value in values if value is not None]
+    return statistics.median(scores) if scores else 0.0
+
+
+def _differs(one: str, other: str) -> bool:
+    left, right = number_of(one), number_of(other)
+    return one != other if left is None or right is None else left != right
