@@ -1,0 +1,10 @@
+"""Rewards for programs: what a model wrote is run in a sandbox and judged outside of it.
+
+>>> from posttrain.rewards.code import code
+>>> code("```python\\ndef f(n): return n + 1\\n```", test_list=["assert f(1) == 2"]).reason
+'correct'
+"""
+
+from posttrain.rewards.code.runner import CodeRunner, code
+
+__all__ = ["CodeRunner", "code"]

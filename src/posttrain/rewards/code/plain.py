@@ -1,0 +1,140 @@
+"""Plain data across a process border: Python values as JSON that keeps their types, and nothing but values.
+
+    >>> unpack(pack({(1, 2): {3.0, None}}))
+    {(1, 2): {3.0, None}}
+    >>> pack(True), pack(1), pack(1.0), pack((1,))
+    (True, 1, {'f': '0x1.0000000000000p+0'}, {'t': [1]})
+
+An object of a subclass crosses as the plain value below it, read with the methods of the built-in type: whatever its
+class overrides (`__eq__`, `__iter__`, `__class__`) stays behind. Objects of other classes do not cross at all.
+
+This file is also sent into the sandbox as source, before the programs that run there: it imports nothing of posttrain.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import GeneratorType
+from typing import Any
+
+MAX_DEPTH, MAX_NODES = 100, 50_000
+"""How deep a value may be nested, and how many parts it may have."""
+BIG = 10**1000
+"""Integers beyond travel in hexadecimal: Python reads no decimal number of more than 4,300 digits."""
+
+LAZY: tuple[type, ...] = (GeneratorType, map, filter, zip, enumerate, reversed)
+LAZY += tuple(type(iter(view)) for view in ([], (), "", {}, set(), {}.values(), {}.items()))
+LAZY += tuple(type(view) for view in ({}.keys(), {}.values(), {}.items()))
+"""What is read once and has no equal: it crosses as the list of its items and arrives as an iterator."""
+
+
+class NotPlain(TypeError):
+    """A value that does not cross: its type, its depth or its size is in the message."""
+
+
+def pack(value: Any) -> Any:
+    """The value as JSON; NotPlain when it is no plain data."""
+    return _Packer().pack(value, MAX_DEPTH)
+
+
+def unpack(data: Any) -> Any:
+    """The value that was packed; NotPlain for whatever `pack` does not write."""
+    try:
+        return _unpack(data, MAX_DEPTH)
+    except (ValueError, AttributeError, LookupError, RecursionError, OverflowError) as error:
+        raise NotPlain(f"no packed value: {type(error).__name__}") from None
+
+
+def dump(message: dict[str, Any]) -> bytes:
+    """One frame."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def load(frame: bytes) -> dict[str, Any]:
+    """A frame that another process wrote; NotPlain when it is not one JSON object of finite numbers."""
+
+    def refuse(word: str) -> Any:
+        raise NotPlain(f"a frame that holds {word}")
+
+    try:
+        message = json.loads(frame, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        raise NotPlain("a frame that is not JSON") from None
+    if not isinstance(message, dict):
+        raise NotPlain("a frame that is not an object")
+    return message
+
+
+class _Packer:
+    def __init__(self) -> None:
+        self._left = MAX_NODES
+
+    def pack(self, value: Any, depth: int) -> Any:
+        """`issubclass(type(value), ...)` and the methods of the built-in types cannot be overridden by an object."""
+        self._left -= 1
+        if depth < 0 or self._left < 0:
+            raise NotPlain("a value that is nested too deep" if depth < 0 else "a value of too many parts")
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if issubclass(kind, str):
+            return str.__getitem__(value, slice(None))
+        if issubclass(kind, int):
+            number = int.__add__(value, 0)
+            return number if -BIG < number < BIG else {"x": hex(number)}
+        if issubclass(kind, float):
+            return {"f": float.hex(value)}
+        if issubclass(kind, complex):
+            return {"c": [float.hex(complex.__pos__(value).real), float.hex(complex.__pos__(value).imag)]}
+        if issubclass(kind, bytes):
+            return {"b": bytes.hex(value)}
+        if issubclass(kind, bytearray):
+            return {"y": bytearray.hex(value)}
+        return self._pack_many(value, kind, depth - 1)
+
+    def _pack_many(self, value: Any, kind: type, depth: int) -> Any:
+        if issubclass(kind, list):
+            return self._items(list.__iter__(value), depth)
+        if issubclass(kind, tuple):
+            return {"t": self._items(tuple.__iter__(value), depth)}
+        if issubclass(kind, dict):
+            return {"d": [self._items(iter(pair), depth) for pair in dict.items(value)]}
+        if issubclass(kind, set):
+            return {"s": self._items(set.__iter__(value), depth)}
+        if issubclass(kind, frozenset):
+            return {"z": self._items(frozenset.__iter__(value), depth)}
+        if kind is range:
+            return {"r": [value.start, value.stop, value.step]}
+        if kind in LAZY:
+            return {"g": self._items(iter(value), depth)}
+        raise NotPlain(f"a value of type {kind.__name__[:60]}, which is no plain data")
+
+    def _items(self, items: Iterator[Any], depth: int) -> list[Any]:
+        return [self.pack(item, depth) for item in items]
+
+
+def _unpack(data: Any, depth: int) -> Any:
+    if depth < 0:
+        raise NotPlain("a value that is nested too deep")
+    if data is None or isinstance(data, bool | int | str):
+        return data
+    if isinstance(data, list):
+        return [_unpack(item, depth - 1) for item in data]
+    if not isinstance(data, dict) or len(data) != 1:
+        raise NotPlain("no packed value")
+    [(tag, content)] = data.items()
+    if tag in ("x", "f", "b", "y"):
+        return {"x": _hexadecimal, "f": float.fromhex, "b": bytes.fromhex, "y": bytearray.fromhex}[tag](content)
+    if tag == "c":
+        return complex(float.fromhex(content[0]), float.fromhex(content[1]))
+    items = [_unpack(item, depth - 1) for item in content]
+    if tag == "r":
+        return range(*items)
+    if tag == "d":
+        return dict(items)
+    return {"t": tuple, "s": set, "z": frozenset, "g": iter}[tag](items)
+
+
+def _hexadecimal(text: str) -> int:
+    return int(text, 16)

@@ -1,0 +1,179 @@
+"""Which part of a completion is the program: the last block of its last turn, after the reasoning. One is tried, once.
+
+    >>> find_program("First ```python\\nx = 1\\n``` then\\n```python\\ndef f(): return 2\\n```").source
+    'def f(): return 2\\n'
+    >>> find_program("I do not know.").reason
+    'no_answer'
+
+Which block counts is decided by its place, and by whether it defines the function that is asked for, never by what
+passes: a completion with several programs is judged by one of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+MAX_PROGRAM = 100_000
+"""Characters of a program; longer ones are too large to be tried."""
+PYTHON = frozenset({"", "python", "python3", "py", "py3"})
+"""What may stand behind the opening fence. Other blocks (output, json, bash) are no programs."""
+
+_FENCE = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w.+-]*)[^\n`]*$", re.MULTILINE)
+_THOUGHT_END = "</think>"
+_THOUGHT = "<think>"
+_BODY = "\n    pass\n"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A program, or the reason why there is none."""
+
+    source: str = ""
+    reason: Literal["", "no_answer", "truncated", "too_large"] = ""
+
+
+def find_program(completion: Any, *, prompt: str = "", function: str | None = None, truncated: bool = False) -> Found:
+    """The program of a completion: a text, or messages in TRL's form, of which the last one counts.
+
+    `prompt` is code that the completion continues or repeats (HumanEval); its imports and helpers stand before what
+    was written. `function` is the name that is asked for. `truncated`: the completion was cut at the length limit.
+    """
+    text = last_turn(completion)
+    nothing = Found(reason="truncated" if truncated else "no_answer")
+    answer = after_reasoning(text)
+    if answer is None:
+        return nothing
+    blocks = list(python_blocks(answer))
+    if truncated and blocks and not blocks[-1].closed:
+        return Found(reason="truncated")
+    if blocks:
+        wanted = [block.source for block in blocks if defines(block.source, function)]
+        source = (wanted or [block.source for block in blocks])[-1]
+    elif _FENCE.search(answer):
+        return nothing
+    else:
+        source = answer
+    program = _complete(source, prompt, function) if prompt else _parsed(source, bool(blocks))
+    if program is None:
+        return nothing
+    return Found(source=program) if len(program) <= MAX_PROGRAM else Found(reason="too_large")
+
+
+def last_turn(completion: Any) -> str:
+    """The text of a completion; of messages that of the last one."""
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, Sequence) and completion and isinstance(completion[-1], Mapping):
+        return str(completion[-1].get("content") or "")
+    return ""
+
+
+def after_reasoning(text: str) -> str | None:
+    """What follows the last `</think>`; None when the reasoning was never closed."""
+    _, closed, answer = text.rpartition(_THOUGHT_END)
+    if _THOUGHT in answer:
+        return None
+    return answer if closed else text
+
+
+@dataclass(frozen=True)
+class Block:
+    source: str
+    closed: bool
+
+
+def python_blocks(text: str) -> Iterator[Block]:
+    """The fenced blocks that may be Python, in order. A block ends at a bare fence of its own kind or at the end."""
+    opening: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opening is None:
+            opening = fence
+        elif fence[1].startswith(opening[1]) and not fence[2]:
+            if opening[2].lower() in PYTHON:
+                yield Block(textwrap.dedent(text[opening.end() + 1 : fence.start()]), closed=True)
+            opening = None
+    if opening is not None and opening[2].lower() in PYTHON:
+        yield Block(textwrap.dedent(text[opening.end() + 1 :]), closed=False)
+
+
+def parses(source: str) -> bool:
+    """Whether it is Python; what the parser cannot cope with is not."""
+    return tree_of(source) is not None
+
+
+def tree_of(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source) if len(source) <= MAX_PROGRAM else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def defines(source: str, function: str | None) -> bool:
+    """Whether a program binds this name at its top level."""
+    tree = tree_of(source)
+    return tree is not None and function is not None and function in top_level_names(tree)
+
+
+def top_level_names(tree: ast.Module) -> set[str]:
+    """What a module defines or assigns, not what it imports."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def prompt_code(prompt: Any, function: str | None) -> str:
+    """The code in a prompt that defines the function, if only by its first line: the whole text, or a block of the
+    last message; empty when there is none."""
+    text = last_turn(prompt)
+    for source in (text, *(block.source for block in python_blocks(text))):
+        if defines(source, function) or defines(source + _BODY, function):
+            return source
+    return ""
+
+
+def _parsed(source: str, fenced: bool) -> str | None:
+    """A fenced block is a program even when it is no Python, which is then an error; other text has to parse."""
+    return source if fenced or (source.strip() and _is_code(source)) else None
+
+
+def _is_code(text: str) -> bool:
+    """Python that does something: prose such as `42` or `yes` parses too."""
+    tree = tree_of(textwrap.dedent(text))
+    return tree is not None and any(not isinstance(node, ast.Expr) or _calls(node) for node in tree.body)
+
+
+def _calls(node: ast.Expr) -> bool:
+    return any(isinstance(part, ast.Call) for part in ast.walk(node))
+
+
+def _complete(source: str, prompt: str, function: str | None) -> str | None:
+    """The prompt and what continues it. A base model writes on after the function: that part is cut.
+
+    What repeats the function, with or without the imports of the prompt, replaces the one in the prompt.
+    """
+    if not source.strip():
+        return None
+    if defines(source, function):
+        return f"{prompt if parses(prompt) else prompt + _BODY}\n\n{source}"
+    head = prompt if prompt.endswith("\n") else prompt + "\n"
+    for body in (source, source.lstrip("\n"), textwrap.indent(textwrap.dedent(source), "    ")):
+        for continuation in (body, _first_part(body)):
+            if continuation.strip() and parses(head + continuation):
+                return head + continuation
+    return None
+
+
+def _first_part(body: str) -> str:
+    """A continuation up to its first line that is not indented."""
+    lines = body.splitlines(keepends=True)
+    end = next((n for n, line in enumerate(lines) if line.strip() and not line[0].isspace()), len(lines))
+    return "".join(lines[:end])

@@ -1,0 +1,214 @@
+"""Assertions of a dataset as calls whose results are compared outside of the sandbox.
+
+`assert f(3) == [1, 2]` becomes the call `f(3)` and the expected value `[1, 2]`: what is asked goes into the sandbox,
+what is expected does not. An assertion of another form stays what it is: a script, which runs in a sandbox of its own
+and reaches the program through a stub (`split.py`).
+
+Only text of the dataset is read here. Names are judged by the tests alone, never by the program, which could otherwise
+take the place of a `sorted` or a `set` that a test uses.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from posttrain.errors import DataError
+
+BUILTIN_NAMES = frozenset(dir(builtins))
+Relation = Literal["equal", "unequal", "is", "is not", "true", "false"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call and what has to come of it."""
+
+    expression: str
+    """What the program's process evaluates, in the names of the program: `f([1, 2], k=3)`."""
+    relation: Relation
+    expected: Any = None
+    setup: str = ""
+    """Statements before the call, in the program's process; they may use its classes."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Assertions that run beside the program, in a process that it cannot reach."""
+
+    source: str
+    functions: tuple[tuple[str, str], ...]
+    """Names that stand for functions of the program, and how the program calls them; every call is a message."""
+    helpers: str = ""
+    """Code of the dataset that the script may use: the prompt of HumanEval."""
+
+
+def rewrite_assertion(test: str, setup: str = "", prelude: str = "") -> list[Call | Script]:
+    """The tests of one element of a `test_list`. DataError when it is not Python or asserts nothing of the program.
+
+    `setup` stands before it and may use the program's classes; `prelude` holds imports.
+    """
+    tree = _parse(test)
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        raise DataError(given=f"a test without an assert: {test[:80]!r}", allowed="for example `assert f(1) == 2`")
+    functions = _functions(tree, defined=_bound(_parse(prelude)) | _bound(_parse(setup)))
+    if not functions:
+        raise DataError(
+            given=f"a test that calls nothing of the program: {test[:80]!r}", allowed="for example `assert f(1) == 2`"
+        )
+    calls = [_as_call(node, functions, f"{prelude}\n{setup}".strip()) for node in tree.body]
+    whole = [call for call in calls if call is not None]
+    if len(whole) == len(calls):
+        return list(whole)
+    return [Script("\n".join(part for part in (prelude, setup, test) if part), _as_they_are(functions))]
+
+
+def rewrite_check(test: str, entry_point: str, helpers: str = "") -> list[Call | Script]:
+    """The tests of a `check(candidate)` function, as in HumanEval: calls where each of its statements is one."""
+    tree = _parse(test)
+    check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
+    if check is None:
+        return rewrite_script(test, entry_point, helpers)
+    if len(check.args.args) != 1:
+        raise DataError(given="a test whose check takes another number of arguments", allowed="def check(candidate)")
+    candidate = check.args.args[0].arg
+    body = [node for node in check.body if not _says_nothing(node)]
+    calls = [_as_call(_renamed(node, candidate, entry_point), {entry_point}, "") for node in body]
+    whole = [call for call in calls if call is not None]
+    if whole and len(whole) == len(calls):
+        return list(whole)
+    name = entry_point if entry_point.isidentifier() else "candidate_"
+    return [Script(f"{test}\n\ncheck({name})\n", ((name, entry_point),), helpers)]
+
+
+def rewrite_script(test: str, entry_point: str | None, helpers: str = "") -> list[Call | Script]:
+    """A script of assertions, with or without functions of its own."""
+    tree = _parse(test)
+    functions = {entry_point} if entry_point else _functions(tree, defined=set())
+    if not functions or not any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(tree)):
+        raise DataError(
+            given=f"a test that asserts nothing of the program: {test[:80]!r}",
+            allowed="assertions, or a function `check(candidate)`",
+        )
+    return [Script(test, _as_they_are(functions), helpers)]
+
+
+def _parse(source: str) -> ast.Module:
+    try:
+        return ast.parse(source.replace("\r\n", "\n"))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise DataError(given=f"a test that is not Python ({error}): {source[:80]!r}") from None
+
+
+def _as_call(node: ast.stmt, functions: set[str], setup: str) -> Call | None:
+    """The statement as one call whose result is compared with a literal; None when it is something else."""
+    if not isinstance(node, ast.Assert):
+        return None
+    test = node.test
+    if _is_call(test, functions):
+        return Call(ast.unparse(test), "true", setup=setup)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _is_call(test.operand, functions):
+        return Call(ast.unparse(test.operand), "false", setup=setup)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not _is_call(test.left, functions):
+        return None
+    relation: Relation | None = _RELATIONS.get(type(test.ops[0]))
+    try:
+        expected = ast.literal_eval(test.comparators[0])
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if relation in ("is", "is not") and not (expected is None or isinstance(expected, bool)):
+        return None
+    return Call(ast.unparse(test.left), relation, expected, setup) if relation is not None else None
+
+
+_RELATIONS: dict[type[ast.cmpop], Relation] = {
+    ast.Eq: "equal",
+    ast.NotEq: "unequal",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+}
+
+
+def _is_call(node: ast.expr, functions: set[str]) -> bool:
+    """A call of one of these functions, in whose arguments no other of them is called."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in functions
+
+
+def _functions(tree: ast.Module, defined: set[str]) -> set[str]:
+    """The names that the program has to bring: called, and neither built in nor bound by the test.
+
+    MBPP asks for functions that are called like built-in ones (`sum`, `reversed`): where a test calls nothing else, the
+    outermost call on the left is meant.
+    """
+    defined = defined | _bound(tree)
+    called = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    functions = {name for name in called if name not in BUILTIN_NAMES and name not in defined}
+    return functions or set(_outermost(tree))
+
+
+def _outermost(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assert):
+            test = node.test.left if isinstance(node.test, ast.Compare) else node.test
+            if isinstance(test, ast.Call) and isinstance(test.func, ast.Name):
+                yield test.func.id
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Every name that is bound anywhere in a script."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return names
+
+
+def implied_imports(source: str) -> list[str]:
+    """Modules of the standard library that a script reads by attribute and does not import: MBPP counts on the
+    program's own `import sys`."""
+    tree = _parse(source)
+    used = {
+        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    return sorted((used & sys.stdlib_module_names) - _bound(tree))
+
+
+def _says_nothing(node: ast.stmt) -> bool:
+    """A docstring, a lonely name, `pass`, `assert True`: HumanEval has them."""
+    if isinstance(node, ast.Assert):
+        return isinstance(node.test, ast.Constant) and node.test.value is True
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(node, ast.Pass) or isinstance(value, ast.Constant | ast.Name)
+
+
+def _renamed(node: ast.stmt, old: str, new: str) -> ast.stmt:
+    """The statement about `candidate` as one about the function itself."""
+    replacement = ast.parse(new, mode="eval").body
+
+    class Rename(ast.NodeTransformer):
+        def visit_Name(self, name: ast.Name) -> ast.expr:
+            return replacement if name.id == old else name
+
+    return Rename().visit(node)
+
+
+def _as_they_are(functions: set[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, name) for name in sorted(functions))
+
+
+def names_of(tests: Iterable[Call | Script]) -> tuple[str, ...]:
+    """The functions that the tests ask for."""
+    names: dict[str, None] = {}
+    for test in tests:
+        calls = [call for _, call in test.functions] if isinstance(test, Script) else [test.expression]
+        names |= dict.fromkeys(call.partition("(")[0] for call in calls)
+    return tuple(names)

@@ -1,0 +1,123 @@
+"""The verifier `code`: as a function for one completion, and as the runner that a run's rewards use for all of a step.
+
+>>> code("```python\\ndef f(n): return n + 1\\n```", tests=[{"input": [1], "output": 2}], entry_point="f").reason
+'correct'
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.calls import Outcome, run_call
+from posttrain.rewards.code.bench import Rules
+from posttrain.rewards.code.examine import examine
+from posttrain.rewards.code.program import find_program
+from posttrain.rewards.code.suite import COLUMNS, read_suite
+from posttrain.rewards.sandbox import Limits, Sandbox, open_sandbox
+from posttrain.rewards.verdict import Verdict
+
+SECONDS = 10.0
+"""For all tests of one program together, where no reward's `timeout` says otherwise."""
+
+
+def code(
+    completion: Any,
+    *,
+    prompt: Any = None,
+    truncated: bool = False,
+    tests: Any = None,
+    test_list: Any = None,
+    test_setup_code: Any = None,
+    test_imports: Any = None,
+    challenge_test_list: Any = None,
+    test: Any = None,
+    entry_point: Any = None,
+    input_output: Any = None,
+    verification_info: Any = None,
+    partial: bool = False,
+    float_ok: bool | None = None,
+    tolerance: float = 0.0,
+    sandbox: str | Sandbox = "auto",
+    wall: float = 4.0,
+    cpu: float = 3.0,
+    memory: int = 1 << 30,
+    output: int = 1 << 16,
+) -> Verdict:
+    """Whether the program in a completion passes its tests; `partial` gives the share that it passes.
+
+    The tests are those of the row's columns (see `suite`). SandboxUnavailable when no tier works here: programs of a
+    model are never run without one. DataError for tests that cannot be read.
+
+    `float_ok`: a float may stand for an integer and an integer for a float. By default values are compared by type and
+    value, and an assertion of the data means Python's `==`.
+    `tolerance`: relative or absolute, whichever is larger, of numbers in the output of programs.
+    `wall`, `cpu` (seconds), `memory` and `output` (bytes) are the limits of one test.
+    """
+    row = {name: value for name, value in locals().items() if name in COLUMNS}
+    rules = _rules(SECONDS, partial, float_ok, tolerance, Limits(wall=wall, cpu=cpu, memory=memory, output=output))
+    box = _shared(sandbox) if isinstance(sandbox, str) else sandbox
+    return verdict(completion, row | {"prompt": prompt}, box, rules, truncated=truncated)
+
+
+def verdict(completion: Any, row: Mapping[str, Any], sandbox: Sandbox, rules: Rules, *, truncated: bool) -> Verdict:
+    """The program that is found, judged by the row's tests. Tests are read even where there is no program."""
+    suite = read_suite(row)
+    found = find_program(completion, prompt=suite.prompt, function=suite.function, truncated=truncated)
+    if found.reason:
+        return Verdict(0.0, found.reason)
+    return examine(found.source, suite, sandbox, rules)
+
+
+class CodeRunner:
+    """Judges the completions of a step side by side, one after the other in each thread. Owns its sandbox."""
+
+    def __init__(self, settings: Mapping[str, Any], size: int | None = None) -> None:
+        """SandboxUnavailable when there is none. `size` programs run at a time; by default one per core."""
+        self._size = size or len(os.sched_getaffinity(0))
+        self._sandbox = open_sandbox(settings.get("sandbox", "auto"), size=self._size)
+
+    def run(self, calls: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], timeout: float) -> list[Outcome]:
+        """One outcome per call, in order; `timeout` is for all tests of one program together."""
+        others = {name: value for name, value in settings.items() if name in _LIMITS}
+        rules = _rules(
+            timeout,
+            settings.get("partial", False),
+            settings.get("float_ok"),
+            settings.get("tolerance", 0.0),
+            Limits(**others),
+        )
+
+        def judge(completion: Any, truncated: bool = False, **row: Any) -> Verdict:
+            columns = {name: value for name, value in settings.items() if name in COLUMNS}
+            return verdict(completion, columns | row, self._sandbox, rules, truncated=truncated)
+
+        with ThreadPoolExecutor(self._size, thread_name_prefix="code") as threads:
+            return list(threads.map(lambda call: run_call(judge, call, {}), calls))
+
+    def close(self) -> None:
+        """End its processes."""
+        self._sandbox.close()
+
+
+_LIMITS = ("wall", "cpu", "memory", "output")
+_SHARED: dict[tuple[int, str], Sandbox] = {}
+"""Of this process: a fork-server has one owner."""
+
+
+def _shared(kind: str) -> Sandbox:
+    key = (os.getpid(), kind)
+    if key not in _SHARED:
+        _SHARED[key] = open_sandbox(kind)
+        atexit.register(_SHARED[key].close)
+    return _SHARED[key]
+
+
+def _rules(seconds: float, partial: bool, float_ok: bool | None, tolerance: float, limits: Limits) -> Rules:
+    if not tolerance >= 0:
+        raise ConfigError(given=f"tolerance = {tolerance}", allowed="0 or more")
+    return Rules(limits=limits, seconds=seconds, partial=partial, float_ok=float_ok, tolerance=tolerance)
