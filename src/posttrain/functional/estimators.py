@@ -5,6 +5,7 @@ once at the end, so that no factorial is ever a floating-point number.
 
     pass@k     1 - C(n - c, k) / C(n, k)                      at least one of k answers is correct   (arXiv:2107.03374)
     pass^k     C(c, k) / C(n, k)                              all k answers are correct              (arXiv:2406.12045)
+    differ@k   1 - sum_v C(n_v, k) / C(n, k)                  k answers do not all have the same score v
     best@k     sum_i C(i - 1, k - 1) / C(n, k) * s_(i)        expected highest of k scores, s ascending
     majority@k expected correctness of the most frequent answer of a random subset of k
 """
@@ -44,6 +45,21 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
     """
     _check_counts(n, c, k)
     return comb(c, k) / comb(n, k)
+
+
+def differ_at_k(scores: Sequence[Hashable], k: int) -> float:
+    """Probability that k answers, drawn without replacement from the n scores, do not all have the same score.
+
+    Only such a group of k teaches an algorithm that compares the answers to one prompt. For scores of 0 and 1 this is
+    pass@k - pass^k. Unbiased for k fresh samples.
+
+    >>> differ_at_k([1, 0, 0, 0], 2), differ_at_k([1, 1, 1], 2)
+    (0.5, 0.0)
+    """
+    n = len(scores)
+    _check_counts(n, 0, k)
+    same = sum(comb(count, k) for count in Counter(scores).values())
+    return (comb(n, k) - same) / comb(n, k)
 
 
 def best_of_k(scores: Sequence[float], k: int) -> float:

@@ -1,0 +1,91 @@
+"""`posttrain reward test CONFIG|REWARD` and `posttrain reward audit ...`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posttrain.cli.output import AsJson, answer
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+reward_app = typer.Typer(help="Test and audit a reward before it is trained on.", no_args_is_help=True)
+
+FAILED = 1
+"""Exit code of a test or an audit in which something failed."""
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(reward_app, name="reward")
+
+
+@reward_app.command("test", no_args_is_help=True)
+def try_out(
+    subject: Annotated[
+        str, typer.Argument(metavar="CONFIG|REWARD", help="A run's YAML or TOML file; or a name, path.py:function.")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of a file.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Of a reward by itself: file, glob, dataset or task:NAME.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose answers are scored; default: that of the file.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help='Prompt column, or a template: "{Body} {Question}".')] = None,
+    answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts that the model answers.")] = 32,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-k", min=2, help="Its answers to each; default: sampling.group_size.")
+    ] = None,
+    without_model: Annotated[bool, typer.Option("--no-model", help="Only completions whose worth is known.")] = False,
+    json: AsJson = False,
+) -> int:
+    """Do the rewards know right from wrong, and will the model learn anything from them?
+
+    Gold answers, empty ones and those of other rows are scored, then answers of the model: the expected share of groups
+    whose rewards differ says whether a run teaches anything. Exit code 1 when something speaks against a run.
+
+    \b
+    Examples:
+      posttrain reward test my_run.yaml
+      posttrain reward test my_run.yaml sampling.group_size=16 --prompts 64
+      posttrain reward test my_rewards.py:score --data train.jsonl --no-model
+      posttrain reward test gsm8k --data gsm8k_train.jsonl --model Qwen/Qwen3-0.6B --json
+    """
+    from posttrain.evaluate.reward_trial import try_config
+
+    columns = {"data.prompt": prompt, "data.answer": answer_column, "model.path": model}
+    given = [*(settings or []), *(f"{name}={value}" for name, value in columns.items() if value is not None)]
+    config, folder = run_config(subject, given, data)
+    with_model = not without_model and (model is not None or Path(subject).suffix in CONFIG_SUFFIXES)
+    trial = try_config(config, folder=folder, with_model=with_model, prompts=prompts, samples=samples)
+    answer(trial.to_json(), trial.render(), as_json=json)
+    return 0 if trial.ok else FAILED
+
+
+CONFIG_SUFFIXES = (".yaml", ".yml", ".toml")
+
+
+def run_config(subject: str, settings: list[str], data: str | None) -> tuple[RunConfig, Path]:
+    """The config of a run with these rewards, and its folder: a file, or one reward on `data`."""
+    from posttrain.config import load_config
+    from posttrain.config_text import read_value, write_value
+    from posttrain.errors import ConfigError
+
+    if Path(subject).suffix in CONFIG_SUFFIXES:
+        more = [] if data is None else [f"data.train={write_value(data)}"]
+        return load_config(subject, [*more, *settings]).config, Path(subject).parent
+    if data is None:
+        raise ConfigError(
+            given=f"the reward {subject} without data",
+            allowed="a config file, which names its data; or a reward and --data",
+            fix=f"posttrain reward test {subject} --data train.jsonl",
+        )
+    entry: Any = {"function": subject} if ":" in subject or "." in subject else {"name": subject}
+    if subject.startswith("{"):
+        entry = read_value(subject, subject)
+    tree = {"model": "none", "algorithm": "grpo", "data": {"train": data}, "rewards": [entry], "train": {"steps": 1}}
+    return load_config(tree, settings).config, Path()

@@ -1,0 +1,218 @@
+"""Trying rewards before money is spent: do they know right from wrong, and will the model learn anything from them?
+
+Completions that state the gold answer, say nothing, or state the answer of another row go through the whole set of
+rewards as those of a run do; then the model answers for itself. An algorithm that compares the answers to one prompt
+learns only from groups whose rewards differ: their expected share says whether a run can succeed at all.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from posttrain.config_stages import in_folder
+from posttrain.data.plain import plain_prompts
+from posttrain.data.split import Split, read_split
+from posttrain.evaluate.signal import ModelAnswers, about_answers, finding, sample_answers
+from posttrain.models.load import load_model
+from posttrain.rewards import RewardSet, build_rewards
+from posttrain.rewards.audit.finding import Finding, quote
+from posttrain.rewards.audit.programs import PROGRAM_FORM, reference_of
+from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
+from posttrain.rewards.audit.subject import completion
+from posttrain.rollout.local import LocalSampler
+from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.prompted import prompt_sets
+from posttrain.types import Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig, SamplingConfig
+    from posttrain.rollout.sampler import Sampler
+
+GOLD_ACCEPTED, WRONG_ACCEPTED = 0.98, 0.02
+"""Shares of right and of wrong answers that may be accepted: at least and at most."""
+MOST_ROWS = 256
+"""Rows whose gold answers are tried."""
+SHOWN = 3
+"""Examples of each kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of trying a set of rewards."""
+
+    rewards: tuple[str, ...]
+    rows: int
+    reads: str | None
+    """The form of an answer in which most gold answers are accepted; None where no row has one."""
+    findings: tuple[Finding, ...]
+    model: ModelAnswers | None
+
+    @property
+    def ok(self) -> bool:
+        """Nothing failed. Warnings do not count."""
+        return all(f.status != "fail" for f in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, **asdict(self), "model": None if self.model is None else self.model.to_json()}
+
+    def render(self) -> str:
+        """Plain text for a terminal."""
+        lines = [f"rewards  {', '.join(self.rewards)}", f"rows     {self.rows}"]
+        lines += [f"reads    {last_line(self.reads)}"] if self.reads else []
+        width = max(len(f.check) for f in self.findings)
+        lines += ["", *(f"{f.status.upper():<8}{f.check:<{width}}  {f.text}" for f in self.findings)]
+        for one in self.findings:
+            if one.status in ("warn", "fail"):
+                lines += ["", f"{one.status.upper()} {one.check}   {one.limit}"]
+                lines += [f"    {example}" for example in one.examples]
+        if self.model is not None:
+            lines += ["", *self.model.lines()]
+        last = "Nothing speaks against a run" if self.ok else "Do not start a run yet"
+        return "\n".join([*lines, "", f"{last}."])
+
+
+def try_rewards(
+    rewards: RewardSet,
+    prompts: Sequence[Prompt],
+    *,
+    sampling: SamplingConfig,
+    sampler: Sampler | None = None,
+    sampled_prompts: int = 32,
+    samples: int | None = None,
+    seed: int = 0,
+) -> Trial:
+    """Try the rewards on completions whose worth is known, and, with a sampler, on those of the model.
+
+    `sampling.group_size` is the number of completions that are compared in the run; `samples` (default: as many) are
+    drawn for each of the first `sampled_prompts` prompts. Raises what the rewards raise when they break their contract.
+    """
+    given = [(prompt, gold) for prompt in prompts if (gold := _gold(prompt))]
+    reads, findings, seen = _known(rewards, given)
+    answers = None
+    if sampler is not None:
+        answers = sample_answers(rewards, prompts[:sampled_prompts], sampler, sampling, samples, seed, seen)
+        findings += about_answers(answers, sampling)
+    return Trial(
+        rewards=rewards.labels,
+        rows=len(prompts),
+        reads=reads,
+        findings=tuple(findings),
+        model=answers,
+    )
+
+
+# --- completions whose worth is known --------------------------------------------------------------------------------
+
+
+def _gold(prompt: Prompt) -> str:
+    """The answer that has to be accepted: a final answer, or a program; empty when the row has none."""
+    answer = prompt.columns.get("answer")
+    return reference_of(prompt) if answer is None else final_of(answer)
+
+
+def _known(rewards: RewardSet, given: Sequence[tuple[Prompt, str]]) -> tuple[str | None, list[Finding], list[float]]:
+    """The form that the rewards read, what they say to right, empty and wrong answers, and all scores."""
+    if not given:
+        text = "no row has a gold answer, so nothing is known to be right or wrong"
+        return None, [finding("gold answers", "skipped", None, "", text)], []
+    prompts, golds = [prompt for prompt, _ in given], [gold for _, gold in given]
+    forms = [PROGRAM_FORM] if "answer" not in prompts[0].columns else list(FORMS)
+    right = {form: _score(rewards, prompts, [fill(form, gold) for gold in golds]) for form in forms}
+    form = max(forms, key=lambda name: _mean(right[name]))
+    texts = {"empty": [""] * len(golds), "wrong": [fill(form, other) for other in _others(golds)]}
+    scores = {name: _score(rewards, prompts, text) for name, text in texts.items()}
+    seen = [value for values in (right[form], *scores.values()) for value in values if math.isfinite(value)]
+    low = min(seen, default=0.0)
+    high = statistics.median(right[form])
+    accept = (low + high) / 2 if high > low else math.inf
+    accepted = {name: [value >= accept for value in values] for name, values in scores.items()}
+    missed = [gold for gold, value in zip(golds, right[form], strict=True) if not value >= accept]
+    share = 1 - len(missed) / len(golds)
+    findings = [
+        finding(
+            "gold answers",
+            "ok" if share >= GOLD_ACCEPTED else "fail",
+            share,
+            f"at least {GOLD_ACCEPTED:.0%} are accepted when they are stated",
+            f"{len(golds) - len(missed)} of {len(golds)} accepted, reward {high:g}",
+            [f"not accepted: {quote(fill(form, gold))}" for gold in missed[:SHOWN]],
+        ),
+        _few("empty answers", accepted["empty"], scores["empty"], 0.0, texts["empty"]),
+        _few("answers of other rows", accepted["wrong"], scores["wrong"], WRONG_ACCEPTED, texts["wrong"]),
+    ]
+    return form, findings, seen
+
+
+def _few(check: str, accepted: Sequence[bool], values: Sequence[float], limit: float, texts: Sequence[str]) -> Finding:
+    """Of answers that earn nothing, how many are accepted?"""
+    share = sum(accepted) / len(accepted)
+    return finding(
+        check,
+        "ok" if share <= limit else "fail",
+        share,
+        f"at most {limit:.0%} are accepted",
+        f"{sum(accepted)} of {len(accepted)} accepted, mean reward {_mean(values):g}",
+        [f"accepted: {quote(text)}" for text, taken in zip(texts, accepted, strict=True) if taken][:SHOWN],
+    )
+
+
+def _others(golds: Sequence[str]) -> list[str]:
+    """For each gold the next one that differs from it; a text of no row where all are the same."""
+    around = [*golds, *golds]
+    return [
+        next((other for other in around[place + 1 : place + len(golds)] if other != gold), "1234567")
+        for place, gold in enumerate(golds)
+    ]
+
+
+def _score(rewards: RewardSet, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+    """The total reward of one completion of each prompt; minus infinity where it has none."""
+    scores = rewards.score(prompts, [[completion(text)] for text in texts])
+    return [-math.inf if math.isnan(value) else value for (value,) in scores.rewards_PG]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values)
+
+
+# --- from a config, or from a reward and data ------------------------------------------------------------------------
+
+
+def try_config(
+    config: RunConfig, *, folder: Path, with_model: bool = True, prompts: int = 32, samples: int | None = None
+) -> Trial:
+    """Try the rewards of a run on its training data, and on the answers of its model before training.
+
+    `folder` is where the config lies. Of at most `prompts` prompts the model gives `samples` answers each, by default
+    as many as a group has. Raises what a run with this config would raise before its first step.
+    """
+    rows = read_split(config.data, config.seed).train[:MOST_ROWS]
+    with ExitStack() as stack:
+        rewards = stack.enter_context(build_rewards(in_folder(config.rewards, folder), device=config.model.device))
+        if not with_model:
+            plain = plain_prompts(rows, config.data)
+            rewards.check(plain, "training data")
+            return try_rewards(rewards, plain, sampling=config.sampling)
+        loaded = load_model(resolve_model_path(config.model, config.seed))
+        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+        sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+        rewards.bind(sampler, config.model.chat_template_kwargs)
+        rendered = prompt_sets(config, Split(rows, []), loaded)[0].prompts
+        rewards.check(rendered, "training data")
+        return try_rewards(
+            rewards,
+            rendered,
+            sampling=config.sampling,
+            sampler=sampler,
+            sampled_prompts=prompts,
+            samples=samples,
+            seed=config.seed,
+        )

@@ -1,0 +1,164 @@
+"""What a model's own answers say about a run to come: the share of groups from which anything can be learned."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from posttrain.functional.estimators import differ_at_k, powers_of_two
+from posttrain.functional.intervals import Interval, mean_interval
+from posttrain.rewards.audit.finding import Finding, Status, quote
+from posttrain.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import SamplingConfig
+    from posttrain.rewards import RewardSet, Scores
+    from posttrain.rollout.sampler import Sampler
+
+FEW_USEFUL, NO_USEFUL = 0.2, 0.02
+"""Shares of groups with a signal below which a run is slow, and below which it learns nothing."""
+MAX_TRUNCATED = 0.5
+"""Share of answers that may be cut at the length limit."""
+SHOWN = 3
+"""Answers that are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAnswers:
+    """What the model's own answers were worth."""
+
+    prompts: int
+    completions: int
+    """Of each prompt."""
+    group_size: int
+    reward: Interval
+    """Mean over prompts of the mean reward."""
+    useful: Mapping[int, Interval]
+    """By group size: expected share of groups whose rewards differ."""
+    too_hard: float
+    """Share of prompts all of whose answers got the lowest reward that was seen."""
+    too_easy: float
+    """Share of prompts all of whose answers got the highest."""
+    truncated: float
+    reasons: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By reward: share of the answers by the reason of its verdict."""
+    samples: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        useful = {str(size): share._asdict() for size, share in self.useful.items()}
+        return {**asdict(self), "reward": self.reward._asdict(), "useful": useful}
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        reward = self.reward
+        lines = [
+            f"The model: {self.prompts} prompts, {self.completions} answers each, mean reward {reward.mean:.3g} "
+            f"({reward.low:.3g} to {reward.high:.3g})",
+            "  useful groups, by group size: "
+            + "  ".join(f"{size}: {share.mean:.0%}" for size, share in self.useful.items()),
+            f"  too hard {self.too_hard:.0%}, too easy {self.too_easy:.0%} of the prompts",
+        ]
+        for label, reasons in self.reasons.items():
+            lines.append(f"  {label}: " + ", ".join(f"{reason} {share:.0%}" for reason, share in reasons.items()))
+        return [*lines, *(f"  {sample}" for sample in self.samples)]
+
+
+def sample_answers(
+    rewards: RewardSet,
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    sampling: SamplingConfig,
+    samples: int | None,
+    seed: int,
+    seen: Sequence[float] = (),
+) -> ModelAnswers:
+    """Let the model answer and be scored; `seen` are scores that answers of known worth got."""
+    count = max(samples or 0, sampling.group_size)
+    groups = sampler.generate(prompts, sampling, group_size=count, seed=seed)
+    scores = rewards.score(prompts, groups)
+    values_P = [[value for value in row if not math.isnan(value)] for row in scores.rewards_PG]
+    known = [*seen, *(value for row in values_P for value in row)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    sizes = sorted({*powers_of_two(count), sampling.group_size, count} - {1})
+    return ModelAnswers(
+        prompts=len(prompts),
+        completions=count,
+        group_size=sampling.group_size,
+        reward=mean_interval([statistics.fmean(row) for row in values_P if row]),
+        useful={size: _useful(values_P, size) for size in sizes},
+        too_hard=_share(values_P, lambda row: bool(row) and max(row) <= low),
+        too_easy=_share(values_P, lambda row: bool(row) and min(row) >= high),
+        truncated=_share([c for group in groups for c in group], lambda c: c.truncated),
+        reasons=_reasons(scores),
+        samples=tuple(_shown(group[0], scores, p) for p, group in enumerate(groups[:SHOWN])),
+    )
+
+
+def _useful(values_P: Sequence[Sequence[float]], size: int) -> Interval:
+    """Mean over prompts of the probability that a group of this size has two different rewards."""
+    shares = [differ_at_k(row, size) for row in values_P if len(row) >= size]
+    return mean_interval(shares, bounds=(0.0, 1.0))
+
+
+def about_answers(answers: ModelAnswers, sampling: SamplingConfig) -> list[Finding]:
+    """Are they cut, and do the rewards within a group differ often enough?"""
+    size = answers.group_size
+    truncated = finding(
+        "truncated answers",
+        "ok" if answers.truncated <= MAX_TRUNCATED else "fail",
+        answers.truncated,
+        f"at most {MAX_TRUNCATED:.0%} of the model's answers are cut; raise sampling.max_completion_length "
+        f"(now {sampling.max_completion_length})",
+        f"{answers.truncated:.0%} of {answers.prompts * answers.completions} answers cut",
+    )
+    if size < 2:
+        text = "one completion per prompt: nothing is compared within a group"
+        return [truncated, finding("useful groups", "skipped", None, "", text)]
+    useful = answers.useful[size]
+    status: Status = "ok" if useful.mean >= FEW_USEFUL else "warn" if useful.mean >= NO_USEFUL else "fail"
+    limit = f"at least {NO_USEFUL:.0%} of groups of {size} have two different rewards, {FEW_USEFUL:.0%} to learn fast"
+    text = f"{useful.mean:.0%} of groups of {size} ({useful.low:.0%} to {useful.high:.0%})"
+    text += (
+        ": nothing will be learned" if status == "fail" else ": most of the work teaches nothing" * (status == "warn")
+    )
+    advice = [] if status == "ok" else [_advice(answers)]
+    return [truncated, finding("useful groups", status, useful.mean, limit, text, advice)]
+
+
+def _advice(answers: ModelAnswers) -> str:
+    if answers.too_hard >= answers.too_easy:
+        return (
+            f"{answers.too_hard:.0%} of the prompts got the lowest reward for every answer: take easier questions, a "
+            "larger sampling.group_size, or teach the form of an answer by a short SFT; see below what the model said."
+        )
+    return (
+        f"{answers.too_easy:.0%} of the prompts got the highest reward for every answer: take harder questions, or a "
+        "higher sampling.temperature."
+    )
+
+
+def _reasons(scores: Scores) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for label, verdict_PG in scores.verdicts.items():
+        reasons = [verdict.reason for row in verdict_PG for verdict in row if verdict is not None]
+        found[label] = {reason: count / len(reasons) for reason, count in Counter(reasons).most_common()}
+    return found
+
+
+def _shown(answer: Completion, scores: Scores, place: int) -> str:
+    value = scores.rewards_PG[place][0]
+    return f"{'unscored' if math.isnan(value) else f'{value:.3g}':>8}  {quote(answer.text)}"
+
+
+def _share(items: Sequence[Any], holds: Callable[[Any], bool]) -> float:
+    return sum(map(holds, items)) / len(items) if items else math.nan
+
+
+def finding(
+    check: str, status: Status, measured: float | None, limit: str, text: str, examples: Sequence[str] = ()
+) -> Finding:
+    return Finding(check=check, status=status, measured=measured, limit=limit, text=text, examples=tuple(examples))
