@@ -1,9 +1,38 @@
-"""Whether two answers are the same."""
+"""Whether two answers are the same, by exact arithmetic."""
 
 from __future__ import annotations
 
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+
+from posttrain.rewards.mathematics.evaluate import approximate
+from posttrain.rewards.mathematics.grammar import NotAnExpression
+from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.options import Options
-from posttrain.rewards.mathematics.values import Number, Value
+from posttrain.rewards.mathematics.polynomials import Algebra, Atom, Polynomial, Ratio, atom, number
+from posttrain.rewards.mathematics.regions import equal_ends, interval, points
+from posttrain.rewards.mathematics.tree import Literal, Node
+from posttrain.rewards.mathematics.units import same_unit
+from posttrain.rewards.mathematics.values import (
+    Based,
+    Bracket,
+    Colons,
+    Equation,
+    Expression,
+    Listing,
+    Matrix,
+    Meaning,
+    Number,
+    Region,
+    Unread,
+    Value,
+    Words,
+)
+
+_SAMPLES = 3
+"""Points at which expressions are compared that exact arithmetic does not settle."""
 
 
 def same(gold: Value, given: Value, options: Options) -> bool | None:
@@ -11,8 +40,216 @@ def same(gold: Value, given: Value, options: Options) -> bool | None:
 
     Unreadable("unevaluated") when `given` leaves a computation undone that the gold does not.
     """
-    if gold.text == given.text:
-        return True
+    if options.require_evaluated and given.computations and (undone := given.computations - gold.computations):
+        raise Unreadable("unevaluated", f"a computation is left undone: {', '.join(sorted(undone))}")
+    try:
+        return _same(gold, given, options)
+    except (NotAnExpression, RecursionError):
+        return False
+
+
+def agree(one: Value, other: Value, options: Options) -> bool:
+    """Whether the sides of an equation are equal beyond doubt."""
+    return bool(_same(one, other, options)) and (one.unit is None or other.unit is None or one.unit == other.unit)
+
+
+def _same(gold: Value, given: Value, options: Options) -> bool | None:
     if isinstance(gold.meaning, Number) and isinstance(given.meaning, Number):
-        return gold.meaning.value == given.meaning.value
+        equal: bool | None = _same_number(gold.meaning, given.meaning, options)
+    elif gold.text and gold.text == given.text:
+        return True
+    elif options.ignore_case and isinstance(gold.meaning, Words):
+        written = given.meaning.text if isinstance(given.meaning, Words) else given.text
+        equal = gold.meaning.text.casefold() == written.casefold()
+    else:
+        equal = _same_meaning(gold, given, options)
+    if equal is False or (gold.name is not None and given.name is not None and gold.name != given.name):
+        return False
+    return equal if same_unit(gold.unit, given.unit, any_noun=options.words) else False
+
+
+def _same_number(gold: Number, given: Number, options: Options) -> bool:
+    if gold.value == given.value:
+        return True
+    candidates = [given.value]
+    if options.percent and gold.percent != given.percent:
+        candidates.append(given.value * 100 if given.percent else Fraction(given.value) / 100)
+        if candidates[-1] == gold.value:
+            return True
+    if not gold.decimal or not (options.relative_tolerance or options.absolute_tolerance):
+        return False
+    allowed = max(
+        Fraction(str(options.relative_tolerance)) * abs(gold.value), Fraction(str(options.absolute_tolerance))
+    )
+    return any(abs(candidate - gold.value) <= allowed for candidate in candidates)
+
+
+def _same_meaning(gold: Value, given: Value, options: Options) -> bool | None:
+    match gold.meaning, given.meaning:
+        case ((Number() | Expression()), (Number() | Expression())):
+            return _same_expression(gold.meaning, given.meaning, options)
+        case Words(), Words():
+            return gold.meaning == given.meaning
+        case Listing(), Listing():
+            return _same_listing(gold.meaning, given.meaning, options)
+        case Bracket(), Bracket() if gold.meaning.opening == given.meaning.opening:
+            return gold.meaning.closing == given.meaning.closing and _all_same(
+                gold.meaning.items, given.meaning.items, options
+            )
+        case ((Region() | Bracket()), (Region() | Bracket())) if not (
+            isinstance(gold.meaning, Bracket) and isinstance(given.meaning, Bracket)
+        ):
+            return _same_region(_as_region(gold.meaning, options), _as_region(given.meaning, options))
+        case ((Region() | Listing(braced=True)), (Region() | Listing(braced=True))):
+            return _same_region(_as_region(gold.meaning, options), _as_region(given.meaning, options))
+        case Matrix(), Matrix():
+            return _same_matrix(gold.meaning, given.meaning, options)
+        case Based(), Based():
+            return gold.meaning == given.meaning
+        case Based(), Number():
+            return options.base and given.text == gold.meaning.digits
+        case Colons(), Colons():
+            return gold.meaning.half == given.meaning.half and _all_same(
+                gold.meaning.parts, given.meaning.parts, options
+            )
+        case (Equation(), _) | (_, Equation()):
+            return _same_equation(_as_equation(gold), _as_equation(given))
+        case Unread(), (Unread() | Expression() | Listing() | Bracket() | Matrix()):
+            return None
+        case _:
+            return False
+
+
+def _same_expression(gold: Number | Expression, given: Number | Expression, options: Options) -> bool | None:
+    """By their terms; what is equal at some points, but not term by term, needs algebra."""
+    ratios = [_ratio(gold), _ratio(given)]
+    if Algebra().equal(*ratios):
+        return True
+    if not any(one.opaque for ratio in ratios for one in ratio.atoms):
+        return False
+    for sample in range(_SAMPLES):
+
+        def point(name: str, sample: int = sample) -> complex:
+            return 0.4 + zlib.crc32(f"{name} {sample}".encode()) % 9973 / 7000
+
+        one, other = (approximate(_node(side), point, options) for side in (gold, given))
+        if one is not None and other is not None and abs(one - other) > 1e-6 * max(abs(one), abs(other)):
+            return False
     return None
+
+
+def _ratio(side: Number | Expression) -> Ratio:
+    return number(side.value) if isinstance(side, Number) else side.ratio
+
+
+def _node(side: Number | Expression) -> Node:
+    return Literal(side.value) if isinstance(side, Number) else side.node
+
+
+def _all_same(gold: Sequence[Value], given: Sequence[Value], options: Options) -> bool | None:
+    """Item by item; one that differs decides, else one that needs algebra."""
+    if len(gold) != len(given):
+        return False
+    verdict: bool | None = True
+    for one, other in zip(gold, given, strict=True):
+        equal = _same(one, other, options)
+        if equal is False:
+            return False
+        verdict = None if equal is None else verdict
+    return verdict
+
+
+def _same_listing(gold: Listing, given: Listing, options: Options) -> bool | None:
+    golds, givens = gold.items, given.items
+    if gold.braced or given.braced:
+        golds, givens = _distinct(golds, options), _distinct(givens, options)
+    if len(golds) != len(givens):
+        return False
+    dotted = any(item.text == "…" for item in golds)
+    if dotted or (options.ordered and not gold.braced):
+        return _all_same(golds, givens, options)
+    if all(isinstance(item.meaning, Number) and item.unit is None and item.name is None for item in (*golds, *givens)):
+        return Counter(_exact(item) for item in golds) == Counter(_exact(item) for item in givens)
+    left = list(givens)
+    unsure = False
+    for one in golds:
+        verdicts = [_same(one, other, options) for other in left]
+        if True in verdicts:
+            del left[verdicts.index(True)]
+        elif None in verdicts:
+            unsure = True
+        else:
+            return False
+    return None if unsure else True
+
+
+def _exact(item: Value) -> Fraction | int:
+    assert isinstance(item.meaning, Number)
+    return item.meaning.value
+
+
+def _distinct(items: Sequence[Value], options: Options) -> tuple[Value, ...]:
+    kept: list[Value] = []
+    for item in items:
+        if not any(_same(item, other, options) for other in kept):
+            kept.append(item)
+    return tuple(kept)
+
+
+def _as_region(meaning: Meaning, options: Options) -> Region:
+    match meaning:
+        case Region():
+            return meaning
+        case Bracket():
+            return interval(meaning, options)
+        case Listing():
+            return points(meaning, options)
+        case _:
+            raise NotAnExpression
+
+
+def _same_region(gold: Region, given: Region) -> bool:
+    return len(gold.pieces) == len(given.pieces) and all(
+        one.low_closed == other.low_closed
+        and one.high_closed == other.high_closed
+        and equal_ends(one.low, other.low)
+        and equal_ends(one.high, other.high)
+        for one, other in zip(gold.pieces, given.pieces, strict=True)
+    )
+
+
+def _same_matrix(gold: Matrix, given: Matrix, options: Options) -> bool | None:
+    if [len(row) for row in gold.rows] != [len(row) for row in given.rows]:
+        return False
+    cells = [[cell for row in matrix.rows for cell in row] for matrix in (gold, given)]
+    return _all_same(*cells, options)
+
+
+def _as_equation(value: Value) -> Equation:
+    """`y = 2x + 3` as 2x + 3 - y = 0."""
+    match value.meaning:
+        case Equation():
+            return value.meaning
+        case Number() | Expression() if value.name is not None:
+            return Equation(Algebra().add(_ratio(value.meaning), atom(Atom(value.name)), sign=-1))
+        case _:
+            raise NotAnExpression
+
+
+def _same_equation(gold: Equation, given: Equation) -> bool:
+    """Whether one is a multiple of the other; of an inequality, a positive one."""
+    if gold.relation != given.relation:
+        return False
+    algebra = Algebra()
+    left = algebra.times(gold.difference.above, given.difference.below)
+    right = algebra.times(given.difference.above, gold.difference.below)
+    factor = _proportion(gold.difference.above, given.difference.above) or _proportion(left, right)
+    return factor is not None and (factor > 0 or gold.relation in ("=", "≠"))
+
+
+def _proportion(one: Polynomial, other: Polynomial) -> Fraction | None:
+    """The number by which one is a multiple of the other."""
+    if one.keys() != other.keys() or not one:
+        return None
+    factors = {one[monomial] / other[monomial] for monomial in one}
+    return factors.pop() if len(factors) == 1 else None

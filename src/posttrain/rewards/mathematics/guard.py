@@ -19,6 +19,8 @@ MAX_FACTORIAL = 5_000
 MAX_BINOMIAL = 10_000
 MAX_BITS = 150_000
 """Of all the numbers that an answer makes us compute: enough for 5000! / 4999!."""
+MAX_ITEMS = 100
+"""Of a list."""
 MAX_TERMS = 300
 """Of a polynomial that is multiplied out."""
 MAX_WORK = 20_000

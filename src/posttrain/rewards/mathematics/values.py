@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from posttrain.rewards.mathematics.polynomials import Ratio
+from posttrain.rewards.mathematics.tree import Node
+
 
 @dataclass(frozen=True, slots=True)
 class Number:
@@ -17,11 +20,92 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Expression:
+    """Anything else that arithmetic makes: √2 + π, 1 + 2i, x² + 1."""
+
+    node: Node
+    """As it was written: for numerical values."""
+    ratio: Ratio
+    """As it multiplies out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Several answers: `2, -2`, or the elements of a set."""
+
+    items: tuple[Value, ...]
+    braced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """Items between brackets: a point, a vector, an interval with two ends. (3, 1) is both until it is compared."""
+
+    opening: str
+    items: tuple[Value, ...]
+    closing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An interval with constant ends; a point is [a, a]."""
+
+    low: Value
+    high: Value
+    low_closed: bool
+    high_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A union of intervals, from left to right, none touching the next."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    rows: tuple[tuple[Value, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """An answer in words, or the letter of a choice."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Based:
+    """Digits with the base they are written in: 101_2."""
+
+    digits: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class Colons:
+    """A time or a ratio: 12:00, 3:1."""
+
+    parts: tuple[Value, ...]
+    half: str = ""
+    """am or pm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """Left minus right is zero; with `relation` other than "=", it is <, <= or ≠ zero."""
+
+    difference: Ratio
+    relation: str = "="
+
+
+@dataclass(frozen=True, slots=True)
 class Unread:
     """Mathematics that our grammar does not know."""
 
 
-Meaning = Number | Unread
+Meaning = Number | Expression | Listing | Bracket | Region | Matrix | Words | Based | Colons | Equation | Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +120,4 @@ class Value:
     name: str | None = None
     """Of `x = 5` and `f(x) = x^2`: x and f(x)."""
     computations: frozenset[str] = frozenset()
-    """The operations that were left undone: `product`, `\\sum`."""
+    """The operations that were left undone: product, sum, \\int."""
