@@ -241,8 +241,9 @@ class Process:
             return "output"
         if self._report is None or self._report["late"]:
             return "wall"
-        if returncode in (-signal.SIGKILL, -signal.SIGXCPU) and self._report["cpu"] > 0.9 * self._limits.seconds_of_cpu:
-            return "cpu"  # two clocks of the kernel, one of which counts in ticks
+        used_up = self._report["cpu"] > self._limits.seconds_of_cpu
+        if returncode == -signal.SIGXCPU or (returncode == -signal.SIGKILL and used_up):
+            return "cpu"
         if returncode == OUT_OF_MEMORY:
             return "memory"
         return "signal" if returncode < 0 else "exited"

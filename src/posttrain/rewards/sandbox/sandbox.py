@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from posttrain.errors import SandboxUnavailable
+from posttrain.errors import ConfigError, SandboxUnavailable
+from posttrain.rewards.sandbox import selftest, tiers
 from posttrain.rewards.sandbox.forkserver import Command, ForkServer
 from posttrain.rewards.sandbox.process import Process
 from posttrain.rewards.sandbox.records import Limits, Ran
-from posttrain.rewards.sandbox.tiers import landlock
 
 
 class Sandbox:
@@ -77,7 +79,56 @@ class Sandbox:
         server.close()
 
 
+UNSAFE = "sandbox: unsafe runs what a model wrote with all that this user may do; nothing is confined"
+FIXES = (
+    "Install bubblewrap (apt install bubblewrap); on Ubuntu 23.10 and later also its AppArmor profile,"
+    " bwrap-userns-restrict (apt install apparmor-profiles). Or run on Linux 5.13 or later with landlock among the"
+    " security modules (lsm=) and seccomp allowed. Or name a container: sandbox: 'container:python:3.12-slim'."
+)
+KINDS = "auto, bubblewrap, landlock, container:IMAGE or unsafe"
+
+
 def open_sandbox(kind: str = "auto", limits: Limits | None = None, *, size: int | None = None) -> Sandbox:
-    sandbox = Sandbox("landlock", landlock(), limits or Limits(), size or len(os.sched_getaffinity(0)))
-    sandbox.run("")
+    """A sandbox of this kind, after it has been attacked and has held. SandboxUnavailable: it has not, or is not there.
+
+    `auto` takes bubblewrap if that works and Landlock if not; what is named is what is used, or nothing is. `size` is
+    how many programs `run_many` runs at a time; one per core if it is not given.
+    """
+    limits, size = limits or Limits(), size or len(os.sched_getaffinity(0))
+    if sys.platform != "linux":
+        raise SandboxUnavailable(
+            given=f"programs can be confined on Linux only, and this is {sys.platform}",
+            fix="Run it in a Linux virtual machine or container.",
+        )
+    tried: list[str] = []
+    for name in ("bubblewrap", "landlock") if kind == "auto" else (kind,):
+        try:
+            return _open(name, limits, size)
+        except SandboxUnavailable as error:
+            tried.append(f"{name}: {error.given}")
+    raise SandboxUnavailable(given=f"no sandbox works here ({'; '.join(tried)})", fix=FIXES)
+
+
+def _open(name: str, limits: Limits, size: int) -> Sandbox:
+    tier = _tier(name)
+    sandbox = Sandbox(tier.name, tier.command, limits, size)
+    try:
+        if name == "unsafe":
+            warnings.warn(UNSAFE, stacklevel=3)
+            sandbox.run("")
+        else:
+            selftest.check(tier, sandbox)
+    except BaseException:
+        sandbox.close()
+        raise
     return sandbox
+
+
+def _tier(name: str) -> tiers.Tier:
+    known = {"bubblewrap": tiers.bubblewrap, "landlock": tiers.landlock, "unsafe": tiers.unsafe}
+    if name in known:
+        return known[name]()
+    kind, _, image = name.partition(":")
+    if kind == "container" and image:
+        return tiers.container(image)
+    raise ConfigError(given=f"sandbox = {name!r}", allowed=KINDS, fix="Set sandbox: auto.")

@@ -7,12 +7,20 @@ import fcntl
 import os
 import resource
 import signal
+import sys
+from contextlib import suppress
 
-from . import landlock, seccomp
+from . import imports, landlock, layout, seccomp
 
 _NO_NEW_PRIVS, _DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 38, 1, 4, 36
+_ARENAS = -8
+"""M_ARENA_MAX."""
 _ABOVE = 100
 """Descriptors are first moved up to here, so that none is overwritten before it has been copied."""
+
+
+THREADS = 64
+"""Of a program. RLIMIT_NPROC counts all of a user: its number is larger where the user is not the program's alone."""
 
 
 class Confinement:
@@ -20,20 +28,33 @@ class Confinement:
 
     def __init__(self, setup: dict) -> None:
         self.filter = seccomp.build() if setup["seccomp"] else None
+        self.threads = THREADS if self.filter is not None else None
         self.rules: int | None = None
         self.user: int | None = setup["user"]
+        self.closed = imports.closed_folder() if self.user is not None else None
         if setup["landlock"] != "off":
+            readable = [*layout.standard_library(), *layout.shared_libraries(), *layout.DEVICES]
             try:
-                self.rules = landlock.ruleset(setup["readable"], setup["writable"])
+                self.rules = landlock.ruleset(readable, ["/dev/null"])
             except OSError:
                 if setup["landlock"] == "required":
                     raise
+
+    def prepare(self) -> None:
+        """What is found out before each fork. A user who has other processes is counted with them, at most with all."""
+        if self.threads is not None and self.user is None:
+            # without /proc we are in a user namespace, where nobody else is counted
+            with suppress(OSError), open("/proc/loadavg") as file:
+                self.threads = THREADS + int(file.read().split()[3].partition("/")[2])
 
     def apply(self, limits: dict, descriptors: list[int], parent: int) -> None:
         """Put the calling process, just forked by `parent`, under it; `descriptors` become 0, 1, 2 and 3."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         os.umask(0o77)
+        if self.closed:
+            os.chdir(self.closed)
+            sys.meta_path.append(imports.RelativeFinder(self.closed))  # type: ignore[arg-type]
         if self.user is not None:
             os.setgroups([])
             os.setresgid(self.user, self.user, self.user)
@@ -47,7 +68,7 @@ class Confinement:
         if self.rules is not None:
             landlock.restrict(self.rules)
         arrange(descriptors)
-        limit_resources(limits)
+        limit_resources(limits, self.threads)
         if self.filter is not None:
             seccomp.install(self.filter, os.getpid())
 
@@ -56,14 +77,17 @@ def harden_server() -> None:
     """Nobody reads or traces the server, no core of it is written, and orphans of its children come to it."""
     prctl(_DUMPABLE, 0)
     prctl(_SUBREAPER, 1)
+    with suppress(AttributeError):  # not every C library has it: threads share their heap, instead of 64 MiB for each
+        ctypes.CDLL(None).mallopt(_ARENAS, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def limit_resources(limits: dict) -> None:
-    """Hard limits equal soft ones. RLIMIT_NPROC is left out: it counts per user, whoever else that user is."""
+def limit_resources(limits: dict, threads: int | None) -> None:
+    """Soft and hard limits alike. Set by the child itself: one that is set earlier would count in its own making."""
+    processes = [] if threads is None else [(resource.RLIMIT_NPROC, threads)]
     for name, value in (
+        *processes,
         (resource.RLIMIT_AS, limits["memory"]),
-        (resource.RLIMIT_CPU, limits["cpu"]),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),
@@ -74,6 +98,7 @@ def limit_resources(limits: dict) -> None:
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(name, (value, value))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu"], limits["cpu"] + 1))  # SIGXCPU; SIGKILL if that is ignored
 
 
 def arrange(descriptors: list[int]) -> None:

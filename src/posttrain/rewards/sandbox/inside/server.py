@@ -67,6 +67,7 @@ def serve(control: socket.socket, parent: int | None, box: confine.Confinement) 
         if request == b"kill":  # for a program that had already ended
             continue
         limits = json.loads(request)
+        box.prepare()
         child = os.fork()
         if child == 0:
             _become(box, limits, descriptors, here)
