@@ -19,7 +19,7 @@ from posttrain.models.save import save_model
 from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
-from posttrain.train.alarms import Watch, nothing_to_watch
+from posttrain.train.alarms import Watch, nothing_to_watch, respond
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.train.rollouts import pair_roles
@@ -224,6 +224,8 @@ class Run:
         if measured and not name.startswith("step"):
             self.evaluation = {**self.evaluation, **measured}
             self.store.evaluation(self.evaluation)
+        if name in measured:
+            respond(self, self.watch.evaluated(self.step, measured[name]), is_over=name == "trained")
 
     # --- saving and restoring ---------------------------------------------------------------------------------------
 

@@ -202,6 +202,12 @@ class RunStore:
         path = self.folder / "evaluation.json"
         return json.loads(path.read_bytes()) if path.exists() else {}
 
+    def read_evaluation_of(self, name: str) -> dict[str, Any] | None:
+        """What the last event about the evaluation of this name says; None where it was not made yet."""
+        events = [event for line in self._lines("events.jsonl") if (event := _parse(line)) is not None]
+        about = [event for event in events if event.get("kind") == "evaluation" and event.get("message") == name]
+        return about[-1].get("evaluation") if about else None
+
     def truncate_after(self, step: int) -> None:
         """Make the folder that of a run which has just finished `step`, and record what went.
 

@@ -3,14 +3,16 @@ held-out score, and the answers themselves.
 
     records.py       Step, HeldOut, Alarm: what an alarm sees and says
     check.py         the independent check, and the accepted answers that it is shown
-    disagreement.py, heldout.py, answers.py, policy.py
+    disagreement.py, comparisons.py (with course.py), kl.py, heldout.py
                      the alarms: each looks at one step after the other, and its state is plain JSON
+    answers.py       the numbers about lengths and texts that they compare
     watch.py         all of them together: the collaborator of a run
     respond.py       what happens when one fires: evidence, a checkpoint that stays, a warning, a pause or a stop
 """
 
 from posttrain.train.alarms.check import IndependentCheck
 from posttrain.train.alarms.records import Alarm
+from posttrain.train.alarms.respond import respond
 from posttrain.train.alarms.watch import Watch, nothing_to_watch
 
-__all__ = ["Alarm", "IndependentCheck", "Watch", "nothing_to_watch"]
+__all__ = ["Alarm", "IndependentCheck", "Watch", "nothing_to_watch", "respond"]

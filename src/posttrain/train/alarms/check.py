@@ -41,12 +41,18 @@ class Checked:
     def rejected(self) -> int:
         return sum(not agrees for agrees in self.agrees.values())
 
+    @property
+    def rejected_prompts(self) -> int:
+        return len({p for (p, _), agrees in self.agrees.items() if not agrees})
+
     def metrics(self) -> dict[str, float]:
         """Counts of one step, and a share.
 
         check/accepted      answers that the reward accepts
         check/checked       those of the sample that the check gave a score
         check/rejected      those of them that it rejects
+        check/rejected_prompts
+                            prompts to which there is one of these
         check/unscored      those of the sample that it gave none
         check/disagreement  rejected / checked; missing where nothing was checked
         time/check          seconds
@@ -56,6 +62,7 @@ class Checked:
             "check/accepted": float(self.accepted),
             "check/checked": float(len(self.agrees)),
             "check/rejected": float(self.rejected),
+            "check/rejected_prompts": float(self.rejected_prompts),
             "check/unscored": float(looked_at - len(self.agrees)),
             **({"check/disagreement": self.rejected / len(self.agrees)} if self.agrees else {}),
             "time/check": self.seconds,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,11 @@ LARGEST_BASELINE = 0.9
 
 
 class Disagreement:
-    """A cumulative sum over the accepted answers that the check has seen (`functional.cusum`)."""
+    """A cumulative sum over the accepted answers that the check has seen (`functional.cusum`).
+
+    All answers to one prompt that the check rejects count once: a mistake of the check sits in a prompt (a wrong gold,
+    a missing test), and rejects each of them. Answers that it accepts count one by one.
+    """
 
     def __init__(self, ratio: float, limit: float, baseline: float | None = None) -> None:
         self.ratio, self.limit = ratio, limit
@@ -31,10 +34,10 @@ class Disagreement:
         """Since the sum last left 0."""
 
     @staticmethod
-    def of(config: AlarmConfig) -> list[Disagreement]:
+    def of(config: AlarmConfig) -> Disagreement | None:
         if config.disagreement_ratio is None:
-            return []
-        return [Disagreement(config.disagreement_ratio, config.cusum_limit, config.baseline_disagreement)]
+            return None
+        return Disagreement(config.disagreement_ratio, config.cusum_limit, config.baseline_disagreement)
 
     @property
     def target(self) -> float:
@@ -47,16 +50,15 @@ class Disagreement:
             self.baseline = min(LARGEST_BASELINE, max(LEAST_BASELINE, wilson(rejected, accepted, 0.9).high))
 
     def observe(self, step: Step) -> Alarm | None:
-        rejected, checked = (step.metrics.get(f"check/{name}", 0.0) for name in ("rejected", "checked"))
-        if math.isnan(checked) or not checked:
-            return None
+        names = ("checked", "rejected", "rejected_prompts")
+        checked, rejected, prompts = (int(step.metrics.get(f"check/{name}", 0)) for name in names)
         self.cusum = self.cusum.after(
-            step.number, int(rejected), int(checked), baseline=self.baseline, target=self.target
+            step.number, prompts, checked - rejected + prompts, baseline=self.baseline, target=self.target
         )
         if self.cusum.since is None:
             self.rejected = self.checked = 0
             return None
-        self.rejected, self.checked = self.rejected + int(rejected), self.checked + int(checked)
+        self.rejected, self.checked = self.rejected + rejected, self.checked + checked
         if self.cusum.value < self.limit:
             return None
         return Alarm(

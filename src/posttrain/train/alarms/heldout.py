@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from posttrain.evaluate.evaluation import Evaluation
+from posttrain.functional.drops import largest_drop
+from posttrain.functional.intervals import normal_quantile
+from posttrain.train.alarms.records import Alarm, HeldOut, Movement
+
+if TYPE_CHECKING:
+    from posttrain.config_alarms import AlarmConfig
+    from posttrain.train.alarms.course import Course
+
+CERTAIN = 3.0
+"""Standard errors by which a gap has grown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +55,105 @@ def first_look(answers: Path, *, accepted_at: float | None, check_accepts_at: fl
 def are_marks(scores: list[float]) -> bool:
     """Are these scores of the kind of which 1 means right? (As `Evaluation.has_full_mark` decides.)"""
     return not scores or (scores[0] >= 0 and (abs(scores[-1] - 1) < 1e-6 or scores[-1] == 0))
+
+
+def held_out(step: int, measured: Mapping[str, Any], *, independent: bool) -> HeldOut | None:
+    """What the alarms read of an evaluation (`Evaluation.to_json`); None where it has no score of greedy answers.
+
+    `independent`: is there a check? Of several the lowest counts.
+    """
+    rewarded = _mean(measured.get("greedy", {}).get("score"))
+    judged = [found for found in measured.get("check", {}).values() if _mean(found) is not None]
+    interval = min(judged, key=lambda found: found["mean"]) if judged else measured.get("greedy", {}).get("score")
+    score = _mean(interval)
+    if score is None or rewarded is None or (independent and not judged):
+        return None
+    half = (interval["high"] - interval["low"]) / 2 if _finite(interval, "low") and _finite(interval, "high") else 0.0
+    return HeldOut(
+        step=step,
+        score=score,
+        error=half / normal_quantile(measured["confidence"]),
+        reward=rewarded,
+        sampled=_mean(measured.get("sampled", {}).get("score")),
+    )
+
+
+def _finite(interval: Mapping[str, Any] | None, name: str) -> bool:
+    value = (interval or {}).get(name)
+    return value is not None and math.isfinite(value)
+
+
+def _mean(interval: Mapping[str, Any] | None) -> float | None:
+    return interval["mean"] if interval is not None and _finite(interval, "mean") else None
+
+
+def movement(found: list[HeldOut]) -> Movement:
+    """Of the last evaluation against the first: by more than a standard error of the difference."""
+    if len(found) < 2:
+        return "unknown"
+    change = found[-1].score - found[0].score
+    if abs(change) <= math.hypot(found[0].error, found[-1].error):
+        return "flat"
+    return "rose" if change > 0 else "fell"
+
+
+class HeldOutAlarms:
+    """The evaluations of a run, and the two alarms that they can set off."""
+
+    def __init__(self, config: AlarmConfig) -> None:
+        self.config = config
+        self.found: list[HeldOut] = []
+
+    def has_seen(self, step: int) -> bool:
+        return any(one.step == step for one in self.found)
+
+    def observe(self, new: HeldOut, reward: Course) -> list[Alarm]:
+        self.found.append(new)
+        return [alarm for alarm in (self._drop(reward), self._gap(reward)) if alarm is not None]
+
+    def _drop(self, reward: Course) -> Alarm | None:
+        """The last evaluations are below the best earlier ones, and the training reward has not fallen."""
+        window, least = self.config.heldout_window, self.config.heldout_z
+        drop = largest_drop([(one.score, one.error) for one in self.found], window)
+        if least is None or drop is None or drop.z <= least or reward.movement() == "fell":
+            return None
+        best = self.found[drop.best : drop.best + window]
+        return Alarm(
+            kind="heldout_drop",
+            step=self.found[-1].step,
+            change_point=best[-1].step + 1,
+            message=f"the held-out score fell from {drop.before:.1%} (steps {best[0].step} to {best[-1].step}) to "
+            f"{drop.now:.1%}, by {drop.z:.1f} standard errors, and the training reward did not",
+            evidence={"before": drop.before, "now": drop.now, "z": drop.z, "limit": least},
+        )
+
+    def _gap(self, reward: Course) -> Alarm | None:
+        """The training reward rose, and by so much less what it stands for.
+
+        Like is compared with like: how much the reward of sampled answers to training prompts exceeds that of sampled
+        answers to held-out ones, and how much the reward of greedy held-out answers exceeds what the check gives them.
+        """
+        first, last, limit = self.found[0], self.found[-1], self.config.gap
+        if limit is None or reward.movement() != "rose":
+            return None
+        growth, error = (last.reward - last.score) - (first.reward - first.score), math.hypot(first.error, last.error)
+        if first.sampled is not None and last.sampled is not None:
+            growth += (reward.now - reward.start) - (last.sampled - first.sampled)
+            error = math.hypot(error, reward.error)
+        if growth <= limit or growth <= CERTAIN * error:
+            return None
+        before = max((one.step for one in self.found[:-1]), default=0)
+        return Alarm(
+            kind="gap",
+            step=last.step,
+            change_point=before + 1,
+            message=f"training reward rose from {reward.start:.3g} to {reward.now:.3g}, and its distance from the "
+            f"held-out score grew by {growth:.3g}",
+            evidence={"growth": growth, "limit": limit, "standard_error": error},
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"found": [asdict(one) for one in self.found]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.found = [HeldOut(**fields) for fields in state["found"]]

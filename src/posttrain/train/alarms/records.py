@@ -48,7 +48,8 @@ class HeldOut:
     """Its standard error."""
     reward: float
     """The same answers by the reward."""
-    prompts: int
+    sampled: float | None
+    """Sampled answers by the reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +80,4 @@ class StepAlarm(Protocol):
         """Plain JSON, for a checkpoint: a resumed run fires where the other would have."""
         ...
 
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
-
-
-class HeldOutAlarm(Protocol):
-    """Looks at every evaluation."""
-
-    def observe(self, found: HeldOut, step: Step | None) -> Alarm | None: ...
-    def state(self) -> dict[str, Any]: ...
     def load_state(self, state: Mapping[str, Any]) -> None: ...

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from posttrain.train.run import Run
 
 
-def respond(run: Run, alarms: Sequence[Alarm]) -> None:
-    """Keep what shows the reason of each alarm and tell of it; raises `AlarmStop` where the run shall not go on."""
+def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None:
+    """Keep what shows the reason of each alarm and tell of it; raises `AlarmStop` where the run shall not go on.
+
+    A run that `is_over` cannot pause, and still ends as one that an alarm has stopped.
+    """
     if not alarms:
         return
     for alarm in alarms:
         tell(run, alarm)
-    if run.config.alarms.on_alarm == "pause":
+    if run.config.alarms.on_alarm == "pause" and not is_over:
         run.save(required=True)
         raise AlarmStop(
             given=f"paused after step {run.step}: {in_words(alarms)}",

@@ -7,15 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.config_alarms import AlarmConfig
 from posttrain.errors import ConfigError
+from posttrain.train.alarms.answers import answer_metrics
 from posttrain.train.alarms.check import Checked, IndependentCheck, accepted_places, sample_of
+from posttrain.train.alarms.comparisons import comparisons
+from posttrain.train.alarms.course import Course
 from posttrain.train.alarms.disagreement import Disagreement
-from posttrain.train.alarms.heldout import first_look
+from posttrain.train.alarms.heldout import HeldOutAlarms, first_look, held_out, movement
+from posttrain.train.alarms.kl import KLJump
 from posttrain.train.alarms.records import Alarm, Step, StepAlarm
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.config_alarms import AlarmConfig
     from posttrain.train.checkpoint import Checkpoints
     from posttrain.train.rollouts import Judged, Rollout
     from posttrain.types import Prompt
@@ -37,33 +41,45 @@ class Watch:
 
     def __init__(self, config: AlarmConfig, *, seed: int = 0, check: IndependentCheck | None = None) -> None:
         self.config, self.seed, self.check = config, seed, check
+        self.independent = check is not None
+        """Are held-out answers scored by something else than the reward?"""
         self.accepted_at = FULL_MARK if config.accepted_at is None else config.accepted_at
         self.fired: list[Alarm] = []
-        self.disagreement = Disagreement.of(config) if config.enabled and check is not None else []
-        self.step_alarms: dict[str, StepAlarm] = {type(a).__name__: a for a in self.disagreement}
+        self.reward = Course(config.reference_steps)
+        self.heldout = HeldOutAlarms(config)
+        self.disagreement = Disagreement.of(config) if config.enabled and check is not None else None
+        self.step_alarms: dict[str, StepAlarm] = {}
+        if config.enabled:
+            self.step_alarms = {**comparisons(config), **KLJump.of(config)}
+        if self.disagreement is not None:
+            self.step_alarms["disagreement"] = self.disagreement
 
     @staticmethod
     def of(config: RunConfig, check: IndependentCheck | None, prompts: Sequence[Prompt]) -> tuple[Watch, list[str]]:
         """And what the user should know about it. A check that needs a column which training prompts lack looks at
         held-out answers only; DataError where it has the column and cannot use what is in it."""
         notes: list[str] = []
+        watch = Watch(config.alarms, seed=config.seed, check=check)
         if check is not None and config.alarms.enabled and config.alarms.check_sample:
             try:
                 check.require(prompts, "training data")
             except ConfigError as error:
                 notes.append(f"the check sees held-out answers only, and none of training: {error.given}")
-                check = None
-        return Watch(config.alarms, seed=config.seed, check=check), notes
+                watch.check = None
+        return watch, notes
+
+    # --- steps -------------------------------------------------------------------------------------------------------
 
     def look(self, rollout: Rollout | None, step: int) -> Looked:
-        """Let the check see a sample of what the reward accepted, and measure the answers."""
+        """Measure the answers, and let the check see a sample of what the reward accepted."""
         if not self.config.enabled or rollout is None or rollout.trained.scores is None:
             return Looked()
         judged = rollout.trained
         checked = self._ask(judged, step)
-        return Looked(
-            metrics=checked.metrics() if checked else {}, columns=columns_of(checked, judged) if checked else {}
-        )
+        metrics = answer_metrics(judged)
+        if checked is None:
+            return Looked(metrics=metrics)
+        return Looked(metrics=metrics | checked.metrics(), columns=columns_of(checked, judged))
 
     def _ask(self, judged: Judged, step: int) -> Checked | None:
         if self.check is None or self.config.check_sample == 0:
@@ -73,11 +89,20 @@ class Watch:
         return self.check.look_at(judged, chosen, accepted=len(accepted), accepts_at=self.config.check_accepts_at)
 
     def observe(self, number: int, metrics: Mapping[str, float]) -> tuple[list[Alarm], dict[str, float]]:
-        """What fires at this step, and where the alarms stand."""
-        step = Step(number=number, metrics=metrics)
+        """What fires at this step, and where the cumulative sum stands."""
+        self.reward.add(metrics.get("reward", float("nan")))
+        moved = movement(self.heldout.found) if self.independent else "unknown"
+        step = Step(number=number, metrics=metrics, reward=self.reward.movement(), heldout=moved)
         found = [alarm for one in self.step_alarms.values() if (alarm := one.observe(step)) is not None]
-        gauges = {name: value for one in self.disagreement for name, value in one.metrics().items()}
-        return self._new(found), gauges
+        asked = self.disagreement is not None and "check/checked" in metrics
+        return self._new(found), self.disagreement.metrics() if self.disagreement and asked else {}
+
+    def _new(self, alarms: Sequence[Alarm]) -> list[Alarm]:
+        new = {alarm.kind: alarm for alarm in reversed(alarms) if alarm.kind not in {one.kind for one in self.fired}}
+        self.fired += new.values()
+        return list(new.values())
+
+    # --- evaluations -------------------------------------------------------------------------------------------------
 
     def before_training(self, answers: Path) -> None:
         """What counts as accepted, and how often the check disagrees, by the held-out answers of the start model."""
@@ -85,34 +110,42 @@ class Watch:
         if look is None:
             return
         self.accepted_at = look.accepted_at
-        for one in self.disagreement:
-            one.calibrate(look.rejected, look.accepted)
+        if self.disagreement is not None:
+            self.disagreement.calibrate(look.rejected, look.accepted)
 
-    def _new(self, alarms: list[Alarm]) -> list[Alarm]:
-        known = {alarm.kind for alarm in self.fired}
-        new = [alarm for alarm in alarms if alarm.kind not in known]
-        self.fired += new
-        return new
+    def evaluated(self, step: int, measured: Mapping[str, Any]) -> list[Alarm]:
+        """What an evaluation of the weights of this step sets off (`measured` is what evaluation.json says of it)."""
+        found = held_out(step, measured, independent=self.independent) if self.config.enabled else None
+        if found is None or self.heldout.has_seen(step):
+            return []
+        return self._new(self.heldout.observe(found, self.reward))
+
+    # --- what stays --------------------------------------------------------------------------------------------------
 
     def needs(self, checkpoints: Checkpoints) -> set[int]:
         """Steps of the checkpoints from before each change; of one that is only suspected, too."""
         changes = [alarm.change_point for alarm in self.fired]
-        changes += [one.cusum.since for one in self.disagreement if one.cusum.since is not None]
+        if self.disagreement is not None and self.disagreement.cusum.since is not None:
+            changes.append(self.disagreement.cusum.since)
         return {step for change in changes if (step := checkpoints.before(change)) is not None}
 
     def state(self) -> dict[str, Any]:
         return {
             "accepted_at": self.accepted_at,
             "fired": [alarm.to_json() for alarm in self.fired],
+            "reward": self.reward.state(),
+            "heldout": self.heldout.state(),
             "alarms": {name: one.state() for name, one in self.step_alarms.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """An alarm whose setting was null when the state was saved starts afresh; one that is null now stays off."""
         self.accepted_at = state["accepted_at"]
         self.fired = [Alarm(**fields) for fields in state["fired"]]
-        for name, saved in state["alarms"].items():
-            if name in self.step_alarms:  # its setting may be null since
-                self.step_alarms[name].load_state(saved)
+        self.reward.load_state(state["reward"])
+        self.heldout.load_state(state["heldout"])
+        for name in self.step_alarms.keys() & state["alarms"].keys():
+            self.step_alarms[name].load_state(state["alarms"][name])
 
 
 def columns_of(checked: Checked, judged: Judged) -> dict[str, list[float | None]]:
@@ -123,6 +156,4 @@ def columns_of(checked: Checked, judged: Judged) -> dict[str, list[float | None]
 
 def nothing_to_watch() -> Watch:
     """For a run that samples nothing, or learns from no reward."""
-    from posttrain.config_alarms import AlarmConfig
-
     return Watch(AlarmConfig(enabled=False))

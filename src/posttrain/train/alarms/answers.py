@@ -1,0 +1,66 @@
+"""What the answers of a step look like: the numbers that the alarms about length and text compare."""
+
+from __future__ import annotations
+
+import statistics
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from posttrain.functional.texts import distinct_ngrams, shared_share, spearman_within
+
+if TYPE_CHECKING:
+    from posttrain.train.rollouts import Judged
+    from posttrain.types import Completion
+
+MOST_ANSWERS = 256
+"""Answers of a step whose text is looked into: a count that no large step has to wait for."""
+EDGE = 30
+"""Tokens that make a template."""
+SHORTEST_TEXT = 64
+"""Bytes below which compression says more about the compressor than about the text."""
+
+
+def answer_metrics(judged: Judged) -> dict[str, float]:
+    """Numbers of one step; one that nothing can be said about is missing.
+
+    text/length_correlation  rank correlation of reward and length among the answers to one prompt
+    text/distinct_4grams     different sequences of four tokens / all, mean over the answers that have some
+    text/compression         bytes / bytes when compressed, mean over the answers of 64 bytes or more
+    text/same_start, _end    largest share of the answers, to two prompts or more, with the same 30 first or last tokens
+    """
+    places = [(p, g) for p, group in enumerate(judged.groups) for g in range(len(group))]
+    some = places[:: -(-len(places) // MOST_ANSWERS)] if places else []
+    answers = [judged.groups[p][g] for p, g in some]
+    sources = [judged.prompts[p].index for p, _ in some]
+    ratios = [distinct_ngrams(answer.ids, 4) for answer in answers if len(answer.ids) >= 4]
+    found = {
+        "text/length_correlation": length_correlation(judged),
+        "text/distinct_4grams": mean(ratios),
+        "text/compression": mean([r for answer in answers if (r := compression(answer)) is not None]),
+        "text/same_start": shared_share([(s, a.ids[:EDGE]) for s, a in zip(sources, answers, strict=True)]),
+        "text/same_end": shared_share([(s, a.ids[-EDGE:]) for s, a in zip(sources, answers, strict=True)]),
+    }
+    return {name: value for name, value in found.items() if value == value}
+
+
+def length_correlation(judged: Judged) -> float:
+    """nan where no group tells."""
+    assert judged.scores is not None
+    scores = judged.scores
+    return spearman_within(
+        [
+            [(scores.rewards_PG[p][g], len(answer.ids)) for g, answer in enumerate(group) if scores.scored_PG[p][g]]
+            for p, group in enumerate(judged.groups)
+        ]
+    )
+
+
+def compression(answer: Completion) -> float | None:
+    """None for a text that is too short."""
+    text = answer.text.encode("utf-8", errors="replace")
+    return len(text) / len(zlib.compress(text, 6)) if len(text) >= SHORTEST_TEXT else None
+
+
+def mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else float("nan")
