@@ -87,19 +87,21 @@ def try_rewards(
     sampler: Sampler | None = None,
     sampled_prompts: int = 32,
     samples: int | None = None,
+    max_truncated: float = 0.5,
     seed: int = 0,
 ) -> Trial:
     """Try the rewards on completions whose worth is known, and, with a sampler, on those of the model.
 
     `sampling.group_size` is the number of completions that are compared in the run; `samples` (default: as many) are
-    drawn for each of the first `sampled_prompts` prompts. Raises what the rewards raise when they break their contract.
+    drawn for each of the first `sampled_prompts` prompts; a share of `max_truncated` of them may be cut. Raises what
+    the rewards raise when they break their contract.
     """
     given = [(prompt, gold) for prompt in prompts if (gold := _gold(prompt))]
     reads, findings, seen = _known(rewards, given)
     answers = None
     if sampler is not None:
         answers = sample_answers(rewards, prompts[:sampled_prompts], sampler, sampling, samples, seed, seen)
-        findings += about_answers(answers, sampling)
+        findings += about_answers(answers, sampling, max_truncated)
     return Trial(
         rewards=rewards.labels,
         rows=len(prompts),
@@ -214,5 +216,6 @@ def try_config(
             sampler=sampler,
             sampled_prompts=prompts,
             samples=samples,
+            max_truncated=config.guards.max_truncated,
             seed=config.seed,
         )

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 FEW_USEFUL, NO_USEFUL = 0.2, 0.02
 """Shares of groups with a signal below which a run is slow, and below which it learns nothing."""
-MAX_TRUNCATED = 0.5
-"""Share of answers that may be cut at the length limit."""
 SHOWN = 3
 """Answers that are shown."""
 
@@ -104,15 +102,15 @@ def _useful(values_P: Sequence[Sequence[float]], size: int) -> Interval:
     return mean_interval(shares, bounds=(0.0, 1.0))
 
 
-def about_answers(answers: ModelAnswers, sampling: SamplingConfig) -> list[Finding]:
+def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated: float) -> list[Finding]:
     """Are they cut, and do the rewards within a group differ often enough?"""
     size = answers.group_size
     truncated = finding(
         "truncated answers",
-        "ok" if answers.truncated <= MAX_TRUNCATED else "fail",
+        "ok" if answers.truncated <= max_truncated else "fail",
         answers.truncated,
-        f"at most {MAX_TRUNCATED:.0%} of the model's answers are cut; raise sampling.max_completion_length "
-        f"(now {sampling.max_completion_length})",
+        f"at most {max_truncated:.0%} of the model's answers are cut (guards.max_truncated); raise "
+        f"sampling.max_completion_length (now {sampling.max_completion_length})",
         f"{answers.truncated:.0%} of {answers.prompts * answers.completions} answers cut",
     )
     if size < 2:

@@ -6,7 +6,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from posttrain.rewards.answers import final_answer, last_number, single_number
+from posttrain.rewards.mathematics.choices import choice_of
+from posttrain.rewards.mathematics.extract import Reader, extract
+from posttrain.rewards.mathematics.numbers import WORDS, number_of
+from posttrain.rewards.mathematics.prose import Number
 from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
@@ -19,39 +22,53 @@ Extract = Callable[[str], str | None]
 def extract_for(rewards: RewardSet) -> Extract:
     """The reading of answers that goes with the first built-in verifier of the rewards.
 
-    `numeric` and `math` read a final number or formula, `exact_match` with `extract` its match. Without a verifier that
-    reads an answer the whole completion is the answer.
+    Verifiers of numbers read the one number, `math` and its like the one answer, `multiple_choice` a letter,
+    `exact_match` with `extract` its match. Without a verifier that reads an answer the whole completion is the answer.
     """
     for component in rewards.components:
         pattern = component.settings.get("extract")
-        if component.builtin is BUILTINS["numeric"]:
-            return numeric_answer
-        if component.builtin is BUILTINS["math"]:
-            return math_answer
-        if component.builtin is BUILTINS["exact_match"] and isinstance(pattern, str):
+        name = next((name for name, builtin in BUILTINS.items() if builtin is component.builtin), None)
+        if name in _READERS:
+            return _READERS[name]
+        if name == "exact_match" and isinstance(pattern, str):
             return lambda text: _last_match(pattern, text)
     return lambda text: text
 
 
 def numeric_answer(text: str) -> str | None:
-    """The last number: `1,234`, `1234.0` and `2468/2` are the same vote.
+    """The one number: `1,234`, `1234.0` and `2468/2` are the same vote.
 
     >>> numeric_answer("that makes $1,234.0")
     '1234'
     """
-    number = last_number(text)
-    return None if number is None else f"{number.value}{'%' if number.percent else ''}"
+    number = number_of(text)
+    return None if number is None else _spelled(number)
 
 
 def math_answer(text: str) -> str | None:
-    r"""The final answer: as a number where it is one, else as it was written.
+    r"""The one answer: as a number where it is one, else as it was written.
 
     >>> math_answer(r"so \boxed{\frac{2}{4}}"), math_answer(r"so \boxed{x^2}")
     ('1/2', 'x^2')
     """
-    answer = final_answer(text)
-    number = None if answer is None else single_number(answer)
-    return answer if number is None else f"{number.value}{'%' if number.percent else ''}"
+    number = number_of(text)
+    return _spelled(number) if number is not None else extract(text, Reader(WORDS, _spelled_alike)).answer
+
+
+_READERS: dict[str, Extract] = {
+    **dict.fromkeys(("numeric", "gsm8k", "svamp", "aime"), numeric_answer),
+    **dict.fromkeys(("math", "math500"), math_answer),
+    "multiple_choice": choice_of,
+}
+
+
+def _spelled(number: Number) -> str:
+    return f"{number.value}{'%' if number.percent else ''}"
+
+
+def _spelled_alike(one: str, other: str) -> bool:
+    """In the place of algebra, which a count of votes does not pay for."""
+    return "".join(one.split()) == "".join(other.split())
 
 
 def normalise(answer: str | None) -> str | None:

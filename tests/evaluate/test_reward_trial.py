@@ -1,0 +1,156 @@
+"""Trying rewards before a run: answers of known worth, and the share of groups that teach."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli import run as command
+from posttrain.errors import ConfigError, DataError
+from posttrain.evaluate.reward_trial import try_config
+from posttrain.functional.estimators import differ_at_k
+
+ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(1, 41)]
+REWARDS = """
+def honest(completion, answer):
+    return float(completion.strip() == answer)
+
+def generous(completion, answer):
+    return float(completion == "" or completion.strip() == answer)
+
+def blind(completion, answer):
+    return float(len(completion) > 0)
+
+def deaf(completion, answer):
+    return 0.0
+
+def words(completion, answer):
+    return float(completion.rstrip(".").endswith("answer is " + answer))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path
+
+
+def tried(capsys, *arguments: str):
+    code = command(["reward", "test", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def status(trial) -> dict[str, str]:
+    return {finding["check"]: finding["status"] for finding in trial["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("function", "failed"),
+    [
+        ("honest", set()),
+        ("words", set()),
+        ("generous", {"empty answers"}),
+        ("blind", {"answers of other rows"}),
+        ("deaf", {"gold answers"}),
+    ],
+)
+def test_a_reward_that_does_not_know_right_from_wrong_is_named(folder, capsys, function, failed):
+    code, trial = tried(capsys, f"{folder}/rewards.py:{function}", "--data", f"{folder}/train.jsonl")
+    assert {check for check, found in status(trial).items() if found == "fail"} == failed
+    assert code == (1 if failed else 0)
+    assert trial["ok"] == (not failed)
+
+
+def test_it_says_in_which_form_answers_are_read(folder, capsys):
+    _, trial = tried(capsys, f"{folder}/rewards.py:words", "--data", f"{folder}/train.jsonl")
+    assert trial["reads"] == "answer is"
+    assert trial["model"] is None
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: tiny:sort\nalgorithm: grpo\ndata: {train: 'task:sort'}\nrewards: [{name: exact_match}]\n"
+        "sampling: {group_size: 4, max_completion_length: 16}\ntrain: {steps: 2, prompts_per_step: 2}\n"
+    )
+    return path
+
+
+def test_the_share_of_groups_that_teach_is_that_of_the_models_answers(config, capsys):
+    code, trial = tried(capsys, str(config), "--prompts", "16", "-k", "8")
+    model = trial["model"]
+    assert code == 0
+    assert model["group_size"] == 4
+    assert set(model["useful"]) == {"2", "4", "8"}
+    shares = [model["useful"][size]["mean"] for size in ("2", "4", "8")]
+    assert shares == sorted(shares), "a larger group differs more often"
+    assert 0 < shares[1] < 1
+    finding = next(found for found in trial["findings"] if found["check"] == "useful groups")
+    assert finding["measured"] == shares[1]
+
+
+def test_a_reward_without_signal_is_said_to_teach_nothing(config, folder, capsys):
+    entry = f"rewards=[{{function: {folder}/rewards.py:deaf}}]"
+    code, trial = tried(capsys, str(config), entry, "--prompts", "8")
+    assert code == 1
+    assert status(trial)["useful groups"] == "fail"
+    assert trial["model"]["useful"]["4"]["mean"] == 0
+    assert "nothing will be learned" in next(f["text"] for f in trial["findings"] if f["check"] == "useful groups")
+
+
+def test_cut_answers_are_held_against_the_guard(config, capsys):
+    short = "sampling.max_completion_length=2"
+    assert status(tried(capsys, str(config), short, "--prompts", "4")[1])["truncated answers"] == "fail"
+    allowed = [short, "guards.max_truncated=1.0"]
+    assert status(tried(capsys, str(config), *allowed, "--prompts", "4")[1])["truncated answers"] == "ok"
+
+
+def test_the_same_config_gives_the_same_trial(config):
+    from posttrain.config import load_config
+
+    loaded = load_config(config).config
+    one, two = (try_config(loaded, folder=config.parent, prompts=4).to_json() for _ in range(2))
+    assert one == two
+
+
+def test_a_person_reads_the_findings(config, capsys):
+    assert command(["reward", "test", str(config), "--no-model"]) == 0
+    text = capsys.readouterr().out
+    assert "OK      gold answers" in text
+    assert "Nothing speaks against a run." in text
+
+
+def test_a_reward_alone_needs_data(capsys):
+    assert command(["reward", "test", "math"]) == 2
+    assert "posttrain reward test math --data" in capsys.readouterr().err
+
+
+def test_what_a_run_would_refuse_is_refused(folder, config):
+    from posttrain.config import load_config
+
+    bad = folder / "bad.jsonl"
+    bad.write_text("".join(json.dumps(row | {"answer": ""}) + "\n" for row in ROWS))
+    loaded = load_config(config, [f"data.train={bad}", "rewards=[{name: math}]"]).config
+    with pytest.raises(DataError, match="gold answer"):
+        try_config(loaded, folder=folder, with_model=False)
+    unknown = load_config(config, ["rewards=[{name: maths}]"]).config
+    with pytest.raises(ConfigError, match="maths"):
+        try_config(unknown, folder=folder, with_model=False)
+
+
+@pytest.mark.parametrize(
+    ("scores", "k", "expected"),
+    [([1, 0, 0, 0], 2, 0.5), ([1, 1, 0, 0], 2, 4 / 6), ([1, 1, 1], 3, 0.0), ([0.5, 0.2, 0.1], 2, 1.0)],
+)
+def test_the_probability_that_scores_differ(scores, k, expected):
+    assert differ_at_k(scores, k) == pytest.approx(expected)
+
+
+def test_for_right_and_wrong_it_is_pass_at_k_without_all_of_k():
+    from posttrain.functional.estimators import pass_at_k, pass_hat_k
+
+    for correct in range(9):
+        scores = [1] * correct + [0] * (8 - correct)
+        assert differ_at_k(scores, 4) == pytest.approx(pass_at_k(8, correct, 4) - pass_hat_k(8, correct, 4))
