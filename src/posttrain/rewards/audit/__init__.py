@@ -7,8 +7,8 @@
 `posttrain reward audit` does the same from a terminal.
 """
 
-from posttrain.rewards.audit.api import audit
+from posttrain.rewards.audit.api import Options, audit, audit_config
 from posttrain.rewards.audit.checks import CHECKS, Check
 from posttrain.rewards.audit.finding import AuditReport, Finding
 
-__all__ = ["CHECKS", "AuditReport", "Check", "Finding", "audit"]
+__all__ = ["CHECKS", "AuditReport", "Check", "Finding", "Options", "audit", "audit_config"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,14 @@ from posttrain.rewards.audit.finding import AuditReport
 from posttrain.rewards.audit.kinds import kind_of
 from posttrain.rewards.audit.programs import PROGRAM_FORM, references
 from posttrain.rewards.audit.renderings import final_of, last_line
-from posttrain.rewards.audit.subject import KINDS, Subject
+from posttrain.rewards.audit.subject import KINDS, Kind, Subject
 from posttrain.rewards.components import RewardLike, make_component
+from posttrain.rewards.load import suggestion
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.reward_set import as_reward
 
 if TYPE_CHECKING:
+    from posttrain.config import RunConfig
     from posttrain.types import Prompt
 
 LEAST_ROWS = 50
@@ -27,67 +30,134 @@ MOST_ROWS = 256
 """More rows are not read."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What an audit is told about a reward, and how it is done."""
+
+    kind: Kind | None = None
+    """What the reward is meant to reward: exact, literal, judge, code, format or length. None: it is inferred."""
+    stochastic: bool = False
+    """Scores of the same completion vary, and are meant to: how much is measured instead of refused."""
+    form: str | None = None
+    """How completions state an answer, around the word GOLD: "<final>GOLD</final>". None: the usual forms are tried."""
+    completions: Sequence[Sequence[str]] | None = None
+    """Groups of completions of a model, one group for each of the first rows: for the share without signal."""
+    completions_per_step: int = 256
+    """That a training step scores."""
+    step_seconds: float = 60.0
+    """That a training step takes."""
+    only: Sequence[str] = ()
+    """Names of the checks to run; none: all."""
+
+    def __post_init__(self) -> None:
+        known = [check.name for check in CHECKS]
+        if self.kind is not None and self.kind not in KINDS:
+            raise ConfigError(
+                given=f"kind = {self.kind!r}{suggestion(self.kind, KINDS)}",
+                allowed=", ".join(KINDS),
+                fix="Leave it out to have it inferred.",
+            )
+        for name in self.only:
+            if name not in known:
+                given = f"there is no check {name!r}{suggestion(name, known)}"
+                raise ConfigError(given=given, allowed=", ".join(known))
+        if self.form is not None and "GOLD" not in self.form:
+            raise ConfigError(
+                given=f"form = {self.form!r}",
+                allowed="a text with the word GOLD where the answer stands",
+                fix="Write for example '<final>GOLD</final>'.",
+            )
+
+
 def audit(
     reward: RewardLike | str | Callable[..., Any],
     rows: str | Sequence[Mapping[str, Any]],
     *,
-    kind: str | None = None,
-    stochastic: bool = False,
-    form: str | None = None,
-    completions: Sequence[Sequence[str]] | None = None,
-    completions_per_step: int = 256,
-    step_seconds: float = 60.0,
     prompt: str | None = None,
     answer: str | None = None,
     split: str = "train",
     folder: str | Path | None = None,
-    workers: int | None = None,
+    **options: Any,
 ) -> AuditReport:
     """Try to game, break and trip a reward before a model is trained on it.
 
     `reward` is a built-in's name, `path/to/file.py:function`, a callable or a `Reward`. `rows` are at least 50 rows, or
-    where to read them: anything that `data.train` takes, with `prompt`, `answer` and `split` as in `data`.
+    where to read them: anything that `data.train` takes, with `prompt`, `answer` and `split` as in `data`. `folder` is
+    where a relative path is looked up beside the working directory. `options` are those of `Options`.
 
-    `kind` says what the reward is meant to reward (exact, literal, judge, code, format, length); without it, it is
-    inferred. `stochastic` declares that scores vary; `form` how answers are stated, as in "<final>GOLD</final>".
-    `completions` are groups of completions of a model, for the share of groups without signal.
+        audit("my_rewards.py:grade", "gsm8k_train.jsonl").ok
+        audit(my_judge, rows, kind="judge", only=["false_accepts", "noise"]).render()
 
     Raises the `ConfigError` or `DataError` that a run would raise for the reward or the data.
     """
-    if kind is not None and kind not in KINDS:
-        raise ConfigError(given=f"kind = {kind!r}", allowed=", ".join(KINDS), fix="Leave it out to have it inferred.")
+    return audit_prompts(
+        reward, read_prompts(rows, prompt=prompt, answer=answer, split=split), Options(**options), folder=folder
+    )
+
+
+def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[AuditReport]:
+    """Audit every reward of a run on the rows that it will be trained on. `folder` is where the config lies."""
+    from posttrain.config_stages import in_folder
+    from posttrain.data.plain import plain_prompts
+    from posttrain.data.split import read_split
+
+    sizes = {"completions_per_step": config.train.prompts_per_step * config.sampling.group_size}
+    told = Options(**{**sizes, **options})
+    prompts = plain_prompts(read_split(config.data, config.seed).train[:MOST_ROWS], config.data)
+    return [audit_prompts(reward, prompts, told, folder=folder) for reward in in_folder(config.rewards, Path(folder))]
+
+
+def audit_prompts(
+    reward: RewardLike | str | Callable[..., Any],
+    prompts: Sequence[Prompt],
+    options: Options,
+    *,
+    folder: str | Path | None = None,
+) -> AuditReport:
+    """The audit of one reward on prompts as rewards see them."""
     start = time.perf_counter()
-    prompts = read_prompts(rows, prompt=prompt, answer=answer, split=split)
-    with WorkerPool(workers) as pool:
+    _enough(prompts)
+    with WorkerPool() as pool:
         component = make_component(as_reward(reward), pool, Path(folder) if folder else None)
         component.columns({name for prompt in prompts for name in prompt.columns})
-        found, why = kind_of(component, pool, prompts) if kind is None else (kind, "declared")
+        if component.judge is not None:
+            component.judge.check(prompts)
+        kind, why = (options.kind, "declared") if options.kind else kind_of(component, pool, prompts)
         golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
-        if found == "code":
+        if kind == "code":
             prompts, golds = references(prompts)
         subject = Subject(
             component=component,
             pool=pool,
             prompts=prompts,
             golds=golds,
-            kind=found,
-            stochastic=stochastic or found == "judge",
-            form=PROGRAM_FORM if found == "code" else form,
-            completions=completions,
-            completions_per_step=completions_per_step,
-            step_seconds=step_seconds,
+            kind=kind,
+            stochastic=options.stochastic or component.judge is not None,
+            form=PROGRAM_FORM if kind == "code" else options.form,
+            completions=options.completions,
+            completions_per_step=options.completions_per_step,
+            step_seconds=options.step_seconds,
         )
         subject.calibrate()
-        findings = [check(subject) for check in CHECKS]
+        findings = [check(subject) for check in CHECKS if not options.only or check.name in options.only]
     return AuditReport(
         reward=component.label,
-        kind=found,
+        kind=kind,
         why=why,
         rows=len(prompts),
         reads=tuple(map(last_line, subject.forms)),
         checks=findings,
         seconds=time.perf_counter() - start,
     )
+
+
+def _enough(prompts: Sequence[Prompt]) -> None:
+    if len(prompts) < LEAST_ROWS:
+        raise DataError(
+            given=f"an audit of {len(prompts)} usable rows",
+            allowed=f"at least {LEAST_ROWS}: with fewer, a share of 2 % cannot be told from none",
+            fix="Give more rows of the data that the reward will be trained on.",
+        )
 
 
 def read_prompts(
@@ -109,14 +179,7 @@ def read_prompts(
         given = [Row(values=dict(row), origin=f"row {place}") for place, row in enumerate(rows[:MOST_ROWS])]
     form = prompt_form(given, DataConfig(train="rows", prompt=prompt, answer=answer))
     read = [form.read(row) for row in given]
-    prompts = [_prompt(number, columns) for number, columns in enumerate(read) if not isinstance(columns, Dropped)]
-    if len(prompts) < LEAST_ROWS:
-        raise DataError(
-            given=f"an audit of {len(prompts)} usable rows",
-            allowed=f"at least {LEAST_ROWS}: with fewer, a share of 2 % cannot be told from none",
-            fix="Give more rows of the data that the reward will be trained on.",
-        )
-    return prompts
+    return [_prompt(number, columns) for number, columns in enumerate(read) if not isinstance(columns, Dropped)]
 
 
 def _prompt(number: int, columns: dict[str, Any]) -> Prompt:

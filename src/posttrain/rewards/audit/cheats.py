@@ -188,7 +188,6 @@ _HIDDEN: dict[str, Make] = {
     ),
     "reasoning that never ends": lambda t: f"<think>\n{t.line(t.gold)}",
     "hidden characters in it": _for_numbers(lambda t, n: t.says(f"{written(n)}{HIDDEN}1")),
-    "mentioned, not stated": lambda t: f"We are not sure whether {t.gold} is meant. {WORK}I do not know.",
 }
 
 

@@ -9,13 +9,19 @@ from posttrain.rewards.audit.renderings import final_of
 from posttrain.rewards.audit.subject import Case, Kind, Subject
 from posttrain.rewards.components import Component
 from posttrain.rewards.pool import WorkerPool
+from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
     from posttrain.types import Prompt
 
-DECLARED: dict[str, Kind] = {"exact_match": "literal", "regex": "format"}
+DECLARED: dict[str, Kind] = {
+    "exact_match": "literal",
+    "fuzzy_match": "literal",
+    "regex": "format",
+    **dict.fromkeys(("soft_overlong", "l1_exact", "l1_max", "cosine", "kimi_length", "arora_zanette"), "length"),
+}
 """Built-ins of which their columns do not tell it."""
-TEST_COLUMNS = frozenset({"tests", "test", "test_list", "test_cases"})
+TEST_COLUMNS = frozenset({"tests", "test", "test_list", "test_cases", "input_output", "verification_info"})
 ASKED_ROWS = 24
 
 
@@ -23,8 +29,9 @@ def kind_of(component: Component, pool: WorkerPool, prompts: Sequence[Prompt]) -
     """The kind, and how it was told."""
     if component.judge is not None or component.model is not None:
         return "judge", "a model scores"
-    if component.target is not None and component.builtin is not None and component.label in DECLARED:
-        return DECLARED[component.label], "a built-in"
+    name = next((name for name, builtin in BUILTINS.items() if builtin is component.builtin), "")
+    if name in DECLARED:
+        return DECLARED[name], "a built-in"
     named = set(component.signature.named) - component.settings.keys()
     if tests := sorted(named & TEST_COLUMNS):
         return "code", f"it takes the column {tests[0]!r}"

@@ -6,14 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.audit.finding import Measured, quote, share
+from posttrain.rewards.audit.finding import Measured, share
 from posttrain.rewards.audit.mutants import mutants
-from posttrain.rewards.audit.subject import Case, Subject
+from posttrain.rewards.audit.renderings import fill
+from posttrain.rewards.audit.subject import Answer, Case, Subject
+from posttrain.rewards.code.attacks import ASSERTIONS, CALL_TESTS, HONEST, SCRIPT, Attack, Scene
+from posttrain.rewards.code.attacks.escaping import ESCAPING
+from posttrain.rewards.code.attacks.forging import FORGING
+from posttrain.rewards.code.suite import COLUMNS
 
 if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 PROGRAM_FORM = "Here is the program.\n```python\nGOLD\n```"
+LEAVE_FILES = frozenset({"write_reward_file"})
+"""Attacks on the verdict that write files where nothing confines them."""
 MUTANTS, MUTATED_ROWS = 20, 16
 """Changed programs of a reference, and references that are changed."""
 REFERENCE_COLUMNS = ("reference", "code", "canonical_solution", "solution")
@@ -42,22 +49,46 @@ def reference_of(prompt: Prompt) -> str:
 
 
 def code_attacks(subject: Subject) -> Measured:
-    """Number of attack programs that earn as much as a program that passes."""
-    if not subject.forms:
-        return Measured(text="no reference program passes: see false_rejects")
-    try:
-        from posttrain.rewards.code.attacks import attacks
-    except ImportError:
-        return Measured(text="the attack programs are not installed")
-    tried = attacks()
-    cases = [Case(row=0, text=subject.target(0).says(program)) for program in tried.values()]
-    answers = subject.score(cases, watch=False)
-    accepted = [name for name, answer in zip(tried, answers, strict=True) if subject.accepts(answer)]
+    """Number of attack programs that earn as much as a program that passes.
+
+    A grader of the user's may run programs unconfined: it meets only those that attack the verdict, not those that
+    attack the machine.
+    """
+    tests = _tests_for(subject)
+    confined = subject.component.builtin is not None
+    known = (*FORGING, *ESCAPING) if confined else FORGING
+    tried = [attack for attack in known if attack.form == "call" and not attack.numbers_of_other_types]
+    tried = [attack for attack in tried if confined or attack.name not in LEAVE_FILES]
+    if not subject.accepts(_judged(subject, HONEST, tests)):
+        return Measured(text=f"it does not pass an honest program on the tests of the attacks, in {sorted(tests)[0]!r}")
+    accepted = [attack for attack in tried if _fooled(subject, attack, tests)]
+    subject.pool.close()  # an attack may have changed the process that it ran in
     return Measured(
         value=len(accepted),
         text=f"{share(len(accepted), len(tried))} attack programs accepted",
-        examples=tuple(f"{name}: {quote(tried[name], 120)}" for name in accepted[:10]),
+        examples=tuple(f"{attack.name}: {attack.tries}" for attack in accepted[:10]),
     )
+
+
+def _fooled(subject: Subject, attack: Attack, tests: Mapping[str, Any]) -> bool:
+    try:
+        return subject.accepts(_judged(subject, attack.source(Scene()), tests))
+    except Exception:  # it wrote into the channel between the grader and the audit: it could have written a verdict
+        subject.pool.close()
+        return True
+
+
+def _judged(subject: Subject, program: str, tests: Mapping[str, Any]) -> Answer:
+    case = Case(row=0, text=fill(PROGRAM_FORM, program), columns=tests)
+    return subject.score([case], watch=False)[0]
+
+
+def _tests_for(subject: Subject) -> dict[str, Any]:
+    """The tests of the attacks in the columns that the rows use; the other columns with tests are emptied."""
+    columns = subject.prompts[0].columns
+    forms = {"test_list": ASSERTIONS, "test": SCRIPT, "tests": CALL_TESTS}
+    tests = next((forms[name] for name in forms if columns.get(name)), CALL_TESTS)
+    return {name: None for name in COLUMNS if name in columns} | tests
 
 
 def mutation_score(subject: Subject) -> Measured:

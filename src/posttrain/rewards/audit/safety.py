@@ -27,15 +27,15 @@ def probe(calling: Calling) -> dict[str, Any]:
     with asyncio.Runner() as runner:
         expected = calling.run(runner)
     problems = {
-        "in a thread": _difference(expected, _threaded(calling, 1)),
-        f"in {THREADS} threads at once": _difference(expected, _threaded(calling, THREADS)),
+        "in a thread": _difference(calling, expected, _threaded(calling, 1)),
+        f"in {THREADS} threads at once": _difference(calling, expected, _threaded(calling, THREADS)),
         "under asyncio": "",
         "in a spawned process": _spawn(calling),
     }
     stalls = []
     for _ in range(STALL_TRIES):
         outcomes, stall = asyncio.run(_under_asyncio(calling))
-        problems["under asyncio"] = problems["under asyncio"] or _difference(expected, [outcomes])
+        problems["under asyncio"] = problems["under asyncio"] or _difference(calling, expected, [outcomes])
         stalls.append(stall)
     return {"problems": {place: text for place, text in problems.items() if text}, "stall": min(stalls)}
 
@@ -100,12 +100,14 @@ def _plain(calling: Calling) -> list[Outcome]:
         return calling.run(runner)
 
 
-def _difference(expected: Sequence[Outcome], found: Sequence[Sequence[Outcome]]) -> str:
-    """The first call that failed there and not in the main thread."""
+def _difference(calling: Calling, expected: Sequence[Outcome], found: Sequence[Sequence[Outcome]]) -> str:
+    """The first call that failed there and not in the main thread, or gave another score."""
     for outcomes in found:
         for here, there in zip(expected, outcomes, strict=True):
             if there.failed and not here.failed:
                 return there.message
+            if there.value != here.value and not calling.options["stochastic"]:
+                return f"a score of {there.value} in place of {here.value}"
     return ""
 
 

@@ -175,7 +175,8 @@ class Subject:
         rows = [self._row(case) for case in cases]
         names = dict.fromkeys(name for row in rows for name in row.prompt.columns)
         columns = {name: [row.prompt.columns.get(name) for row in rows] for name in names}
-        calls = self.component.calls(rows, columns)
+        is_open = [True] * len(rows) if self.component.is_told else ()
+        calls = self.component.calls(rows, columns, is_open)
         if self.component.signature.batch:
             return calls
         return [

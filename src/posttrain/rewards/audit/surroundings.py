@@ -27,7 +27,7 @@ GRAVE = frozenset({"text", "state"})
 def safety(subject: Subject) -> Measured:
     """Number of surroundings in which it fails although it works in the main thread; a stalled event loop is one."""
     try:
-        seen = probe(subject, "safety", sample(subject, per_row=4)[:CASES])
+        seen = probe(subject, "safety", sample(subject, per_row=4)[:CASES], stochastic=subject.stochastic)
     except Unprobed as reason:
         return Measured(text=str(reason))
     problems = dict(seen["problems"])

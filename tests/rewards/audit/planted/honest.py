@@ -1,0 +1,43 @@
+"""Rewards without a defect: no check may fail on them."""
+
+import re
+from fractions import Fraction
+
+NUMBER = re.compile(r"-?\d{1,12}(?:\.\d{1,6})?")
+
+
+def number(text: str) -> Fraction | None:
+    """Of one plain number in any usual spelling."""
+    text = text.strip().strip("*$ ").removesuffix(".")
+    return Fraction(text.replace(",", "")) if NUMBER.fullmatch(text.replace(",", "")) else None
+
+
+def marked(completion, answer):
+    """One line `#### number` behind the reasoning, and it is the gold."""
+    gold = number(answer.rpartition("####")[2]) if isinstance(answer, str) else None
+    if gold is None:
+        raise ValueError(f"the gold answer {answer!r} is no number")
+    _, opened, rest = completion.partition("<think>")
+    text = rest.partition("</think>")[2] if opened else completion
+    stated = [line for line in text.split("\n") if "####" in line]
+    return float(len(stated) == 1 and stated[0].startswith("#### ") and number(stated[0][5:]) == gold)
+
+
+def marked_batch(completions, answer, **columns):
+    """The same, one call per batch."""
+    return [marked(completion, gold) for completion, gold in zip(completions, answer, strict=True)]
+
+
+async def marked_async(completion, answer):
+    """The same, as a coroutine."""
+    return marked(completion, answer)
+
+
+def opened(completion):
+    """Format alone: something stands between the tags."""
+    return float(bool(re.fullmatch(r"<think>[^<]*</think>\s*<answer>[^<]+</answer>\s*", completion)))
+
+
+def brevity(completion, target=400):
+    """Length alone."""
+    return max(0.0, 1 - len(completion) / target)

@@ -1,0 +1,151 @@
+"""The audit is audited: it finds each planted defect and names it, and has nothing against honest rewards."""
+
+from typing import Any
+
+import pytest
+from tests.rewards.audit.rows import few_answers, planted, sums, tasks, weak_tasks
+
+from posttrain.errors import SandboxUnavailable
+from posttrain.rewards.audit import CHECKS, audit
+
+EXPECTED: list[tuple[str, str, str]] = [
+    ("false_accepts", "accepting:stuffing", "fail"),
+    ("false_accepts", "accepting:last_box", "fail"),
+    ("false_accepts", "accepting:substring", "fail"),
+    ("false_accepts", "accepting:last_number", "fail"),
+    ("false_accepts", "accepting:empty", "fail"),
+    ("false_accepts", "accepting:tolerant", "fail"),
+    ("false_accepts", "accepting:thinking", "fail"),
+    ("false_accepts", "accepting:generous", "fail"),
+    ("false_rejects", "accepting:literal_minded", "fail"),
+    ("false_rejects", "accepting:never", "fail"),
+    ("constant_guess", "accepting:zero_is_always_right", "fail"),
+    ("contract", "returning:nan", "fail"),
+    ("contract", "returning:text", "fail"),
+    ("contract", "returning:short", "fail"),
+    ("contract", "returning:raising", "fail"),
+    ("malformed_rows", "returning:swallows_as_0", "fail"),
+    ("malformed_rows", "returning:swallows_as_1", "fail"),
+    ("malformed_rows", "returning:turns_into_text", "fail"),
+    ("malformed_rows", "returning:takes_any", "fail"),
+    ("determinism", "changing:by_order", "fail"),
+    ("determinism", "changing:by_batch", "fail"),
+    ("determinism", "changing:by_hash", "fail"),
+    ("determinism", "changing:by_clock", "fail"),
+    ("determinism", "changing:by_process", "fail"),
+    ("determinism", "changing:by_count", "fail"),
+    ("determinism", "changing:noisy", "fail"),
+    ("noise", "changing:noisy", "fail"),
+    ("safety", "running:alarm", "fail"),
+    ("safety", "running:locked", "fail"),
+    ("safety", "running:blocking", "fail"),
+    ("safety", "running:shared", "fail"),
+    ("latency", "running:slow", "warn"),
+    ("hostile_inputs", "running:hangs", "fail"),
+    ("hostile_inputs", "running:dies", "fail"),
+    ("length_slope", "running:longer_is_better", "fail"),
+    ("length_slope", "honest:brevity", "warn"),
+    ("format_slope", "running:bold_is_better", "fail"),
+    ("side_effects", "leaking:writes_a_file", "warn"),
+    ("side_effects", "leaking:opens_a_socket", "warn"),
+    ("side_effects", "leaking:starts_a_process", "warn"),
+    ("side_effects", "leaking:sets_the_environment", "fail"),
+    ("side_effects", "leaking:seeds_random", "fail"),
+    ("side_effects", "leaking:changes_the_folder", "fail"),
+    ("side_effects", "leaking:evaluates", "fail"),
+    ("side_effects", "leaking:raises_the_limit", "fail"),
+    ("side_effects", "programs:in_process", "fail"),
+    ("code_attacks", "programs:in_process", "fail"),
+    ("code_attacks", "programs:exit_code", "fail"),
+]
+"""Which check has to name which reward, and how strongly."""
+
+TOLD: dict[str, dict[str, Any]] = {
+    "latency": {"step_seconds": 1.0, "completions_per_step": 256},
+    "noise": {"stochastic": True},
+}
+"""What an audit has to be told for a check to mean something."""
+
+
+@pytest.mark.parametrize(("check", "name", "status"), EXPECTED, ids=[f"{c}-{n}" for c, n, _ in EXPECTED])
+def test_a_planted_defect_is_found_by_its_check(check, name, status):
+    rows = tasks() if name.startswith("programs") else sums()
+    finding = audit(planted(name), rows, only=[check], **TOLD.get(check, {}))[check]
+    assert finding.status == status, finding
+    assert finding.examples, "a finding without an example cannot be acted upon"
+
+
+def test_data_with_one_frequent_answer_are_found():
+    finding = audit(planted("honest:marked"), few_answers(), only=["constant_guess"])["constant_guess"]
+    assert finding.status == "fail"
+    assert finding.measured == pytest.approx(0.4)
+    assert "'4'" in finding.text
+
+
+def test_a_judge_that_likes_a_key_is_found_and_one_in_a_thousand_is_forgiven():
+    finding = audit(planted("accepting:polite"), sums(), kind="judge", only=["false_accepts"])["false_accepts"]
+    assert finding.status == "fail"
+    assert any("judge key ':'" in example for example in finding.examples)
+    assert finding.limit == "fail > 1 %"
+
+
+def test_groups_without_signal_are_found():
+    completions = [["#### 1"] * 4, ["nothing"] * 4, ["#### 77"] * 4]
+    finding = audit(planted("honest:marked"), sums(), completions=completions, only=["group_signal"])["group_signal"]
+    assert (finding.status, finding.measured) == ("warn", 1.0)
+
+
+def test_tests_that_catch_nothing_are_found():
+    finding = audit(planted("programs:in_process"), weak_tasks(), only=["mutation_score"])["mutation_score"]
+    assert finding.status == "warn"
+    assert finding.measured is not None
+    assert finding.measured < 0.5
+
+
+def test_every_check_has_a_planted_defect():
+    elsewhere = {"group_signal", "mutation_score"}
+    assert {check for check, _, _ in EXPECTED} | elsewhere == {check.name for check in CHECKS}
+
+
+HONEST: list[tuple[str, dict[str, Any]]] = [
+    (planted("honest:marked"), {}),
+    (planted("honest:marked_batch"), {}),
+    (planted("honest:marked_async"), {}),
+    (planted("honest:opened"), {"kind": "format"}),
+    (planted("honest:brevity"), {"kind": "length"}),
+    ("math", {}),
+    ("numeric", {}),
+    ("gsm8k", {}),
+    ("exact_match", {}),
+]
+
+
+@pytest.mark.parametrize(("reward", "options"), HONEST, ids=[reward.rpartition("/")[2] for reward, _ in HONEST])
+def test_an_honest_reward_passes_every_check(reward, options):
+    report = audit(reward, sums(), **options)
+    assert report.ok, report.render()
+    assert report.seconds < 60
+
+
+def test_our_grader_of_programs_passes_every_check():
+    try:
+        report = audit("code", tasks())
+    except SandboxUnavailable as error:
+        pytest.skip(f"no sandbox here: {error}")
+    assert report.ok, report.render()
+    assert report.kind == "code"
+    assert report["code_attacks"].status == "ok"
+    assert report["mutation_score"].status == "ok"
+
+
+def test_a_function_of_this_process_is_audited_as_far_as_it_can_be():
+    calls = []
+
+    def counted(completion, answer):
+        calls.append(completion)
+        return float(completion.endswith(f"#### {answer}"))
+
+    report = audit(counted, sums(), only=["contract", "side_effects", "safety", "determinism"])
+    assert report.named("skipped") == ["safety", "side_effects"]
+    assert "cannot be started in another one" in report["safety"].text
+    assert "not in new processes" in report["determinism"].text
