@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
-from posttrain.rewards.mathematics.evaluate import approximate
+from posttrain.rewards.mathematics.evaluate import approximate, free_symbols
 from posttrain.rewards.mathematics.grammar import NotAnExpression
 from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.options import Options
-from posttrain.rewards.mathematics.polynomials import Algebra, Atom, Polynomial, Ratio, atom, number
+from posttrain.rewards.mathematics.polynomials import ONE, Algebra, Atom, Polynomial, Ratio, atom, number
 from posttrain.rewards.mathematics.regions import equal_ends, interval, points
 from posttrain.rewards.mathematics.tree import Literal, Node
 from posttrain.rewards.mathematics.units import same_unit
@@ -31,41 +32,53 @@ from posttrain.rewards.mathematics.values import (
     Words,
 )
 
+Algebraist = Callable[[Node, Node], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What a comparison goes by."""
+
+    options: Options
+    algebra: Algebraist | None = None
+
+
 _SAMPLES = 3
 """Points at which expressions are compared that exact arithmetic does not settle."""
 
 
-def same(gold: Value, given: Value, options: Options) -> bool | None:
+def same(gold: Value, given: Value, options: Options, algebra: Algebraist | None = None) -> bool | None:
     """Whether `given` is the gold answer; None where only algebra with symbols can tell (`symbolic.equivalent`).
 
-    Unreadable("unevaluated") when `given` leaves a computation undone that the gold does not.
+    Unreadable("unevaluated") when `given` leaves a computation undone that the gold does not. `algebra` decides about two
+    expressions that agree at some points, but not term by term; it may take long.
     """
     if options.require_evaluated and given.computations and (undone := given.computations - gold.computations):
         raise Unreadable("unevaluated", f"a computation is left undone: {', '.join(sorted(undone))}")
     try:
-        return _same(gold, given, options)
+        return _same(gold, given, How(options, algebra))
     except (NotAnExpression, RecursionError):
         return False
 
 
 def agree(one: Value, other: Value, options: Options) -> bool:
     """Whether the sides of an equation are equal beyond doubt."""
-    return bool(_same(one, other, options)) and (one.unit is None or other.unit is None or one.unit == other.unit)
+    return bool(_same(one, other, How(options))) and (one.unit is None or other.unit is None or one.unit == other.unit)
 
 
-def _same(gold: Value, given: Value, options: Options) -> bool | None:
+def _same(gold: Value, given: Value, how: How) -> bool | None:
     if isinstance(gold.meaning, Number) and isinstance(given.meaning, Number):
-        equal: bool | None = _same_number(gold.meaning, given.meaning, options)
+        equal: bool | None = _same_number(gold.meaning, given.meaning, how.options)
     elif gold.text and gold.text == given.text:
         return True
-    elif options.ignore_case and isinstance(gold.meaning, Words):
+    elif how.options.ignore_case and isinstance(gold.meaning, Words):
         written = given.meaning.text if isinstance(given.meaning, Words) else given.text
         equal = gold.meaning.text.casefold() == written.casefold()
     else:
-        equal = _same_meaning(gold, given, options)
+        equal = _same_meaning(gold, given, how)
     if equal is False or (gold.name is not None and given.name is not None and gold.name != given.name):
         return False
-    return equal if same_unit(gold.unit, given.unit, any_noun=options.words) else False
+    return equal if same_unit(gold.unit, given.unit, any_noun=how.options.words) else False
 
 
 def _same_number(gold: Number, given: Number, options: Options) -> bool:
@@ -84,34 +97,32 @@ def _same_number(gold: Number, given: Number, options: Options) -> bool:
     return any(abs(candidate - gold.value) <= allowed for candidate in candidates)
 
 
-def _same_meaning(gold: Value, given: Value, options: Options) -> bool | None:
+def _same_meaning(gold: Value, given: Value, how: How) -> bool | None:
     match gold.meaning, given.meaning:
         case ((Number() | Expression()), (Number() | Expression())):
-            return _same_expression(gold.meaning, given.meaning, options)
+            return _same_expression(gold.meaning, given.meaning, how)
         case Words(), Words():
             return gold.meaning == given.meaning
         case Listing(), Listing():
-            return _same_listing(gold.meaning, given.meaning, options)
+            return _same_listing(gold.meaning, given.meaning, how)
         case Bracket(), Bracket() if gold.meaning.opening == given.meaning.opening:
             return gold.meaning.closing == given.meaning.closing and _all_same(
-                gold.meaning.items, given.meaning.items, options
+                gold.meaning.items, given.meaning.items, how
             )
         case ((Region() | Bracket()), (Region() | Bracket())) if not (
             isinstance(gold.meaning, Bracket) and isinstance(given.meaning, Bracket)
         ):
-            return _same_region(_as_region(gold.meaning, options), _as_region(given.meaning, options))
+            return _same_region(_as_region(gold.meaning, how.options), _as_region(given.meaning, how.options))
         case ((Region() | Listing(braced=True)), (Region() | Listing(braced=True))):
-            return _same_region(_as_region(gold.meaning, options), _as_region(given.meaning, options))
+            return _same_region(_as_region(gold.meaning, how.options), _as_region(given.meaning, how.options))
         case Matrix(), Matrix():
-            return _same_matrix(gold.meaning, given.meaning, options)
+            return _same_matrix(gold.meaning, given.meaning, how)
         case Based(), Based():
             return gold.meaning == given.meaning
         case Based(), Number():
-            return options.base and given.text == gold.meaning.digits
+            return how.options.base and given.text == gold.meaning.digits
         case Colons(), Colons():
-            return gold.meaning.half == given.meaning.half and _all_same(
-                gold.meaning.parts, given.meaning.parts, options
-            )
+            return gold.meaning.half == given.meaning.half and _all_same(gold.meaning.parts, given.meaning.parts, how)
         case (Equation(), _) | (_, Equation()):
             return _same_equation(_as_equation(gold), _as_equation(given))
         case Unread(), (Unread() | Expression() | Listing() | Bracket() | Matrix()):
@@ -120,22 +131,32 @@ def _same_meaning(gold: Value, given: Value, options: Options) -> bool | None:
             return False
 
 
-def _same_expression(gold: Number | Expression, given: Number | Expression, options: Options) -> bool | None:
+def _same_expression(gold: Number | Expression, given: Number | Expression, how: How) -> bool | None:
     """By their terms; what is equal at some points, but not term by term, needs algebra."""
     ratios = [_ratio(gold), _ratio(given)]
-    if Algebra().equal(*ratios):
+    if _same_terms(*ratios):
         return True
-    if not any(one.opaque for ratio in ratios for one in ratio.atoms):
+    nodes = [_node(gold), _node(given)]
+    if not any(one.opaque for ratio in ratios for one in ratio.atoms) or free_symbols(nodes[0]) != free_symbols(
+        nodes[1]
+    ):
         return False
     for sample in range(_SAMPLES):
 
         def point(name: str, sample: int = sample) -> complex:
             return 0.4 + zlib.crc32(f"{name} {sample}".encode()) % 9973 / 7000
 
-        one, other = (approximate(_node(side), point, options) for side in (gold, given))
+        one, other = (approximate(node, point, how.options) for node in nodes)
         if one is not None and other is not None and abs(one - other) > 1e-6 * max(abs(one), abs(other)):
             return False
-    return None
+    return None if how.algebra is None else how.algebra(*nodes)
+
+
+def _same_terms(one: Ratio, other: Ratio) -> bool:
+    """Multiplied out. What is no fraction has one form, and needs no arithmetic."""
+    if one.below == ONE and other.below == ONE:
+        return one.above == other.above
+    return Algebra().equal(one, other)
 
 
 def _ratio(side: Number | Expression) -> Ratio:
@@ -146,34 +167,34 @@ def _node(side: Number | Expression) -> Node:
     return Literal(side.value) if isinstance(side, Number) else side.node
 
 
-def _all_same(gold: Sequence[Value], given: Sequence[Value], options: Options) -> bool | None:
+def _all_same(gold: Sequence[Value], given: Sequence[Value], how: How) -> bool | None:
     """Item by item; one that differs decides, else one that needs algebra."""
     if len(gold) != len(given):
         return False
     verdict: bool | None = True
     for one, other in zip(gold, given, strict=True):
-        equal = _same(one, other, options)
+        equal = _same(one, other, how)
         if equal is False:
             return False
         verdict = None if equal is None else verdict
     return verdict
 
 
-def _same_listing(gold: Listing, given: Listing, options: Options) -> bool | None:
+def _same_listing(gold: Listing, given: Listing, how: How) -> bool | None:
     golds, givens = gold.items, given.items
     if gold.braced or given.braced:
-        golds, givens = _distinct(golds, options), _distinct(givens, options)
+        golds, givens = _distinct(golds, how), _distinct(givens, how)
     if len(golds) != len(givens):
         return False
     dotted = any(item.text == "…" for item in golds)
-    if dotted or (options.ordered and not gold.braced):
-        return _all_same(golds, givens, options)
+    if dotted or (how.options.ordered and not gold.braced):
+        return _all_same(golds, givens, how)
     if all(isinstance(item.meaning, Number) and item.unit is None and item.name is None for item in (*golds, *givens)):
         return Counter(_exact(item) for item in golds) == Counter(_exact(item) for item in givens)
     left = list(givens)
     unsure = False
     for one in golds:
-        verdicts = [_same(one, other, options) for other in left]
+        verdicts = [_same(one, other, how) for other in left]
         if True in verdicts:
             del left[verdicts.index(True)]
         elif None in verdicts:
@@ -188,10 +209,12 @@ def _exact(item: Value) -> Fraction | int:
     return item.meaning.value
 
 
-def _distinct(items: Sequence[Value], options: Options) -> tuple[Value, ...]:
+def _distinct(items: Sequence[Value], how: How) -> tuple[Value, ...]:
+    if all(isinstance(item.meaning, Number) for item in items):
+        return tuple({_exact(item): item for item in items}.values())
     kept: list[Value] = []
     for item in items:
-        if not any(_same(item, other, options) for other in kept):
+        if not any(_same(item, other, how) for other in kept):
             kept.append(item)
     return tuple(kept)
 
@@ -218,11 +241,11 @@ def _same_region(gold: Region, given: Region) -> bool:
     )
 
 
-def _same_matrix(gold: Matrix, given: Matrix, options: Options) -> bool | None:
+def _same_matrix(gold: Matrix, given: Matrix, how: How) -> bool | None:
     if [len(row) for row in gold.rows] != [len(row) for row in given.rows]:
         return False
     cells = [[cell for row in matrix.rows for cell in row] for matrix in (gold, given)]
-    return _all_same(*cells, options)
+    return _all_same(*cells, how)
 
 
 def _as_equation(value: Value) -> Equation:

@@ -225,7 +225,7 @@ def _binomial(above: Fraction, below: Fraction, algebra: Algebra) -> int:
         raise Unreadable("wrong", "a binomial coefficient of something that is no natural number")
     if above > MAX_BINOMIAL or below > MAX_BINOMIAL:
         raise Unreadable("too_large", f"a binomial coefficient beyond {MAX_BINOMIAL}")
-    algebra.budget.pay_bits(int(above))
+    algebra.budget.pay_bits(8 * int(above))
     return math.comb(int(above), int(below))
 
 

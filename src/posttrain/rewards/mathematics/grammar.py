@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from posttrain.rewards.mathematics.guard import MAX_EXPONENT, MAX_NESTING, Unreadable
+from posttrain.rewards.mathematics.guard import MAX_DIGITS, MAX_NESTING, Unreadable
 from posttrain.rewards.mathematics.tokens import Token
 from posttrain.rewards.mathematics.tree import (
     Call,
@@ -81,8 +81,8 @@ def expression(tokens: Sequence[Token]) -> Node:
 def literal(text: str) -> Literal:
     """`12`, `0.5`, `.5`, `1.5e3`."""
     mantissa, _, exponent = text.lower().partition("e")
-    if exponent and abs(int(exponent)) > MAX_EXPONENT:
-        raise Unreadable("too_large", f"an exponent beyond {MAX_EXPONENT}")
+    if exponent and abs(int(exponent)) > MAX_DIGITS:
+        raise Unreadable("too_large", f"a number of more than {MAX_DIGITS} digits")
     whole, dot, decimals = mantissa.partition(".")
     if not dot and not exponent:
         return Literal(int(whole))

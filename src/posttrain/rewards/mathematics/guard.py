@@ -17,13 +17,13 @@ MAX_EXPONENT = 10_000
 """Of a number to a power."""
 MAX_FACTORIAL = 5_000
 MAX_BINOMIAL = 10_000
-MAX_BITS = 150_000
-"""Of all the numbers that an answer makes us compute: enough for 5000! / 4999!."""
-MAX_ITEMS = 100
+MAX_BITS = 120_000
+"""Of all the numbers that an answer makes us compute: enough for 5000! and 9^9999."""
+MAX_ITEMS = 64
 """Of a list."""
-MAX_TERMS = 300
+MAX_TERMS = 200
 """Of a polynomial that is multiplied out."""
-MAX_WORK = 20_000
+MAX_WORK = 2_000
 """Products of two terms in all."""
 
 

@@ -24,6 +24,9 @@ from posttrain.rewards.mathematics.tokens import Token, tokenise
 from posttrain.rewards.mathematics.values import Listing, Number, Region, Unread, Value, Words
 
 _PLAIN = re.compile(r"\s*(-?)([1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?\.?\s*")
+_FRACTION = re.compile(
+    r"\s*(-?)(?:\\[dt]?frac\{\s?(-?[0-9]{1,400})\s?\}\{\s?([0-9]{1,400})\s?\}|([0-9]{1,400})/([0-9]{1,400}))\.?\s*"
+)
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
 _UNDONE = frozenset(
     {"\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\bmod", "\\mod", "\\pmod", "\\det", "\\max", "\\min",
@@ -42,6 +45,9 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     plain = _PLAIN.fullmatch(text)
     if plain:
         return _plain_number(plain)
+    fraction = _FRACTION.fullmatch(text)
+    if fraction:
+        return _plain_fraction(fraction)
     if options.decimal_comma:
         text = _DECIMAL_COMMA.sub(r"\1.\2", text) if _DECIMAL_COMMA.fullmatch(text.strip()) else text
     tokens = tokenise(text)
@@ -71,6 +77,14 @@ def _plain_number(match: re.Match[str]) -> Value:
         return Value(sign + digits, Number(-int(digits) if sign else int(digits)))
     value = Fraction(int(digits + decimals), 10 ** len(decimals))
     return Value(f"{sign}{digits}.{decimals}", Number(-value if sign else value, decimal=True))
+
+
+def _plain_fraction(match: re.Match[str]) -> Value:
+    sign, above, below = match[1], match[2] or match[4], match[3] or match[5]
+    if not int(below):
+        raise Unreadable("wrong", "a division by zero")
+    value = Fraction(int(above), int(below))
+    return Value(f"{sign}{above}/{below}", Number(-value if sign else value))
 
 
 def _not_mathematics(tokens: Sequence[Token]) -> Words | Unread:

@@ -126,6 +126,7 @@ class Algebra:
         product: Polynomial = {}
         for monomial, coefficient in one.items():
             for other_monomial, other_coefficient in other.items():
+                self.budget.pay_work((len(monomial) + len(other_monomial)) // 2)
                 self.budget.pay_bits((_bits(coefficient) + _bits(other_coefficient)) // 8)
                 self._collect(product, coefficient * other_coefficient, (*monomial, *other_monomial))
         if len(product) > MAX_TERMS:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from posttrain.rewards.mathematics.compare import agree
 from posttrain.rewards.mathematics.evaluate import Evaluator, free_symbols
 from posttrain.rewards.mathematics.grammar import NotAnExpression, expression
-from posttrain.rewards.mathematics.guard import Unreadable
+from posttrain.rewards.mathematics.guard import MAX_ITEMS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import ONE, Algebra, Ratio, atom, number
 from posttrain.rewards.mathematics.polynomials import Atom as AlgebraAtom
@@ -255,6 +255,8 @@ class Statements:
             return None
         if not all(parts):
             raise NotAnExpression
+        if len(parts) > MAX_ITEMS:
+            raise Unreadable("too_large", f"more than {MAX_ITEMS} items")
         items: list[Value] = []
         for part in parts:
             item = self.read(part) if opening == "\\{" else self.thing(part)

@@ -3,7 +3,7 @@ r"""From text to tokens: LaTeX, plain text and their mixtures, with everything d
 >>> [token.text for token in tokenise(r"\left( \tfrac12,\; 3{,}000 \right)")]
 ['(', '\\frac', '12', ',', '3000', ')']
 >>> " ".join(token.text for token in tokenise("½ ≤ x² ＜ 3"))
-'\\\\frac { 1 } { 2 } <= x ^ { 2 } < 3'
+'\\frac { 1 } { 2 } <= x ^ { 2 } < 3'
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-from posttrain.rewards.mathematics.guard import MAX_DIGITS, MAX_NESTING, Unreadable
+from posttrain.rewards.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_NESTING, Unreadable
 
 
 class Token(NamedTuple):
@@ -134,6 +134,8 @@ def _folded(char: str) -> str:
 def tokenise(text: str) -> list[Token]:
     """The tokens of an answer. Unreadable for characters and commands that hide something, and beyond the guard."""
     text = _without_delimiters(_TYPESET_THOUSANDS.sub("", fold(text)))
+    if len(text) > 2 * MAX_CHARS:
+        raise Unreadable("too_large", f"the answer has more than {2 * MAX_CHARS} characters when it is spelled out")
     tokens: list[Token] = []
     position, depth, gap = 0, 0, False
     while position < len(text):
