@@ -113,10 +113,12 @@ def _file_system() -> list[str]:
     parts = [_python()[0], home, *layout.standard_library(), *layout.shared_libraries(), str(INSIDE)]
     outside = [part for part in parts if part == home or not part.startswith(f"{home}/")]
     binds = [("--ro-bind", part, part) for part in sorted(set(outside))]
+    above = {str(folder) for part in (*outside, *layout.DEVICES) for folder in Path(part).parents} - {"/"}
+    folders = [("--perms", "0755", "--dir", folder) for folder in sorted(above)]  # root would get 0700
     devices = [("--dev-bind", device, device) for device in layout.DEVICES if os.path.exists(device)]
     hidden = [folder for name in layout.INSTALLED if os.path.isdir(folder := os.path.join(home, name))]
     covers = [(flag, folder) for folder in hidden for flag in ("--tmpfs", "--remount-ro")]
-    words = [*links, *binds, *devices, *covers, ("--remount-ro", "/"), ("--chdir", "/")]
+    words = [*folders, *links, *binds, *devices, *covers, ("--remount-ro", "/"), ("--chdir", "/")]
     return [word for group in words for word in group]
 
 

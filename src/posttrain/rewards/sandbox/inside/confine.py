@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from . import imports, landlock, layout, seccomp
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 38, 1, 4, 36
 _ARENAS = -8
 """M_ARENA_MAX."""
@@ -78,7 +79,7 @@ def harden_server() -> None:
     prctl(_DUMPABLE, 0)
     prctl(_SUBREAPER, 1)
     with suppress(AttributeError):  # not every C library has it: threads share their heap, instead of 64 MiB for each
-        ctypes.CDLL(None).mallopt(_ARENAS, 1)
+        _LIBC.mallopt(_ARENAS, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -109,6 +110,5 @@ def arrange(descriptors: list[int]) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)):
+    if _LIBC.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)):
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")

@@ -11,6 +11,7 @@ import os
 import stat
 import struct
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _QUIET = 1
@@ -55,8 +56,7 @@ def _allow(rules: int, path: str, on_files: int, on_folders: int) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = libc.syscall(ctypes.c_long(number), *arguments)
+    result = _LIBC.syscall(ctypes.c_long(number), *arguments)
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"Landlock: {os.strerror(code)}")

@@ -27,8 +27,8 @@ def run() -> None:
     """Read the source, run it as `__main__`, and leave the process with its exit code. Does not return."""
     send(b"")  # we are confined: from here on, what fails is the program
     source = receive()
-    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115 (they live as long as the process)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")  # noqa: SIM115 (they stay open)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     random.seed(0)  # the same program behaves the same each time
     code = _finish(_execute(source))

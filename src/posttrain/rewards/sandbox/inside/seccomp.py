@@ -69,6 +69,7 @@ LAST_KNOWN = 462
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the tables above and AUDIT_ARCH."""
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _NR, _ARCH, _X32 = 0, 4, 0x40000000
@@ -111,8 +112,7 @@ def install(template: bytes, pid: int) -> None:
     code = template.replace(struct.pack("I", _OWN_PID), struct.pack("I", pid))
     buffer = ctypes.create_string_buffer(code, len(code))
     head = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(22, 2, ctypes.c_char_p(head), 0, 0):  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    if _LIBC.prctl(22, 2, ctypes.c_char_p(head), 0, 0):  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
         raise OSError(ctypes.get_errno(), "the seccomp filter was not accepted")
 
 
