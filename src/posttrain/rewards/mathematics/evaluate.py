@@ -194,11 +194,18 @@ _FAMILIES = {
 _BY_SINE = {"tan": ("sin", "cos"), "cot": ("cos", "sin"), "sec": ("", "cos"), "csc": ("", "sin")}
 
 
+def symbols_of(node: Node) -> frozenset[str]:
+    """The letters in it other than π, e and i."""
+    if isinstance(node, Symbol):
+        return frozenset() if node.name in _CONSTANTS else frozenset({node.name})
+    return frozenset().union(*map(symbols_of, children(node)))
+
+
 def free_symbols(node: Node) -> bool:
-    """Whether there is a letter in it other than π, e and i."""
+    """Whether there is any."""
     if isinstance(node, Symbol):
         return node.name not in _CONSTANTS
-    return any(free_symbols(child) for child in children(node))
+    return any(map(free_symbols, children(node)))
 
 
 def _scientific(node: Product) -> bool:

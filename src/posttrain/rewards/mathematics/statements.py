@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from posttrain.rewards.mathematics.compare import agree
 from posttrain.rewards.mathematics.evaluate import Evaluator, free_symbols
-from posttrain.rewards.mathematics.grammar import NotAnExpression, expression
+from posttrain.rewards.mathematics.grammar import FUNCTIONS, NotAnExpression, expression
 from posttrain.rewards.mathematics.guard import MAX_ITEMS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import ONE, Algebra, Ratio, atom, number
@@ -47,6 +47,7 @@ _ORDER = ("<", "<=", ">", ">=", "≠")
 _RELATIONS = ("=", "≈", "∈", *_ORDER)
 _CURRENCIES = {"$": "dollar", "\\euro": "euro", "\\pound": "£", "\\yen": "¥", "¢": "cent"}
 _PERCENT = frozenset({"percent", "pct", "percentage"})
+_DEGREES = (["^", "\\circ"], ["^", "{", "\\circ", "}"])
 _SETS = frozenset({"∪", "∩", "∖"})
 _CONSTANTS = frozenset("πe∞i")
 
@@ -278,9 +279,10 @@ class Statements:
             if worded is None or start == 0:
                 raise NotAnExpression
             unit, tokens = worded if unit is None or worded == unit else f"{unit} {worded}", tokens[:start]
-        for ending in (["^", "\\circ"], ["^", "{", "\\circ", "}"]):
-            if len(tokens) > len(ending) and [token.text for token in tokens[-len(ending) :]] == ending:
-                unit, tokens = "degree" if unit is None else f"degree {unit}", tokens[: -len(ending)]
+        ending = next((end for end in _DEGREES if [token.text for token in tokens[-len(end) :]] == end), None)
+        written = [token.text for token in tokens]
+        if ending and len(tokens) > len(ending) and written.count("\\circ") == 1 and FUNCTIONS.isdisjoint(written):
+            unit, tokens = "degree" if unit is None else f"degree {unit}", tokens[: -len(ending)]
         if not tokens:
             raise NotAnExpression
         node = expression(tokens)
