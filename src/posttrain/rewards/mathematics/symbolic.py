@@ -1,15 +1,15 @@
 r"""Algebra where exact terms do not settle it: high precision first, math-verify for what our grammar cannot read.
 
-Importing this file loads sympy (0.3 s), and a call may take long: only workers that can be killed come here. Two expressions
-that our grammar reads are equal when they are so to hundreds of digits at random points, which no decimal of an answer's
-length can imitate: the digits asked for are more than an answer has characters. So `1/2004!` is not `1/2006!`, and 3.14...
-to any length is not π.
+Importing this file loads sympy (0.3 s), and a call may take long: only workers that can be killed come here.
+
+Two expressions that our grammar reads are equal when they are so to 60 digits at random points, or as constants to more
+digits than an answer has characters: no decimal of an answer's length can imitate that, and 1/2004! is not 1/2006!.
 
 math-verify 0.9 rounds floats to 6 places, lowers the case of symbols, takes the last of a chain and forgets dots; what
-could profit from that is refused before it is asked, and what it calls equal is checked by numbers. Only its LaTeX reader is
-used: its reader of plain text passes what the model wrote to Python's `eval`. Its time-outs are switched off, because they
-rely on SIGALRM in the main thread and cannot interrupt a long integer operation; the deadline of the worker's parent takes
-their place.
+could profit from that is refused before it is asked, and what it calls equal is checked by numbers. Only its LaTeX
+reader is used: its reader of plain text passes what the model wrote to Python's `eval`. Its time-outs are switched off,
+because they rely on SIGALRM in the main thread and cannot interrupt a long integer operation; the deadline of the
+worker's parent takes their place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ POINTS = 6
 
 
 def equivalent(gold: str, given: str, options: Options | None = None) -> bool:
-    """Whether an answer is the gold, both as LaTeX. Not symmetric: what the gold leaves undone the answer may as well."""
+    """Whether an answer is the gold, both as LaTeX. What the gold leaves undone, the answer may."""
     options = options or Options()
     try:
         expected, found = parse_exactly(gold, options, gold=True), parse_exactly(given, options)
@@ -139,7 +139,7 @@ def _math_verify(gold: str, given: str) -> bool:
     if _symbols(tokens[0]) != _symbols(tokens[1]) or not all(map(_plain_enough, tokens)):
         return False
     read = [parse(f"$${text}$$", _READER, parsing_timeout=0) for text in (gold, given)]
-    if any(isinstance(value, str) for values in read for value in values) or not all(read):
+    if not all(read) or isinstance(read[0][0], str) or isinstance(read[1][0], str):  # a text: nothing was understood
         return False
     return verify(read[0], read[1], timeout_seconds=0) and not _numbers_differ(read[0][0], read[1][0])
 
