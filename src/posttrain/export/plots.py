@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from posttrain.report.charts import Chart, learning_charts
+from posttrain.report.chart import Chart
+from posttrain.report.charts import learning_charts
 from posttrain.report.store import RunRecord
 from posttrain.report.svg import HEIGHT, WIDTH
 from posttrain.report.text import escaped

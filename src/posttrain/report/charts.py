@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.report.chart import Chart, draw, readings
 from posttrain.report.heldout import WORDS, headline_span, kind_of, measure_of
 from posttrain.report.phases import PHASES, phase_rows, phase_sums, who_waits
 from posttrain.report.plots import PLOTS, Form, Plot
+from posttrain.report.reward_charts import parts_chart, reason_charts, reward_chart
 from posttrain.report.spans import Span, span
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import (
@@ -17,42 +18,22 @@ from posttrain.report.svg import (
     Series,
     compact,
     interval_bars,
-    line_chart,
     percent,
     seconds,
-    smooth,
     stacked_chart,
 )
 from posttrain.report.verdict import check_spans
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A drawn plot with what surrounds it."""
-
-    title: str
-    svg: str
-    key: str
-    """Ties the plot to its `data`."""
-    hint: str = ""
-    legend: Sequence[tuple[int, str, str]] = ()
-    """(colour, name, last value)."""
-    data: Mapping[str, Any] = field(default_factory=dict)
-    """x values and formatted y values by series, for reading off points."""
-    names: Sequence[str] = ()
-    """The metrics drawn here; the rest is drawn under "more metrics"."""
-    flat: bool = False
-    """Every line is constant: a number says as much as a plot."""
-
-
 def learning_charts(run: RunRecord) -> list[Chart]:
     """The curated dozen, in reading order; plots without data are left out. Those that never change have `flat` set."""
     supervised = not run.series("reward")
-    charts = [_reward_chart(run), _heldout_chart(run), _parts_chart(run)]
+    charts = [reward_chart(run), _heldout_chart(run), parts_chart(run)]
     plots = [plot for plot in PLOTS if plot.title != "Groups with signal" or run.compares_groups]
     plots = sorted(plots, key=lambda plot: plot.title != "Loss") if supervised else plots
     charts += [_plot_chart(run, plot, supervised) for plot in plots]
     charts.insert(3 if supervised else 9, _time_chart(run))
+    charts[3:3] = reason_charts(run)
     return [chart for chart in charts if chart is not None]
 
 
@@ -158,17 +139,6 @@ def _bars_label(label: str, rows: Sequence[IntervalRow], form: Form) -> str:
     return f"{label}. {values}"
 
 
-def _reward_chart(run: RunRecord) -> Chart | None:
-    points = run.series("reward")
-    if not points:
-        return None
-    window = max(1, len(points) // 15)
-    lines = [Series(name="each step", points=points, colour=6 if window > 1 else 1)]
-    if window > 1:
-        lines.append(Series(name=f"mean of {window} steps", points=smooth(points, window), colour=1))
-    return _chart("Reward", lines, compact, "Mean over all answers of a step.", names=["reward"])
-
-
 def _heldout_chart(run: RunRecord) -> Chart | None:
     measure, spans = heldout_points(run)
     if len(spans) < 2:
@@ -184,26 +154,7 @@ def _heldout_chart(run: RunRecord) -> Chart | None:
     )
     high = 1.0 if measure in ("accuracy", "auc") else None
     hint = f"{WORDS[kind].unit.capitalize()} that training never sees, with intervals."
-    return _chart("Held-out score", [line], form, hint, y_range=(0.0, high))
-
-
-def _parts_chart(run: RunRecord) -> Chart | None:
-    names = [name for name in run.names("rewards/") if name.endswith("/mean")]
-    deviations = [name for name in run.names("rewards/") if name.endswith("/std")]
-    lines = [
-        Series(name=name.removeprefix("rewards/").removesuffix("/mean"), points=run.series(name), colour=i % 6 + 1)
-        for i, name in enumerate(names)
-    ]
-    lines = [line for line in lines if line.points]
-    if not lines or (len(lines) == 1 and lines[0].points == run.series("reward")):
-        return None
-    return _chart(
-        "Reward by component",
-        lines,
-        compact,
-        "Before weighting; where one was not applicable it is left out.",
-        names=[*names, *deviations],
-    )
+    return draw("Held-out score", [line], form, hint, y_range=(0.0, high))
 
 
 def _plot_chart(run: RunRecord, plot: Plot, supervised: bool = False) -> Chart | None:
@@ -217,7 +168,7 @@ def _plot_chart(run: RunRecord, plot: Plot, supervised: bool = False) -> Chart |
         return None
     if plot.title == "Completion length":
         names += ["completions/min_length", "completions/max_length"]
-    return _chart(
+    return draw(
         plot.title,
         lines,
         plot.form,
@@ -268,58 +219,6 @@ def _time_chart(run: RunRecord) -> Chart | None:
         key="time",
         hint=hint,
         legend=[(line.colour, line.name, f"{part / total:.0%}") for line, part in zip(lines, sums, strict=True)],
-        data=_data(lines, seconds),
+        data=readings(lines, seconds),
         names=[*(f"time/{name}" for name in PHASES), "time/step"],
     )
-
-
-def _chart(
-    title: str,
-    lines: Sequence[Series],
-    form: Form,
-    hint: str,
-    *,
-    y_range: tuple[float | None, float | None] = (0.0, None),
-    log: bool = False,
-    mark: tuple[float, str] | None = None,
-    names: Sequence[str] = (),
-) -> Chart:
-    key = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
-    svg = line_chart(
-        lines, label=_spoken(title, lines, form), chart_id=key, form=form, y_range=y_range, log=log, mark=mark
-    )
-    legend = [(line.colour, line.name, form(line.points[-1][1])) for line in lines]
-    flat = all(len({y for _, y in line.points}) == 1 and len(line.points) > 1 for line in lines)
-    data = _data(lines, form)
-    return Chart(title=title, svg=svg, key=key, hint=hint, legend=legend, data=data, names=names, flat=flat)
-
-
-def _spoken(title: str, lines: Sequence[Series], form: Form) -> str:
-    """The plot for those who do not see it."""
-    parts = [title]
-    for line in lines:
-        low, high = min(line.points, key=lambda p: p[1]), max(line.points, key=lambda p: p[1])
-        first, last = line.points[0], line.points[-1]
-        parts.append(
-            f"{line.name}: {form(first[1])} at step {first[0]:g}, {form(last[1])} at step {last[0]:g}, "
-            f"lowest {form(low[1])} at step {low[0]:g}, highest {form(high[1])} at step {high[0]:g}"
-        )
-    return ". ".join(parts)
-
-
-def _data(lines: Sequence[Series], form: Form, limit: int = 400) -> dict[str, Any]:
-    """Values to read off: x ascending, one formatted text per series and x."""
-    xs = sorted({x for line in lines for x, _ in line.points})
-    if len(xs) > limit:
-        xs = [xs[round(i * (len(xs) - 1) / (limit - 1))] for i in range(limit)]
-    found = []
-    for line in lines:
-        values = dict(line.points)
-        bands = {x: (low, high) for x, low, high in line.band} if line.dots else {}
-        texts = [form(values[x]) if x in values else "" for x in xs]
-        texts = [
-            f"{t} ({form(bands[x][0])} to {form(bands[x][1])})" if x in bands else t
-            for t, x in zip(texts, xs, strict=True)
-        ]
-        found.append({"name": line.name, "text": texts})
-    return {"x": xs, "series": found}

@@ -16,7 +16,8 @@ from typing import Any
 
 from posttrain.files import write_atomically
 from posttrain.report.calibration import calibration_section
-from posttrain.report.charts import Chart, check_bars, heldout_bars, learning_charts, other_charts
+from posttrain.report.chart import Chart
+from posttrain.report.charts import check_bars, heldout_bars, learning_charts, other_charts
 from posttrain.report.heldout import headline_span, measure_of
 from posttrain.report.note import fifths
 from posttrain.report.notes import observations

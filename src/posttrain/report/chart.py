@@ -1,0 +1,82 @@
+"""One drawn plot: its lines, what it says to those who do not see it, and the values to read off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.report.plots import Form
+from posttrain.report.svg import Series, line_chart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A drawn plot with what surrounds it."""
+
+    title: str
+    svg: str
+    key: str
+    """Ties the plot to its `data`."""
+    hint: str = ""
+    legend: Sequence[tuple[int, str, str]] = ()
+    """(colour, name, last value)."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """x values and formatted y values by series, for reading off points."""
+    names: Sequence[str] = ()
+    """The metrics drawn here; the rest is drawn under "more metrics"."""
+    flat: bool = False
+    """Every line is constant: a number says as much as a plot."""
+
+
+def draw(
+    title: str,
+    lines: Sequence[Series],
+    form: Form,
+    hint: str,
+    *,
+    y_range: tuple[float | None, float | None] = (0.0, None),
+    log: bool = False,
+    mark: tuple[float, str] | None = None,
+    names: Sequence[str] = (),
+) -> Chart:
+    """A plot of lines; `mark` is a limit with its name."""
+    key = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+    svg = line_chart(
+        lines, label=_spoken(title, lines, form), chart_id=key, form=form, y_range=y_range, log=log, mark=mark
+    )
+    legend = [(line.colour, line.name, form(line.points[-1][1])) for line in lines]
+    flat = all(len({y for _, y in line.points}) == 1 and len(line.points) > 1 for line in lines)
+    data = readings(lines, form)
+    return Chart(title=title, svg=svg, key=key, hint=hint, legend=legend, data=data, names=names, flat=flat)
+
+
+def _spoken(title: str, lines: Sequence[Series], form: Form) -> str:
+    """The plot for those who do not see it."""
+    parts = [title]
+    for line in lines:
+        low, high = min(line.points, key=lambda p: p[1]), max(line.points, key=lambda p: p[1])
+        first, last = line.points[0], line.points[-1]
+        parts.append(
+            f"{line.name}: {form(first[1])} at step {first[0]:g}, {form(last[1])} at step {last[0]:g}, "
+            f"lowest {form(low[1])} at step {low[0]:g}, highest {form(high[1])} at step {high[0]:g}"
+        )
+    return ". ".join(parts)
+
+
+def readings(lines: Sequence[Series], form: Form, limit: int = 400) -> dict[str, Any]:
+    """Values to read off: x ascending, one formatted text per series and x."""
+    xs = sorted({x for line in lines for x, _ in line.points})
+    if len(xs) > limit:
+        xs = [xs[round(i * (len(xs) - 1) / (limit - 1))] for i in range(limit)]
+    found = []
+    for line in lines:
+        values = dict(line.points)
+        bands = {x: (low, high) for x, low, high in line.band} if line.dots else {}
+        texts = [form(values[x]) if x in values else "" for x in xs]
+        texts = [
+            f"{t} ({form(bands[x][0])} to {form(bands[x][1])})" if x in bands else t
+            for t, x in zip(texts, xs, strict=True)
+        ]
+        found.append({"name": line.name, "text": texts})
+    return {"x": xs, "series": found}
