@@ -4,6 +4,7 @@ rest of a test."""
 from __future__ import annotations
 
 import marshal
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -32,12 +33,16 @@ def script_driver() -> str:
 
 
 def _compiled(last: str) -> str:
-    """The sandbox runs this very interpreter, so that it can read compiled code."""
+    """Compiled code for an interpreter like this one, which all tiers but a container have; source for another."""
     here = Path(__file__).parent
     parts = [_without_imports((here / name).read_text(encoding="utf-8")) for name in FILES]
     source = "\n".join(["from posttrain_channel import receive, send", *parts, last])
     code = compile(source, "<driver>", "exec", dont_inherit=True, optimize=2)
-    return f"import marshal\nexec(marshal.loads({marshal.dumps(code)!r}))\n"
+    return (
+        "import marshal, sys\n"
+        f"same = sys.version == {sys.version!r}\n"
+        f"exec(marshal.loads({marshal.dumps(code)!r}) if same else {source!r})\n"
+    )
 
 
 def _without_imports(source: str) -> str:

@@ -55,11 +55,14 @@ class ProgramError(Exception):
 
 RAISED: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (ArithmeticError, AttributeError, EOFError, IndexError, KeyError, LookupError, NameError, OSError)
-    + (NotImplementedError, OverflowError, RecursionError, RuntimeError, TypeError, ValueError, ZeroDivisionError)
+    for kind in (
+        *(ArithmeticError, AttributeError, EOFError, IndexError, KeyError, LookupError, NameError),
+        *(NotImplementedError, OSError, OverflowError, RecursionError, RuntimeError, TypeError, ValueError),
+        *(FileNotFoundError, MemoryError, ZeroDivisionError),
+    )
 }
-"""What a test may expect, by name. StopIteration is not among them: raised by a function that is mapped over the cases,
-it would end the loop, and with it the test. Nor is AssertionError, which is for the test to raise."""
+"""What a test may expect, by name. StopIteration is not among them: from a function that is mapped over the cases, it
+would end the loop, and with it the test. Nor is AssertionError, which is for the test to raise."""
 
 
 def _stub(target: str, ask: Callable[[bytes], bytes]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from posttrain.rewards.verdict import Verdict
 
 
 def examine(program: str, suite: Suite, sandbox: Sandbox, rules: Rules) -> Verdict:
-    """Run the tests one after the other, up to the first that fails; with `partial` on, up to the first that is late."""
+    """Run the tests one after the other, up to the first that fails; with `partial`, up to the first that is late."""
     began = time.perf_counter()
     bench = Bench(sandbox, rules)
     first: Problem | None = None

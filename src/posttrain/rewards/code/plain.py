@@ -42,7 +42,9 @@ def unpack(data: Any) -> Any:
     """The value that was packed; NotPlain for whatever `pack` does not write."""
     try:
         return _unpack(data, MAX_DEPTH)
-    except (ValueError, AttributeError, LookupError, RecursionError, OverflowError) as error:
+    except NotPlain:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
         raise NotPlain(f"no packed value: {type(error).__name__}") from None
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-MAX_PROGRAM = 100_000
+MAX_PROGRAM = 1 << 16
 """Characters of a program; longer ones are too large to be tried."""
 PYTHON = frozenset({"", "python", "python3", "py", "py3"})
 """What may stand behind the opening fence. Other blocks (output, json, bash) are no programs."""
@@ -167,9 +167,18 @@ def _complete(source: str, prompt: str, function: str | None) -> str | None:
     head = prompt if prompt.endswith("\n") else prompt + "\n"
     for body in (source, source.lstrip("\n"), textwrap.indent(textwrap.dedent(source), "    ")):
         for continuation in (body, _first_part(body)):
-            if continuation.strip() and parses(head + continuation):
+            tree = tree_of(head + continuation) if continuation.strip() else None
+            if tree is not None and not _returns_outside(tree):
                 return head + continuation
     return None
+
+
+def _returns_outside(tree: ast.Module) -> bool:
+    """A `return` that is in no function: the body was not indented."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return any(
+        isinstance(part, ast.Return) for node in tree.body if not isinstance(node, functions) for part in ast.walk(node)
+    )
 
 
 def _first_part(body: str) -> str:
