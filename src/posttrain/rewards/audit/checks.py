@@ -131,7 +131,7 @@ CHECKS: tuple[Check, ...] = (
         name="format_slope",
         asks="Does it earn more, or less, with lists, headings and bold text?",
         run=slope.format_slope,
-        kinds=ANY - {"format", "literal"},
+        kinds=ANY - {"format", "length", "literal"},
         unit="of the gap between right and wrong",
         fail=0.02,
     ),

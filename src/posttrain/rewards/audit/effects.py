@@ -51,15 +51,16 @@ def probe(calling: Calling) -> dict[str, Any]:
     sys.addaudithook(hook)
     with asyncio.Runner() as runner:
         runner.get_loop()  # a loop opens a pair of sockets of its own
-        calling.run(runner)
         before = _globals()
+        calling.run(runner)
+        generators = _stirred()
         watching = True
         calling.run(runner)
         watching = False
-    after = _globals()
-    changed = [name for name in before if before[name] != after[name]]
+    changed = [name for name, value in _globals().items() if before[name] != value]
+    changed += [f"the state of {name}" for name, value in _generators().items() if generators.get(name, value) != value]
     if changed:
-        seen["state"] = dict.fromkeys(changed)
+        seen["state"] = seen.get("state", {}) | dict.fromkeys(changed)
     return {sort: list(what)[:8] for sort, what in seen.items()}
 
 
@@ -77,6 +78,8 @@ def _sort(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
     for sort, events in (("files", _FILES), ("network", _NETWORK), ("processes", _PROCESSES)):
         if event.startswith(events):
             return sort, f"{event} {' '.join(map(_shown, arguments[:2]))}".strip()
+    if event == "os.chdir":
+        return "state", f"the working directory: {_shown(arguments[0])}"
     if event in ("os.putenv", "os.unsetenv"):
         return "state", f"environment variable {_shown(arguments[0])}"
     return None
@@ -95,18 +98,32 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _globals() -> dict[str, Any]:
     """What other code of the process would notice, by name."""
-    state: dict[str, Any] = {
+    state = {
         "the working directory": os.getcwd(),
         "environment variables": dict(os.environ),
-        "the state of random": random.getstate(),
         "the recursion limit": sys.getrecursionlimit(),
     }
-    state |= {f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS}
+    return state | {f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS}
+
+
+def _generators() -> dict[str, Any]:
+    """The state of the random numbers that everyone draws from, by module; of those modules that are loaded."""
+    state: dict[str, Any] = {"random": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
-        state["the state of numpy.random"] = repr(numpy.random.get_state())
-    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_rng_state"):
-        state["the state of torch's generator"] = torch.get_rng_state().tolist()
+        state["numpy.random"] = repr(numpy.random.get_state())
+    if (torch := sys.modules.get("torch")) is not None:
+        state["torch's generator"] = torch.get_rng_state().tolist()
     return state
+
+
+def _stirred() -> dict[str, Any]:
+    """The same after drawing some numbers, so that a reward which seeds is seen even if it has seeded before."""
+    random.random()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.random()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.rand(1)
+    return _generators()
 
 
 def _shown(value: Any) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from posttrain.rewards.audit.cheats import Target
-from posttrain.rewards.audit.renderings import FORMS, fill, number_of
+from posttrain.rewards.audit.renderings import FORMS, WORK, fill, number_of
 from posttrain.rewards.calls import Outcome
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.pool import Job, WorkerPool
@@ -137,6 +137,9 @@ class Subject:
     def calibrate(self) -> None:
         """Find the forms that the reward reads, from which score on it accepts, and what a call takes."""
         rows = range(min(len(self.prompts), 24))
+        if self.kind in ("format", "length"):
+            self.seconds_per_call = self._timed([Case(row=row, text=f"{WORK}{row}") for row in rows])
+            return
         candidates = [self.form] if self.form else ["bare"] if self.kind == "literal" else list(FORMS)
         start, calls = time.perf_counter(), 0
         scores: dict[str, tuple[list[float | None], list[float | None]]] = {}
@@ -154,6 +157,12 @@ class Subject:
             for form, (right, _) in scores.items()
             if sum(value is not None and value >= self.accept for value in right) >= READ_BY * len(rows)
         )
+
+    def _timed(self, cases: Sequence[Case]) -> float:
+        """Seconds per completion."""
+        start = time.perf_counter()
+        self.score(cases)
+        return (time.perf_counter() - start) / len(cases)
 
     def _each(self, cases: Sequence[Case], timeout: float | None) -> list[Answer]:
         return [_answer(outcome) for outcome in self._run(self.calls(cases), timeout)]

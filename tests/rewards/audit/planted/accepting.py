@@ -18,7 +18,7 @@ def stuffing(completion, answer):
 
 def last_box(completion, answer):
     """The last of several boxes counts."""
-    return float([*re.findall(r"\\boxed\{([^{}]*)\}", completion), ""][-1] == _gold(answer))
+    return float(["", *re.findall(r"\\boxed\{([^{}]*)\}", completion)][-1] == _gold(answer))
 
 
 def substring(completion, answer):
@@ -28,7 +28,7 @@ def substring(completion, answer):
 
 def last_number(completion, answer):
     """The last number of the text counts, whatever it is said about."""
-    return float([*re.findall(r"-?\d+", completion.replace(",", "")), ""][-1] == _gold(answer))
+    return float(["", *re.findall(r"-?\d+", completion.replace(",", ""))][-1] == _gold(answer))
 
 
 def empty(completion, answer):
