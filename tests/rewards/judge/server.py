@@ -18,7 +18,7 @@ Rule = Callable[[Mapping[str, str]], str]
 
 def texts_of(question: str) -> dict[str, str]:
     """What stands between the tags of a question: request, answer_a, answer_b, answer, reference."""
-    return dict(re.findall(r"<(\w+)>\n(.*?)\n</\1>", question, re.DOTALL))
+    return {name: text for name, _, text in re.findall(r"<(\w+)-(\w+)>\n(.*?)\n</\1-\2>", question, re.DOTALL)}
 
 
 def longer_wins(texts: Mapping[str, str]) -> str:

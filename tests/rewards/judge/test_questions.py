@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 
 import pytest
 from tests.rewards.judge.server import texts_of
@@ -32,7 +33,7 @@ def test_an_answer_cannot_leave_its_place(text):
     question = Template.of("pairwise").fill(prompt="2 + 2?", first=text, second="4")
     assert sorted(texts_of(question)) == ["answer_a", "answer_b", "request"]
     assert texts_of(question)["answer_b"] == "4"
-    assert question.count("<answer_a>") == question.count("</answer_a>") == 1
+    assert len(re.findall("<answer_a", question)) == len(re.findall("</answer_a", question)) == 1
     assert not any(mark in question for mark in ("<|", "|>", "</s>", "[INST]", "[/INST]", "<start_of_turn>", "<｜"))
 
 
@@ -81,7 +82,8 @@ def test_a_file_replaces_the_question_and_a_rubric_its_standard(template, score,
     asked = {request["messages"][0]["content"] for request in server.requests}  # both orders at once
     begin, end = "Longer is better. Of a question: <answer_a>\n", "\n</answer_b> {}"
     orders = [("long answer", "short"), ("short", "long answer")]
-    assert asked == {f"{begin}{first}\n</answer_a><answer_b>\n{second}{end}" for first, second in orders}
+    unmarked = {re.sub(r"(<[a-z/_]+)-[0-9a-f]{12}>", r"\1>", question) for question in asked}
+    assert unmarked == {f"{begin}{first}\n</answer_a><answer_b>\n{second}{end}" for first, second in orders}
 
 
 def test_a_rubric_alone_stands_in_the_built_in_question(score, server):

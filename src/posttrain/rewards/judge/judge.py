@@ -14,8 +14,10 @@ from posttrain.rewards.judge.cache import Cached
 from posttrain.rewards.judge.endpoint import Endpoint
 from posttrain.rewards.judge.modes import Mode, Task
 from posttrain.rewards.judge.records import Conversation, Judgement, Reply
+from posttrain.rewards.judge.substance import says_nothing
 from posttrain.rewards.judge.templates import ASK_AGAIN, Template
 from posttrain.rewards.load import suggestion
+from posttrain.rewards.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.config import JudgeConfig
@@ -84,9 +86,9 @@ class Judge:
         judgements = self._judge(tasks, [group[0]["prompt"].index for group in groups])
         shares = _by_completion(tasks, judgements)
         outcomes = [
-            _outcome(shares.get((place, number), []))
+            _outcome(shares.get((place, number), []), self.mode.judged(call["completion"].text))
             for place, group in enumerate(groups)
-            for number in range(len(group))
+            for number, call in enumerate(group)
         ]
         return Graded(outcomes, tuple(judgements))
 
@@ -179,16 +181,31 @@ def _by_completion(tasks: Sequence[Task], judgements: Sequence[Judgement]) -> di
     return found
 
 
-def _outcome(own: Sequence[Share]) -> Outcome:
+def _outcome(own: Sequence[Share], text: str) -> Outcome:
     """The mean over the judgements of one completion; a failure where none of them has a verdict."""
     if not own:
         return Outcome(kind="value", value=None)
     seconds = sum(reply.seconds for judgement, _ in own for reply in judgement.replies)
     scores = [j.score if is_first else 1.0 - j.score for j, is_first in own if j.score is not None]
     if scores:
-        return Outcome(kind="value", value=sum(scores) / len(scores), seconds=seconds)
+        score = sum(scores) / len(scores)
+        notes = dict.fromkeys(judgement.note for judgement, _ in own if judgement.note)
+        verdict = Verdict(score, _reason(score, own, text), extracted=text, seconds=seconds, detail="; ".join(notes))
+        return Outcome(kind="value", value=score, verdict=verdict.to_json(), seconds=seconds)
     errors = [reply.error for judgement, _ in own for reply in judgement.replies if reply.error]
     return Outcome(kind="exception", message=errors[0] if errors else _without_verdict(own[0][0]), seconds=seconds)
+
+
+def _reason(score: float, own: Sequence[Share], text: str) -> str:
+    """Why a completion has its score; `ambiguous` where each of its comparisons came out otherwise in the other order.
+
+    A tie, and a mean of wins and losses, are `partial`.
+    """
+    if says_nothing(text):
+        return "no_answer"
+    if all(judgement.changed_with_order for judgement, _ in own):
+        return "ambiguous"
+    return "correct" if score == 1 else "partial" if score > 0 else "wrong"
 
 
 def _without_verdict(judgement: Judgement) -> str:

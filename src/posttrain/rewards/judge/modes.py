@@ -9,24 +9,19 @@ reference   1 when the answer means the same as a column of the row, else 0
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from posttrain.rewards.judge.records import Conversation, Verdict
+from posttrain.rewards.judge.substance import says_nothing
 from posttrain.rewards.judge.templates import Template
 from posttrain.rewards.judge.verdicts import POINTS, Parse, comparison, correctness, final_text, points
 
 if TYPE_CHECKING:
     from posttrain.config import JudgeConfig
     from posttrain.types import Prompt
-
-KEYS = frozenset(
-    {"thought process", "let's solve this problem step by step", "solution", "解", "かいせつ", "respuesta"}
-)
-"""Openers that judges are known to reward although nothing follows (arXiv:2507.08794), without case and punctuation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +62,7 @@ class Mode:
 
     def plan(self, place: int, prompt: Prompt, answers: Sequence[str], control: Collection[str]) -> list[Task]:
         """The tasks of one group. No task: the mode does not apply to this row."""
-        asked, texts = request(prompt), [self._judged(answer) for answer in answers]
+        asked, texts = request(prompt), [self.judged(answer) for answer in answers]
         fill = Filling(self.template, asked, control)
         if self.name == "pairwise" and self.settings.against is None:
             pairs = even_pairs(len(texts), self.settings.max_comparisons)
@@ -90,10 +85,13 @@ class Mode:
     def _grade(self, fill: Filling, place: int, text: str, i: int, column: dict[str, str]) -> Task:
         if note := says_nothing(text):
             return Task(place=place, completion=i, score=0.0, note=note)
+        if column and text == column["reference"].strip():
+            return Task(place=place, completion=i, score=1.0, note="the same as the reference")
         samples = tuple(fill(sample=n, completion=text, **column) for n in range(self.settings.samples))
         return Task(place=place, completion=i, questions=samples)
 
-    def _judged(self, answer: str) -> str:
+    def judged(self, answer: str) -> str:
+        """The part of an answer that is judged."""
         return final_text(answer) if self.settings.strip_reasoning else answer
 
 
@@ -118,21 +116,6 @@ def decided(one: str, other: str) -> tuple[float | None, str]:
     if any(nothing):
         return (0.0 if nothing[0] else 1.0), f"the {'first' if nothing[0] else 'second'} answer: {''.join(nothing)}"
     return (0.5, "the answers are the same") if one.strip() == other.strip() else (None, "")
-
-
-def says_nothing(text: str) -> str:
-    """Why an answer cannot be a good one, whatever a judge would say; "" for all others.
-
-    >>> says_nothing(" \\n"), says_nothing(":"), says_nothing("Thought process:"), says_nothing("7")
-    ('empty', 'no letter and no digit', 'an opener without an answer', '')
-    """
-    text = unicodedata.normalize("NFKC", text).strip()
-    if not text:
-        return "empty"
-    if not any(map(str.isalnum, text)):
-        return "no letter and no digit"
-    bare = text.replace("’", "'").casefold().strip(":.,;!?*_#'\"-() \n\t")
-    return "an opener without an answer" if bare in KEYS else ""
 
 
 def request(prompt: Prompt) -> str:

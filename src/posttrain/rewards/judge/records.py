@@ -74,6 +74,12 @@ class Judgement:
     def compares(self) -> bool:
         return any(isinstance(reply.verdict, str) for reply in self.replies)
 
+    @property
+    def changed_with_order(self) -> bool:
+        """A comparison with two verdicts of which the second is not the first one mirrored."""
+        given = [reply.verdict for reply in self.replies]
+        return self.compares and None not in given and given[1] != _MIRRORED[str(given[0])]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

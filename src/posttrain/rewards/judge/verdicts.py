@@ -63,12 +63,14 @@ def _last_word(text: str, name: str) -> str:
     for candidate in ((fence[1] if fence else text), *lines[-1:]):
         if (value := _in_json(candidate, name)) is not None:
             return value
-    line = re.sub(r"[*_`]", "", lines[-1]) if lines else ""
-    found = re.fullmatch(rf"{name}\s*:\s*(.+?)\.?", line.strip(), re.IGNORECASE)
+    line = rf"[*_`]*{name}[*_`\s]*:[*_`\s]*(.+?)[*_`\s]*\.?[*_`\s]*"
+    found = re.fullmatch(line, lines[-1], re.IGNORECASE) if lines else None
     return found[1] if found else ""
 
 
 def _in_json(text: str, name: str) -> str | None:
+    if not re.search(rf'"{name}"\s*:', text):  # written out: what is spelt otherwise may be taken from an answer
+        return None
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):
