@@ -17,7 +17,7 @@ MOST_ANSWERS = 256
 """Answers of a step whose text is looked into: a count that no large step has to wait for."""
 EDGE = 30
 """Tokens that make a template."""
-SHORTEST_TEXT = 64
+SHORTEST_TEXT = 32
 """Bytes below which compression says more about the compressor than about the text."""
 
 
@@ -26,7 +26,7 @@ def answer_metrics(judged: Judged) -> dict[str, float]:
 
     text/length_correlation  rank correlation of reward and length among the answers to one prompt
     text/distinct_4grams     different sequences of four tokens / all, mean over the answers that have some
-    text/compression         bytes / bytes when compressed, mean over the answers of 64 bytes or more
+    text/compression         bytes / bytes when compressed, mean over the answers of 32 bytes or more
     text/same_start, _end    largest share of the answers, to two prompts or more, with the same 30 first or last tokens
     """
     places = [(p, g) for p, group in enumerate(judged.groups) for g in range(len(group))]
