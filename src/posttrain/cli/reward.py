@@ -66,6 +66,52 @@ def try_out(
     return 0 if trial.ok else FAILED
 
 
+@reward_app.command("audit", no_args_is_help=True)
+def audit(
+    subject: Annotated[
+        str, typer.Argument(metavar="CONFIG|REWARD", help="A run's YAML or TOML file; or a name, path.py:function.")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of a file.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Of a reward by itself: file, glob, dataset or task:NAME.")] = None,
+    prompt: Annotated[str | None, typer.Option(help='Prompt column, or a template: "{Body} {Question}".')] = None,
+    answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="What it rewards: exact, literal, judge, code, format, length.")
+    ] = None,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Its scores vary, and are meant to.")] = False,
+    form: Annotated[str | None, typer.Option(help="How an answer is stated: '<final>GOLD</final>'.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose answers show whether groups differ.")] = None,
+    step_seconds: Annotated[float, typer.Option(min=0.1, help="Of a training step, to hold scoring against.")] = 60.0,
+    only: Annotated[list[str] | None, typer.Option(help="One check; repeatable.")] = None,
+    json: AsJson = False,
+) -> int:
+    """Try to game, break and trip a reward before a model does. Exit code 1 when a check fails.
+
+    Cheats and right answers in many spellings, malformed rows, hostile texts, repeats in other processes, threads and
+    orders, side effects, latency; for graders of programs also attack programs and the strength of the tests.
+
+    \b
+    Examples:
+      posttrain reward audit my_rewards.py:grade --data gsm8k_train.jsonl
+      posttrain reward audit my_run.yaml
+      posttrain reward audit my_rewards.py:brevity --data train.jsonl --kind length
+      posttrain reward audit code --data mbpp.jsonl --prompt text --json
+    """
+    from posttrain.rewards.audit import audit_config
+
+    columns = {"data.prompt": prompt, "data.answer": answer_column}
+    given = [*(settings or []), *(f"{name}={value}" for name, value in columns.items() if value is not None)]
+    config, folder = run_config(subject, given, data)
+    options = {"kind": kind, "stochastic": stochastic, "form": form, "model": model, "only": only or ()}
+    reports = audit_config(config, folder, step_seconds=step_seconds, **options)
+    ok = all(report.ok for report in reports)
+    text = "\n\n".join(report.render() for report in reports)
+    answer({"ok": ok, "audits": [report.to_json() for report in reports]}, text, as_json=json)
+    return 0 if ok else FAILED
+
+
 CONFIG_SUFFIXES = (".yaml", ".yml", ".toml")
 
 
@@ -82,7 +128,7 @@ def run_config(subject: str, settings: list[str], data: str | None) -> tuple[Run
         raise ConfigError(
             given=f"the reward {subject} without data",
             allowed="a config file, which names its data; or a reward and --data",
-            fix=f"posttrain reward test {subject} --data train.jsonl",
+            fix="Add --data train.jsonl.",
         )
     entry: Any = {"function": subject} if ":" in subject or "." in subject else {"name": subject}
     if subject.startswith("{"):

@@ -14,6 +14,7 @@ from posttrain.rewards.audit.finding import AuditReport
 from posttrain.rewards.audit.kinds import kind_of
 from posttrain.rewards.audit.programs import PROGRAM_FORM, references
 from posttrain.rewards.audit.renderings import final_of, last_line
+from posttrain.rewards.audit.samples import sampled
 from posttrain.rewards.audit.subject import KINDS, Kind, Subject
 from posttrain.rewards.components import RewardLike, make_component
 from posttrain.rewards.load import suggestion
@@ -42,6 +43,8 @@ class Options:
     """How completions state an answer, around the word GOLD: "<final>GOLD</final>". None: the usual forms are tried."""
     completions: Sequence[Sequence[str]] | None = None
     """Groups of completions of a model, one group for each of the first rows: for the share without signal."""
+    model: str | None = None
+    """A model, by its folder or name, that gives such completions."""
     completions_per_step: int = 256
     """That a training step scores."""
     step_seconds: float = 60.0
@@ -90,9 +93,8 @@ def audit(
 
     Raises the `ConfigError` or `DataError` that a run would raise for the reward or the data.
     """
-    return audit_prompts(
-        reward, read_prompts(rows, prompt=prompt, answer=answer, split=split), Options(**options), folder=folder
-    )
+    prompts = read_prompts(rows, prompt=prompt, answer=answer, split=split)
+    return audit_prompts(reward, prompts, Options(**options), folder=folder)
 
 
 def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[AuditReport]:
@@ -134,7 +136,7 @@ def audit_prompts(
             kind=kind,
             stochastic=options.stochastic or component.judge is not None,
             form=PROGRAM_FORM if kind == "code" else options.form,
-            completions=options.completions,
+            completions=options.completions or (sampled(options.model, prompts) if options.model else None),
             completions_per_step=options.completions_per_step,
             step_seconds=options.step_seconds,
         )
@@ -160,33 +162,14 @@ def _enough(prompts: Sequence[Prompt]) -> None:
         )
 
 
-def read_prompts(
-    rows: str | Sequence[Mapping[str, Any]],
-    *,
-    prompt: str | None = None,
-    answer: str | None = None,
-    split: str = "train",
-) -> list[Prompt]:
-    """The rows as rewards see them, without a tokenizer."""
+def read_prompts(rows: str | Sequence[Mapping[str, Any]], **columns: Any) -> list[Prompt]:
+    """The rows as rewards see them; `columns` are settings of `data`: prompt, answer, split."""
     from posttrain.config import DataConfig  # these load torch, which the processes that watch a reward do not need
-    from posttrain.data.dropped import Dropped
-    from posttrain.data.prompts import prompt_form
+    from posttrain.data.plain import plain_prompts
     from posttrain.data.read import Row, read_rows
 
+    config = DataConfig(train=rows if isinstance(rows, str) else "rows", **columns)
     if isinstance(rows, str):
-        given = read_rows(rows, split=split, max_rows=MOST_ROWS)
-    else:
-        given = [Row(values=dict(row), origin=f"row {place}") for place, row in enumerate(rows[:MOST_ROWS])]
-    form = prompt_form(given, DataConfig(train="rows", prompt=prompt, answer=answer))
-    read = [form.read(row) for row in given]
-    return [_prompt(number, columns) for number, columns in enumerate(read) if not isinstance(columns, Dropped)]
-
-
-def _prompt(number: int, columns: dict[str, Any]) -> Prompt:
-    from posttrain.types import Prompt
-
-    prompt = columns.pop("prompt")
-    if isinstance(prompt, str):
-        return Prompt(index=number, ids=(), text=prompt, plain=prompt, columns=columns)
-    text = "\n".join(str(message["content"]) for message in prompt)
-    return Prompt(index=number, ids=(), text=text, messages=tuple(prompt), columns=columns)
+        return plain_prompts(read_rows(rows, split=config.split, max_rows=MOST_ROWS), config)
+    given = [Row(values=dict(row), origin=f"row {place}") for place, row in enumerate(rows[:MOST_ROWS])]
+    return plain_prompts(given, config)

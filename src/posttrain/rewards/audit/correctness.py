@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from posttrain.rewards.audit.cheats import cheats, code_cheats, made_for
 from posttrain.rewards.audit.finding import Measured, quote, share
-from posttrain.rewards.audit.renderings import FORMS, fill, is_solution, last_line, spellings
+from posttrain.rewards.audit.renderings import FORMS, WORK, fill, is_solution, last_line, spellings
 from posttrain.rewards.audit.subject import Case, Subject
 
 SOLUTION_COLUMNS = ("solution", "response", "rationale", "reasoning")
@@ -109,8 +109,8 @@ def _solutions(subject: Subject, rows: range) -> Iterable[tuple[str, Case]]:
 
 
 def _shown(subject: Subject, case: Case) -> str:
-    """A case as it can be tried by hand; of a long completion its end, where the answer stands."""
-    return f"gold {quote(subject.golds[case.row], 24)} <- {quote(case.text)}"
+    """A case as it can be tried by hand, without the line of reasoning that all of them begin with."""
+    return f"gold {quote(subject.golds[case.row], 24)} <- {quote(case.text.removeprefix(WORK))}"
 
 
 def _unread_examples(subject: Subject) -> tuple[str, ...]:

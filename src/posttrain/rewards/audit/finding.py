@@ -80,7 +80,8 @@ class AuditReport:
             "",
         ]
         width = max(len(finding.check) for finding in self.checks)
-        table = [f"{finding.status.upper():<8}{finding.check:<{width}}  {finding.text}" for finding in self.checks]
+        ordered = sorted(self.checks, key=lambda finding: finding.status == "skipped")
+        table = [f"{finding.status.upper():<8}{finding.check:<{width}}  {finding.text}" for finding in ordered]
         return "\n".join([*head, *table, *self._details(), "", self._last_line()])
 
     def _details(self) -> list[str]:

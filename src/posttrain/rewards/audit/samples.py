@@ -1,0 +1,37 @@
+"""Completions of a model, to see whether groups of them would teach anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from posttrain.types import Prompt
+
+PROMPTS, GROUP_SIZE = 16, 8
+"""That are answered, and answers to each."""
+
+
+def sampled(model: str, prompts: Sequence[Prompt]) -> list[list[str]]:
+    """Groups of completions of the first prompts. Raises the `ModelError` of a model that cannot be loaded."""
+    import torch
+
+    from posttrain.config import DataConfig, ModelConfig, SamplingConfig
+    from posttrain.data.prompts import Renderer
+    from posttrain.models.load import load_model
+    from posttrain.rollout.local import LocalSampler
+    from posttrain.tasks.tiny import resolve_model_path
+
+    loaded = load_model(resolve_model_path(ModelConfig(path=model), seed=0))
+    dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+    sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+    renderer = Renderer.of(DataConfig(train="rows"), loaded.tokenizer)
+    rendered = []
+    for prompt in prompts[:PROMPTS]:
+        given = prompt.plain if prompt.plain is not None else list(prompt.messages or ())
+        text = renderer.text(given)
+        is_chat = renderer.messages(given) is not None
+        rendered.append(replace(prompt, text=text, ids=renderer.ids(text, is_chat=is_chat)))
+    groups = sampler.generate(rendered, SamplingConfig(), group_size=GROUP_SIZE, seed=0)
+    return [[completion.text for completion in group] for group in groups]
