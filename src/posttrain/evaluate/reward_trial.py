@@ -75,8 +75,13 @@ class Trial:
                 lines += [f"    {example}" for example in one.examples]
         if self.model is not None:
             lines += ["", *self.model.lines()]
-        last = "Nothing speaks against a run" if self.ok else "Do not start a run yet"
-        return "\n".join([*lines, "", f"{last}."])
+        return "\n".join([*lines, "", self._last_line()])
+
+    def _last_line(self) -> str:
+        if not self.ok:
+            return "Do not start a run yet."
+        warned = any(f.status == "warn" for f in self.findings)
+        return "A run can learn, but slowly: see the warnings." if warned else "Nothing speaks against a run."
 
 
 def try_rewards(
