@@ -205,8 +205,13 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno} trusts what it reads: {name}"
 
 
+RUN_PROGRAMS = {"sandbox/inside/program.py", "code/driver.py", "code/bundle.py"}
+"""Of rewards/: what runs foreign code in a process that was confined for it, and what packs our own code for there."""
+
+
 def test_nothing_that_is_read_can_run_code():
-    check(runs_foreign_code, FILES)
+    confined = {SOURCE / "rewards" / name for name in RUN_PROGRAMS}
+    check(runs_foreign_code, [path for path in FILES if path not in confined])
 
 
 def too_long(tree: ast.Module) -> Iterator[str]:

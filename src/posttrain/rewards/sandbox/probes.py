@@ -145,4 +145,5 @@ def succeeded(attempt):
     return True
 
 
-print(json.dumps([name for name, attempt in ATTEMPTS.items() if succeeded(attempt)]))
+tried = WANTED.get("only", list(ATTEMPTS))
+print(json.dumps([name for name in tried if succeeded(ATTEMPTS[name])]))

@@ -6,7 +6,6 @@ other kernels, under another security module.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 from posttrain.cache import cache_folder, code_key
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from posttrain.rewards.sandbox.sandbox import Sandbox
 
 PROBES = Path(__file__).parent / "probes.py"
+VICTIM = "print(id('secret'), flush=True); input()"
+"""A process with something in its memory."""
 PATIENT = Limits(wall=60)
 """A busy machine shall not decide which limit is met first."""
 COSTS = {
@@ -44,7 +46,7 @@ def check(tier: Tier, sandbox: Sandbox) -> None:
     """SandboxUnavailable names what a program could do in it. Passed once, it is not run again until the next boot."""
     sandbox.run("")  # whatever is remembered: the kernel has taken every step of the confinement
     remembered = _remembered(tier)
-    if remembered.exists():
+    if os.path.isfile(remembered):
         return
     if reached := reached_by_probes(sandbox) + wrongly_ended(sandbox):
         raise SandboxUnavailable(given=f"a program in it could: {', '.join(reached)}")
@@ -75,12 +77,11 @@ def wrongly_ended(sandbox: Sandbox) -> list[str]:
 @contextmanager
 def _something_to_find() -> Iterator[dict[str, Any]]:
     """A file that anybody may read and write, a process of ours, and listeners on loopback and an abstract name."""
-    secret = ctypes.create_string_buffer(b"secret")
     with (
         tempfile.TemporaryDirectory(prefix="posttrain-self-test-") as folder,
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as abstract,
-        subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as victim,
+        subprocess.Popen([sys.executable, "-S", "-c", VICTIM], stdin=PIPE, stdout=PIPE, text=True) as victim,
     ):
         name = f"posttrain-self-test-{os.getpid()}-{os.urandom(4).hex()}"
         abstract.bind("\0" + name)
@@ -90,8 +91,9 @@ def _something_to_find() -> Iterator[dict[str, Any]]:
         os.chmod(folder, 0o777)
         os.chmod(file, 0o666)
         wanted = {"folder": folder, "file": str(file), "pid": victim.pid, "port": tcp.getsockname()[1], "name": name}
-        yield {**wanted, "address": ctypes.addressof(secret)}
-        victim.communicate(b"\n")
+        assert victim.stdout is not None
+        yield {**wanted, "address": int(victim.stdout.readline())}
+        victim.communicate("\n")
 
 
 def _remembered(tier: Tier) -> Path:
