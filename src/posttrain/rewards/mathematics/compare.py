@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.evaluate import approximate, free_symbols
-from posttrain.rewards.mathematics.grammar import NotAnExpression
 from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import ONE, Algebra, Atom, Polynomial, Ratio, atom, number
@@ -50,8 +50,8 @@ _SAMPLES = 3
 def same(gold: Value, given: Value, options: Options, algebra: Algebraist | None = None) -> bool | None:
     """Whether `given` is the gold answer; None where only algebra with symbols can tell (`symbolic.equivalent`).
 
-    Unreadable("unevaluated") when `given` leaves a computation undone that the gold does not. `algebra` decides about two
-    expressions that agree at some points, but not term by term; it may take long.
+    Unreadable("unevaluated") when `given` leaves a computation undone that the gold does not. `algebra` decides about
+    two expressions that agree at some points, but not term by term; it may take long.
     """
     if options.require_evaluated and given.computations and (undone := given.computations - gold.computations):
         raise Unreadable("unevaluated", f"a computation is left undone: {', '.join(sorted(undone))}")
@@ -244,8 +244,8 @@ def _same_region(gold: Region, given: Region) -> bool:
 def _same_matrix(gold: Matrix, given: Matrix, how: How) -> bool | None:
     if [len(row) for row in gold.rows] != [len(row) for row in given.rows]:
         return False
-    cells = [[cell for row in matrix.rows for cell in row] for matrix in (gold, given)]
-    return _all_same(*cells, how)
+    one, other = ([cell for row in matrix.rows for cell in row] for matrix in (gold, given))
+    return _all_same(one, other, how)
 
 
 def _as_equation(value: Value) -> Equation:

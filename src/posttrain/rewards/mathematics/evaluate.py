@@ -6,6 +6,7 @@ import cmath
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from posttrain.rewards.mathematics.guard import MAX_BINOMIAL, MAX_FACTORIAL, Unreadable
 from posttrain.rewards.mathematics.options import Options
@@ -67,7 +68,10 @@ class Evaluator:
                     self.computations.add("quotient")
                 return self.algebra.divide(above, below)
             case Minus():
-                return self.algebra.multiply(number(-1), self(node.of))
+                inner = self(node.of)
+                if isinstance(node.of, Minus) and inner.rational is not None:
+                    self.computations.add("sign")
+                return self.algebra.multiply(number(-1), inner)
             case Power():
                 return self._power(node)
             case Root():
@@ -238,7 +242,7 @@ def _binomial(above: Fraction, below: Fraction, algebra: Algebra) -> int:
 
 Point = Callable[[str], complex]
 """The number that a symbol stands for."""
-_FUNCTIONS: dict[str, Callable[..., complex]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin, "arccos": cmath.acos,
     "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh, "exp": cmath.exp, "abs": abs,
     "cot": lambda x: 1 / cmath.tan(x), "sec": lambda x: 1 / cmath.cos(x), "csc": lambda x: 1 / cmath.sin(x),

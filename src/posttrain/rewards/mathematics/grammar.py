@@ -5,8 +5,8 @@ r"""The recursive-descent reader of one expression: tokens in, tree out. It work
     factor   = { sign } base { ^ factor | ! | % | ° }
     base     = number | letter [_ sub] | ( sum ) | { sum } | |sum| | \frac.. | \sqrt.. | \sin.. | matrix
 
-Two conventions of its own: `3\frac{1}{2}` with a proper fraction is a mixed number, and `x^10` means what it says in plain
-text. A word, or anything else that is no part of an expression, ends the reading with NotAnExpression.
+Two conventions of its own: `3\frac{1}{2}` with a proper fraction is a mixed number, and `x^10` means what it says in
+plain text. A word, or anything else that is no part of an expression, ends the reading with NotAnExpression.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from posttrain.rewards.mathematics.guard import MAX_DIGITS, MAX_NESTING, Unreadable
+from posttrain.rewards.mathematics.cursor import Cursor, NotAnExpression
+from posttrain.rewards.mathematics.guard import MAX_DIGITS, Unreadable
 from posttrain.rewards.mathematics.tokens import Token
 from posttrain.rewards.mathematics.tree import (
     Call,
@@ -65,10 +66,6 @@ _BETWEEN = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
 _NAMED_FUNCTIONS = frozenset("fgh")
 
 
-class NotAnExpression(Exception):
-    """The tokens are not one expression."""
-
-
 def expression(tokens: Sequence[Token]) -> Node:
     """The tree of all of the tokens."""
     reader = _Reader(tokens)
@@ -90,35 +87,10 @@ def literal(text: str) -> Literal:
     return Literal(value, decimal=True)
 
 
-class _Reader:
+class _Reader(Cursor):
     def __init__(self, tokens: Sequence[Token]) -> None:
-        self.tokens = list(tokens)
-        self.position = 0
-        self.depth = 0
+        super().__init__(tokens)
         self.bars = 0
-
-    def peek(self, ahead: int = 0) -> str:
-        place = self.position + ahead
-        return self.tokens[place].text if place < len(self.tokens) else ""
-
-    def kind(self, ahead: int = 0) -> str:
-        place = self.position + ahead
-        return self.tokens[place].kind if place < len(self.tokens) else ""
-
-    def take(self) -> Token:
-        if self.position >= len(self.tokens):
-            raise NotAnExpression
-        self.position += 1
-        return self.tokens[self.position - 1]
-
-    def expect(self, text: str) -> None:
-        if self.take().text != text:
-            raise NotAnExpression
-
-    def descend(self) -> None:
-        self.depth += 1
-        if self.depth > 3 * MAX_NESTING:
-            raise Unreadable("too_large", f"nested deeper than {MAX_NESTING}")
 
     def sum(self) -> Node:
         self.descend()
@@ -138,7 +110,7 @@ class _Reader:
         return self.product()
 
     def product(self) -> Node:
-        factors = [self.factor()]
+        factors: list[Node] = [self.factor()]
         signed = False
         while True:
             following = self.peek()
@@ -213,10 +185,7 @@ class _Reader:
                 node = Call("factorial", (node,))
             elif following == "%":
                 self.take()
-                number = isinstance(node, Literal)
-                node = (
-                    Literal(Fraction(node.value) / 100, node.decimal, True) if number else Quotient(node, Literal(100))
-                )
+                node = _percent(node)
             else:
                 self.depth -= 1
                 return node
@@ -394,3 +363,9 @@ class _Reader:
 
 
 _COMMANDS = FUNCTIONS | {"\\frac", "\\sqrt", "\\binom", "\\lfloor", "\\lceil"}
+
+
+def _percent(node: Node) -> Node:
+    if isinstance(node, Literal):
+        return Literal(Fraction(node.value) / 100, node.decimal, percent=True)
+    return Quotient(node, Literal(100))

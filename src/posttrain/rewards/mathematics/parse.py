@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from posttrain.rewards.mathematics.grammar import NotAnExpression
+from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_ITEMS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.regions import united

@@ -1,8 +1,8 @@
 r"""Exact algebra without sympy: quotients of polynomials over the rationals, in any atoms.
 
-Atoms are symbols (x, π, e), prime numbers to a fractional power, i, roots of sums, and functions that are not worked out.
-Products of fractional powers of different primes are linearly independent over the rationals (Besicovitch 1940), so that
-two sums of surds are equal exactly when their terms are: there is no rounding anywhere, and no denesting for plain surds.
+Atoms are symbols (x, π, e), prime numbers to a fractional power, i, roots of sums, and functions that are not worked
+out. Products of fractional powers of different primes are linearly independent over the rationals (Besicovitch 1940):
+two sums of surds are equal exactly when their terms are, and there is no rounding anywhere.
 
     a/b = c/d   exactly when   a d - c b  has no terms
 
@@ -210,7 +210,7 @@ class Algebra:
         return Ratio(above, below)
 
     def _collect(self, into: Polynomial, coefficient: Fraction, factors: Iterable[tuple[Atom, Exponent]]) -> None:
-        """Adds a product of powers of atoms, settled: i² = -1, 2^(3/2) = 2 · 2^(1/2), the square of a root its radicand."""
+        """Adds a product of powers of atoms, settled: i² = -1, 2^(3/2) = 2 · 2^(1/2), a root squared its radicand."""
         exponents: dict[Atom, Exponent] = {}
         for one, exponent in factors:
             exponents[one] = exponents.get(one, 0) + exponent

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.evaluate import approximate, free_symbols
-from posttrain.rewards.mathematics.grammar import NotAnExpression
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import Algebra, number
 from posttrain.rewards.mathematics.tree import Minus, Symbol

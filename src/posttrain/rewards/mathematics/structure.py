@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from posttrain.rewards.mathematics.grammar import NotAnExpression
+from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.tokens import Token
 
 _OPENING = frozenset({"(", "[", "{", "\\{", "⟨"})

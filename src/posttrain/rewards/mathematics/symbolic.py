@@ -25,8 +25,8 @@ import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
 from posttrain.rewards.mathematics import compare
+from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.evaluate import symbols_of
-from posttrain.rewards.mathematics.grammar import NotAnExpression
 from posttrain.rewards.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse as parse_exactly
@@ -164,7 +164,7 @@ def _numbers_differ(one: Any, other: Any) -> bool:
         return False
     chosen = random.Random(0)
     for _ in range(POINTS):
-        point = {symbol: sympy.Rational(chosen.randint(3, 25), 10) for symbol in one.free_symbols | other.free_symbols}
+        point = [(name, sympy.Rational(chosen.randint(3, 25), 10)) for name in one.free_symbols | other.free_symbols]
         try:
             apart = abs(sympy.N((one - other).subs(point), 50))
             if apart.is_number and apart > sympy.Float("1e-40") * (1 + abs(sympy.N(one.subs(point), 50))):

@@ -28,12 +28,12 @@ _RAISED = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
 _UNSEEN = frozenset({"Cf", "Cc", "Cn", "Co", "Cs", "Mn", "Me"})
 """Unicode categories: format and control characters, what is not assigned, combining marks."""
 _GLYPHS = {
-    "−": "-", "–": "-", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "÷": "\\div ", "√": "\\sqrt ",
-    "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ",
-    "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∖": "\\setminus ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}",
-    "°": "^{\\circ}", "…": "\\ldots ", "∑": "\\sum ", "∏": "\\prod ", "∫": "\\int ", "⟨": "\\langle ", "⟩": "\\rangle ",
-    "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "€": "\\euro ", "£": "\\pound ", "¥": "\\yen ",
-    "⁄": "/", "’": "'",
+    "−": "-", "–": "-", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "÷": "\\div ",
+    "√": "\\sqrt ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ",
+    "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∖": "\\setminus ", "∅": "\\emptyset ",
+    "ℝ": "\\mathbb{R}", "°": "^{\\circ}", "…": "\\ldots ", "∑": "\\sum ", "∏": "\\prod ", "∫": "\\int ",
+    "⟨": "\\langle ", "⟩": "\\rangle ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
+    "€": "\\euro ", "£": "\\pound ", "¥": "\\yen ", "⁄": "/", "’": "'",
 }  # fmt: skip
 _OPERATORS = {
     "cdot": "*", "times": "*", "ast": "*", "div": "÷", "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=",
@@ -59,26 +59,27 @@ _SAME = {
 _DOTS = frozenset({"ldots", "dots", "cdots", "dotsc", "dotsm", "dotsb", "dotso"})
 _ONLY_TYPE = frozenset(
     {"left", "right", "displaystyle", "textstyle", "limits", "nolimits", "big", "Big", "bigg", "Bigg", "bigl", "bigr",
-     "Bigl", "Bigr", "biggl", "biggr", "middle", "quad", "qquad", "boxed", "nobreak", "thinspace", "enspace", "mathstrut",
-     "rm", "bf", "it", "mathop", "mathrel", ",", ";", ":", "!", " ", ">", "\n", "/", "(", ")", "[", "]"}
+    "Bigl", "Bigr", "biggl", "biggr", "middle", "quad", "qquad", "boxed", "nobreak", "thinspace", "enspace",
+    "mathstrut", "rm", "bf", "it", "mathop", "mathrel", ",", ";", ":", "!", " ", ">", "\n", "/", "(", ")", "[", "]"}
 )  # fmt: skip
 FORBIDDEN = frozenset(
-    {"cancel", "bcancel", "xcancel", "cancelto", "sout", "st", "not", "phantom", "hphantom", "vphantom", "hspace", "hskip",
-     "kern", "require", "def", "let", "newcommand", "renewcommand", "input", "include", "href", "url", "class", "style",
-     "color", "textcolor", "colorbox", "llap", "rlap", "mathllap", "mathrlap", "smash", "raise", "lower", "tiny", "overset",
-     "underset", "stackrel", "footnote", "tag", "label", "ref"}
+    {"cancel", "bcancel", "xcancel", "cancelto", "sout", "st", "not", "phantom", "hphantom", "vphantom", "hspace",
+    "hskip", "kern", "require", "def", "let", "newcommand", "renewcommand", "input", "include", "href", "url",
+    "class", "style", "color", "textcolor", "colorbox", "llap", "rlap", "mathllap", "mathrlap", "smash", "raise",
+    "lower", "tiny", "overset", "underset", "stackrel", "footnote", "tag", "label", "ref"}
 )  # fmt: skip
 """Commands that hide, strike out, overprint or recolour: what they leave to see is not what they say."""
 
 _WORD_COMMANDS = {
-    "sqrt": "sqrt", "pi": "pi", "infinity": "infty", "inf": "infty", "oo": "infty", "sin": "sin", "cos": "cos", "tan": "tan",
-    "cot": "cot", "sec": "sec", "csc": "csc", "log": "log", "ln": "ln", "exp": "exp", "theta": "theta", "arcsin": "arcsin",
-    "arccos": "arccos", "arctan": "arctan", "sum": "sum", "mod": "bmod", "gcd": "gcd", "lcm": "lcm",
+    "sqrt": "sqrt", "pi": "pi", "infinity": "infty", "inf": "infty", "oo": "infty", "sin": "sin", "cos": "cos",
+    "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "log": "log", "ln": "ln", "exp": "exp", "theta": "theta",
+    "arcsin": "arcsin", "arccos": "arccos", "arctan": "arctan", "sum": "sum", "mod": "bmod", "gcd": "gcd",
+    "lcm": "lcm",
 }  # fmt: skip
 """Words of plain text that are commands of LaTeX."""
 _SHORT_WORDS = frozenset(
-    {"or", "and", "Or", "And", "cm", "mm", "km", "kg", "mg", "ft", "lb", "lbs", "oz", "mi", "mph", "min", "hr", "hrs", "sec",
-     "no", "yes", "No", "Yes", "odd", "am", "pm", "AM", "PM", "all"}
+    {"or", "and", "Or", "And", "cm", "mm", "km", "kg", "mg", "ft", "lb", "lbs", "oz", "mi", "mph", "min", "hr", "hrs",
+    "sec", "no", "yes", "No", "Yes", "odd", "pct", "am", "pm", "AM", "PM", "all"}
 )  # fmt: skip
 """Words of less than four letters; any other such run is a product of symbols."""
 
@@ -101,6 +102,7 @@ _PLAIN_NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 _TYPESET_THOUSANDS = re.compile(
     r"(?<=[0-9])(?:\s?\{\s?,\s?\}\s{0,3}|,\s?\\!\s{0,3}|\\!\s?,\s{0,3}|\\[,;:]\s?|\\ )(?=[0-9]{3}(?![0-9]))"
 )
+_ESCAPED_TWICE = re.compile(r"\\\\([A-Za-z])")
 _OPENING, _CLOSING = frozenset({"(", "[", "{", "\\{", "⟨"}), frozenset({")", "]", "}", "\\}", "⟩"})
 _ENDINGS = ".,;: \t\n"
 
@@ -189,7 +191,7 @@ def _letters(letters: str, gap: bool) -> list[Token]:
         return [Token("letter", letters, gap)]
     if letters in _WORD_COMMANDS:
         return _command(_WORD_COMMANDS[letters], gap)
-    if len(letters) > 3 or letters in _SHORT_WORDS:
+    if letters in _SHORT_WORDS or (len(letters) > 3 and not (letters.isupper() and len(letters) < 9)):
         return [Token("word", letters, gap)]
     return [Token("letter", letter, gap and index == 0) for index, letter in enumerate(letters)]
 
@@ -205,6 +207,8 @@ def _command(name: str, gap: bool) -> list[Token]:
         return [Token("letter", _LETTERS[name], gap)]
     if name in _DOTS:
         return [Token("letter", "…", gap)]
+    if name.startswith("quad"):  # `\quadx` for `\quad x`
+        return _letters(name.removeprefix("quad"), gap=True)
     return [Token("command", "\\" + _SAME.get(name, name), gap)]
 
 
@@ -240,14 +244,22 @@ _IN_TEXT = re.compile(
 
 def _without_delimiters(text: str) -> str:
     r"""Without the dollar signs of a formula. A single one is a currency, and so is `\$`."""
-    text = text.strip(_ENDINGS)
+    text = _without_ending(text)
+    if "\\begin" not in text:
+        text = _ESCAPED_TWICE.sub(r"\\\1", text)
     for opening, closing in (("\\(", "\\)"), ("\\[", "\\]")):
         if text.startswith(opening) and text.endswith(closing):
-            text = text[2:-2].strip(_ENDINGS)
+            text = _without_ending(text[2:-2])
     if "$" not in text:
         return text
     bare = [match.start() for match in re.finditer(r"\\.|\$", text, re.DOTALL) if match.group() == "$"]
     if len(bare) % 2 == 0:
         for start in reversed(bare):
             text = text[:start] + " " + text[start + 1 :]
-    return text.strip(_ENDINGS)
+    return _without_ending(text)
+
+
+def _without_ending(text: str) -> str:
+    """Without the punctuation of a sentence behind it; dots that say "and so on" stay."""
+    text = text.strip()
+    return text if text.endswith("...") else text.rstrip(_ENDINGS)
