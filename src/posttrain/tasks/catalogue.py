@@ -124,8 +124,9 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> RowSource:
-    """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`; preferences:
-    `pairs/sort`, `labels/sort`, and `pairs/taste`, `labels/taste`, in which only the preferences tell what is good;
+    """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`,
+    `environment/NAME` (of the package verifiers); preferences: `pairs/sort`, `labels/sort`, and
+    `pairs/taste`, `labels/taste`, in which only the preferences tell what is good;
     demonstrations: `examples/sort`, `examples/taste`, and of judging, `judgements/sort`.
 
     Raises `DataError` for a name or a difficulty that there is not.
@@ -137,6 +138,10 @@ def find_task(name: str) -> RowSource:
         from posttrain.tasks.reasoning_gym import ReasoningGymTask
 
         return ReasoningGymTask.named(name.removeprefix("reasoning_gym/"))
+    if name.startswith("environment/"):
+        from posttrain.rewards.environments import EnvironmentTask
+
+        return EnvironmentTask.named(name.removeprefix("environment/"))
     if name in ("pairs/taste", "labels/taste"):
         return TasteTask(labelled=name == "labels/taste")
     if name.startswith("pairs/"):
@@ -158,7 +163,7 @@ def find_builtin(name: str) -> Task:
         close = difflib.get_close_matches(stem, TASKS, n=1)
         raise DataError(
             given=f"there is no task {stem!r}",
-            allowed=", ".join(TASKS) + ", or reasoning_gym/NAME",
+            allowed=", ".join(TASKS) + ", environment/NAME, or reasoning_gym/NAME",
             fix=f"Did you mean {close[0]!r}?" if close else "",
         )
     task = TASKS[stem]

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import DataError
+from posttrain.rewards.fuzzy import final_text
+from posttrain.rewards.verdict import Verdict
 from posttrain.tasks.base import PATIENCE, split_of
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -62,12 +65,49 @@ class ReasoningGymTask:
         return list(found.values())
 
 
-def score(completion: str, reasoning_gym: dict[str, Any]) -> float:
-    """A reward: reasoning-gym's own score, 0 to 1, of what stands in the last <answer> tags, else of all the text."""
-    tagged = ANSWER.findall(completion)
-    answer = (tagged[-1] if tagged else completion).strip()
-    item = _item(reasoning_gym["name"], reasoning_gym["seed"], reasoning_gym["index"])
-    return float(_generator(reasoning_gym["name"], reasoning_gym["seed"]).score_answer(answer, item))
+def score(
+    completion: str,
+    reasoning_gym: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
+    question: str | None = None,
+    answer: Any = None,
+) -> Verdict:
+    """A reward: reasoning-gym's own score, 0 to 1, of what stands in <answer> tags, else of all the text.
+
+    Of what follows the last </think>. Tags with different contents are ambiguous, and 0. The row is one of
+    `task:reasoning_gym/NAME`, or one that reasoning-gym wrote: with the columns question, answer and metadata, which
+    names its generator as `source_dataset`.
+    """
+    text = final_text(completion)
+    tagged = list(dict.fromkeys(found.strip() for found in ANSWER.findall(text)))
+    if len(tagged) > 1:
+        return Verdict(0.0, "ambiguous", extracted=" | ".join(tagged))
+    given = tagged[0] if tagged else text
+    if not given:
+        return Verdict(0.0, "no_answer")
+    value = float(_score(given, reasoning_gym, {"question": question, "answer": answer, "metadata": metadata}))
+    return Verdict(value, "correct" if value == 1 else "partial" if value > 0 else "wrong", extracted=given)
+
+
+def _score(given: str, origin: dict[str, Any] | None, entry: dict[str, Any]) -> float:
+    if origin is not None:
+        item = _item(origin["name"], origin["seed"], origin["index"])
+        return _generator(origin["name"], origin["seed"]).score_answer(given, item)
+    name = (entry["metadata"] or {}).get("source_dataset")
+    if name not in _names():
+        raise DataError(
+            given=f"a row whose metadata names the generator {name!r}",
+            allowed="a column reasoning_gym, or question, answer and metadata as reasoning-gym writes them",
+            fix="Use the rows of task:reasoning_gym/NAME, or keep these columns.",
+        )
+    return _scorer(name)(given, entry)
+
+
+@functools.lru_cache(maxsize=64)
+def _scorer(name: str) -> Callable[[str, dict[str, Any]], float]:
+    import reasoning_gym  # pyright: ignore[reportMissingImports]
+
+    return reasoning_gym.get_score_answer_fn(name)
 
 
 @functools.lru_cache(maxsize=8192)
