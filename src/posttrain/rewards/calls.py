@@ -10,10 +10,10 @@ import inspect
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.rewards.verdict import Verdict
@@ -91,6 +91,18 @@ class Outcome:
     def failed(self) -> bool:
         """No value came of it, through no fault of the contract: the completion is unscored."""
         return self.kind in ("exception", "timeout", "crash")
+
+
+class Runner(Protocol):
+    """Makes the calls of one reward in this process, or in processes of its own."""
+
+    def run(self, calls: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], timeout: float) -> list[Outcome]:
+        """One outcome per call, in order."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that it owns."""
+        ...
 
 
 Emit = Callable[[int, Outcome], None]

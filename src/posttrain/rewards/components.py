@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.calls import Outcome, Signature, run_call
+from posttrain.rewards.calls import Outcome, Runner, Signature, run_call
 from posttrain.rewards.gates import TOLD, Gate, GateLike
 from posttrain.rewards.load import Target, find_named, resolve, suggestion
 from posttrain.rewards.pool import Job, WorkerPool
@@ -94,7 +94,8 @@ class Row(NamedTuple):
 class Component:
     """A reward that was found and understood.
 
-    It runs in a worker process (`target`), in a thread (`thread`), or here (`model`, `judge`).
+    It runs in a worker process (`target`), by a runner of its own (`runner`: a thread, or a sandbox), or here (`model`,
+    `judge`).
     """
 
     label: str
@@ -103,7 +104,7 @@ class Component:
     settings: Mapping[str, Any]
     signature: Signature
     target: Target | None = None
-    thread: ThreadRunner | None = None
+    runner: Runner | None = None
     model: ModelReward | None = None
     judge: Judge | None = None
     builtin: Builtin | None = None
@@ -125,8 +126,9 @@ class Component:
 
     @property
     def gold_columns(self) -> list[str]:
-        """The columns without which it cannot judge: where gold answers stand."""
-        return [name for name in self.signature.required if name not in self._given_names | self.settings.keys()]
+        """The columns that say what is right: the required ones, and what a built-in declares besides."""
+        names = self.signature.required + (self.builtin.golds if self.builtin else ())
+        return [name for name in names if name not in self._given_names | self.settings.keys()]
 
     @property
     def _given_names(self) -> frozenset[str]:
@@ -243,7 +245,8 @@ def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Componen
         return Component(
             label=reward.label or reward.name,
             signature=Signature.of(builtin.function, reward.name),
-            target=Target.of(builtin.target),
+            target=None if builtin.runner else Target.of(builtin.target),
+            runner=builtin.runner(reward.settings) if builtin.runner else None,
             builtin=builtin,
             **common,
         )
@@ -251,8 +254,8 @@ def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Componen
     if callable(function) and (target := _importable(function)) is None:
         name = getattr(function, "__name__", type(function).__name__).strip("<>")
         signature = Signature.of(function, name)
-        thread = ThreadRunner(function, label=reward.label or name, is_async=signature.is_async)
-        return Component(label=reward.label or name, signature=signature, thread=thread, **common)
+        runner = ThreadRunner(function, label=reward.label or name, is_async=signature.is_async)
+        return Component(label=reward.label or name, signature=signature, runner=runner, **common)
     if not callable(function):
         target = resolve(function, folder) if function is not None else find_named(reward.name or "")
     name = reward.label or reward.name or target.name.rpartition(".")[2]

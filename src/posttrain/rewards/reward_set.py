@@ -78,7 +78,10 @@ class RewardSet:
         self.close()
 
     def close(self) -> None:
-        """Kill the worker processes."""
+        """Kill the worker processes, and those of sandboxes."""
+        for component in self.components:
+            if component.runner is not None:
+                component.runner.close()
         self._pool.close()
 
     @property
@@ -197,9 +200,9 @@ class RewardSet:
         by_model = [sheet for sheet in sheets if sheet.open and sheet.component.model is not None]
         by_judge = [sheet for sheet in sheets if sheet.open and sheet.component.judge is not None]
         in_pool = [sheet for sheet in sheets if sheet.open and sheet.component.target is not None]
-        in_threads = [sheet for sheet in sheets if sheet.open and sheet.component.thread is not None]
-        with ThreadPoolExecutor(max_workers=len(in_threads) or 1) as threads:
-            running = [threads.submit(sheet.run_in_thread) for sheet in in_threads]
+        by_runner = [sheet for sheet in sheets if sheet.open and sheet.component.runner is not None]
+        with ThreadPoolExecutor(max_workers=len(by_runner) or 1) as threads:
+            running = [threads.submit(sheet.run_by_runner) for sheet in by_runner]
             results = self._pool.run([sheet.component.job(sheet.open_calls) for sheet in in_pool]) if in_pool else []
             for sheet, outcomes in zip(in_pool, results, strict=True):
                 sheet.settle(outcomes)

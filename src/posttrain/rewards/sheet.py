@@ -48,9 +48,9 @@ class Sheet:
         for number, outcome in zip(self.open, outcomes, strict=True):
             self._outcomes[number] = outcome
 
-    def run_in_thread(self) -> None:
-        assert self.component.thread is not None
-        self.settle(self.component.thread.run(self.open_calls, self.component.settings, self.component.timeout))
+    def run_by_runner(self) -> None:
+        assert self.component.runner is not None
+        self.settle(self.component.runner.run(self.open_calls, self.component.settings, self.component.timeout))
 
     def run_by_model(self) -> None:
         assert self.component.model is not None

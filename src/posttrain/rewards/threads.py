@@ -46,6 +46,9 @@ class ThreadRunner:
             outcomes |= {number: timed_out(timeout, timeout) for number in (late if self._is_async else late[:1])}
         return [outcomes[number] for number in range(len(calls))]
 
+    def close(self) -> None:
+        """It owns no process; threads that hang end with this one."""
+
     def _run_thread(self, calls: list[Call], settings: Mapping[str, Any], timeout: float) -> dict[int, Outcome]:
         """What one new thread answers until it is done or late."""
         answers: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()

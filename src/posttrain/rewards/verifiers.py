@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -22,6 +22,8 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import format as form
 from posttrain.rewards import fuzzy, language, length, repetition
 from posttrain.rewards.answers import Number, contradicts_itself, final_answer, last_formula, last_number, single_number
+from posttrain.rewards.calls import Runner
+from posttrain.rewards.code import COLUMNS, CodeRunner, code
 
 
 def exact_match(completion: str, answer: Any, *, ignore_case: bool = False, extract: str | None = None) -> float:
@@ -142,6 +144,10 @@ class Builtin:
     """The same function as `module:name`; the module is what a worker imports before the clock starts."""
     quick: Callable[..., Any] | None = None
     """Linear-time decision in the main process; None of it, or None from it: the row goes to a worker."""
+    golds: tuple[str, ...] = ()
+    """Columns that say what is right, beside the required ones."""
+    runner: Callable[[Mapping[str, Any]], Runner] | None = None
+    """Makes, from the settings, what judges in processes of its own; then no worker is asked."""
 
     @property
     def needed_settings(self) -> list[str]:
@@ -181,6 +187,7 @@ BUILTINS: dict[str, Builtin] = {
             "language": language.language,
         }.items()
     },
+    "code": Builtin(function=code, target="posttrain.rewards.code:code", golds=COLUMNS, runner=CodeRunner),
     "math": Builtin(function=math, target="posttrain.rewards.symbolic:verify_answer", quick=math_of_numbers),
 }
 

@@ -74,7 +74,8 @@ def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool):
     assert {name for name, *_ in report["verdicts"]} == {attack.name for attack in ATTACKS}
     assert [name for name, kind, value, *_ in report["verdicts"] if (kind, value) != ("value", 0.0)] == []
     assert report["written"] == report["left"] == []
-    assert report["secret"] and report["connected"] == [False, False]
+    assert report["secret"]
+    assert report["connected"] == [False, False]
     assert SECRET not in json.dumps(report["verdicts"])
     slowest = max(seconds for *_, seconds in report["verdicts"])
     assert slowest < WALL + 5.0  # on a busy machine; what it costs on a quiet one is measured in docs/code.md

@@ -21,7 +21,7 @@ from posttrain.rewards.code.compare import same, same_output
         ([1, 2], [1, 2.0], False, True, True),
         ([1, [True]], [1, [1]], False, False, True),
         ({1, 2}, {1, 2.0}, False, True, True),
-        ({1, 2}, {1, True}, False, False, False),
+        ({True, 2}, {1, 2}, False, False, True),
         ({"a": 1}, {"a": True}, False, False, True),
         ({1: "a"}, {True: "a"}, False, False, True),
         ({"a": 1}, {"a": 1, "b": 2}, False, False, False),

@@ -31,7 +31,7 @@ def probe(
     """What `posttrain.rewards.audit.probe` reports about the calls; `Unprobed` when it could not."""
     component = subject.component
     if component.target is None:
-        where = "a model" if component.thread is None else "a function of this process"
+        where = "a model" if component.runner is None else "what this process holds"
         raise Unprobed(f"{where} cannot be started in another one")
     request = {
         "probe": name,

@@ -211,8 +211,8 @@ class Subject:
         return [next(rest) if outcome is None else outcome for outcome in decided]
 
     def _ask(self, component: Component, calls: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-        if component.thread is not None:
-            return component.thread.run(calls, component.settings, component.timeout)
+        if component.runner is not None:
+            return component.runner.run(calls, component.settings, component.timeout)
         job: Job = component.job(calls)
         return self.pool.run([job])[0]
 

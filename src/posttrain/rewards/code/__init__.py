@@ -6,5 +6,6 @@
 """
 
 from posttrain.rewards.code.runner import CodeRunner, code
+from posttrain.rewards.code.suite import COLUMNS
 
-__all__ = ["CodeRunner", "code"]
+__all__ = ["COLUMNS", "CodeRunner", "code"]

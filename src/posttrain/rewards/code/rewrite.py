@@ -74,6 +74,8 @@ def rewrite_check(test: str, entry_point: str, helpers: str = "") -> list[Call |
         return rewrite_script(test, entry_point, helpers)
     if len(check.args.args) != 1:
         raise DataError(given="a test whose check takes another number of arguments", allowed="def check(candidate)")
+    if not _asserts(tree):
+        raise _asserts_nothing(test)
     candidate = check.args.args[0].arg
     body = [node for node in check.body if not _says_nothing(node)]
     calls = [_as_call(_renamed(node, candidate, entry_point), {entry_point}, "") for node in body]
@@ -88,12 +90,21 @@ def rewrite_script(test: str, entry_point: str | None, helpers: str = "") -> lis
     """A script of assertions, with or without functions of its own."""
     tree = _parse(test)
     functions = {entry_point} if entry_point else _functions(tree, defined=set())
-    if not functions or not any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(tree)):
-        raise DataError(
-            given=f"a test that asserts nothing of the program: {test[:80]!r}",
-            allowed="assertions, or a function `check(candidate)`",
-        )
+    if not functions or not _asserts(tree):
+        raise _asserts_nothing(test)
     return [Script(test, _as_they_are(functions), helpers)]
+
+
+def _asserts(tree: ast.Module) -> bool:
+    """Whether anything can make a script fail."""
+    return any(isinstance(node, ast.Assert | ast.Raise) and not _says_nothing(node) for node in ast.walk(tree))
+
+
+def _asserts_nothing(test: str) -> DataError:
+    return DataError(
+        given=f"a test that asserts nothing of the program: {test[:80]!r}",
+        allowed="assertions, or a function `check(candidate)`",
+    )
 
 
 def _parse(source: str) -> ast.Module:

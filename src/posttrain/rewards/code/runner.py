@@ -77,12 +77,17 @@ class CodeRunner:
     """Judges the completions of a step side by side, one after the other in each thread. Owns its sandbox."""
 
     def __init__(self, settings: Mapping[str, Any], size: int | None = None) -> None:
-        """SandboxUnavailable when there is none. `size` programs run at a time; by default one per core."""
+        """`size` programs run at a time; by default one per core."""
+        self._kind = settings.get("sandbox", "auto")
         self._size = size or len(os.sched_getaffinity(0))
-        self._sandbox = open_sandbox(settings.get("sandbox", "auto"), size=self._size)
+        self._sandbox: Sandbox | None = None
 
     def run(self, calls: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], timeout: float) -> list[Outcome]:
-        """One outcome per call, in order; `timeout` is for all tests of one program together."""
+        """One outcome per call, in order; `timeout` is for all tests of one program together.
+
+        The first call opens the sandbox, which is when a dataset is checked. SandboxUnavailable when there is none.
+        """
+        self._sandbox = sandbox = self._sandbox or open_sandbox(self._kind, size=self._size)
         others = {name: value for name, value in settings.items() if name in _LIMITS}
         rules = _rules(
             timeout,
@@ -94,14 +99,16 @@ class CodeRunner:
 
         def judge(completion: Any, truncated: bool = False, **row: Any) -> Verdict:
             columns = {name: value for name, value in settings.items() if name in COLUMNS}
-            return verdict(completion, columns | row, self._sandbox, rules, truncated=truncated)
+            return verdict(completion, columns | row, sandbox, rules, truncated=truncated)
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="code") as threads:
             return list(threads.map(lambda call: run_call(judge, call, {}), calls))
 
     def close(self) -> None:
         """End its processes."""
-        self._sandbox.close()
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._sandbox = None
 
 
 _LIMITS = ("wall", "cpu", "memory", "output")
