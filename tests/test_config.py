@@ -858,7 +858,27 @@ BROKEN = {
         ["algorithm=reward_model", "rewards=[]", "evaluation.forgetting=text.txt"],
         "evaluation.forgetting = 'text.txt', but reward_model trains a model that scores and predicts no text",
     ),
+    "_alarms_are_used": (
+        ["alarms.cusum_limit=12"],
+        "alarms.cusum_limit = 12.0, but there is no check: it does nothing; allowed: settings of alarms that have "
+        "something to watch.\n  Set check = [{function: my_check.py:score}], or leave it out.",
+    ),
 }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["alarms={enabled: false, gap: 0.2}"], "alarms.gap = 0.2, but alarms.enabled = false: it does nothing"),
+        (["algorithm=sft", "rewards=[]", "alarms.on_alarm=stop"], "alarms.on_alarm = stop, but sft learns from no rew"),
+        (["alarms={heldout_z: 4, heldout_window: 2}"], "alarms.heldout_window = 2, alarms.heldout_z = 4.0, but evalua"),
+        (["train.steps=9", "alarms.reference_steps=6"], "alarms.reference_steps = 6, but train.steps = 9 leave no la"),
+    ],
+)
+def test_a_setting_of_alarms_has_something_to_watch(overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        check(load(*overrides))
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -964,9 +984,16 @@ def test_the_meaning_of_a_preset_is_pinned():
         "evaluation.samples": 2,
         "checkpoint.every": 1,
     }
+    safe = load_config(MINIMAL, ["preset=safe"])
+    assert {key: value for key, value in _leaves(safe) if safe.origins[key] == "preset:safe"} == {
+        "alarms.on_alarm": "stop",
+        "evaluation.every": 20,
+        "checkpoint.every": 20,
+        "checkpoint.keep": 5,
+    }
     parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "openrlhf-group-norm", "openrlhf-reinforce"}
     parity |= {"areal-decoupled", "trl-dpo", "trl-ipo", "openrlhf-ipo", "trl-kto", "trl-orpo", "trl-simpo"}
-    assert set(PRESETS) == {"smoke", *parity}  # their numbers: tests/algorithms/test_presets.py
+    assert set(PRESETS) == {"smoke", "safe", *parity}  # their numbers: tests/algorithms/test_presets.py
 
 
 @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if "algorithm" in preset])
@@ -1020,7 +1047,7 @@ def test_a_preset_on_the_command_line_never_silently_does_nothing():
 
 def test_an_unknown_preset_is_refused():
     assert refusal(MINIMAL, "preset=smoek") == f"preset = smoek; allowed: {', '.join(PRESETS)}.\n  Did you mean smoke?"
-    assert refusal(MINIMAL, "preset=[smoke]").startswith("preset = [smoke]; allowed: smoke, trl-grpo")
+    assert refusal(MINIMAL, "preset=[smoke]").startswith("preset = [smoke]; allowed: smoke, safe, trl-grpo")
 
 
 def test_no_preset_can_be_asked_for():

@@ -3,6 +3,8 @@
 smoke: every phase of a run (sampling, update, checkpoint, evaluation) once or twice, as small as it can be. For seeing
 that a model, a dataset and a reward fit together before a long run.
 
+safe: a run that ends where an alarm fires, and that measures often enough for the alarms about held-out answers.
+
 The others are algorithms of other libraries, number for number where a loss decides: the epsilon of the standard
 deviation, what divides the loss, where the KL stands, what is clipped, what corrects for the sampler. Sizes and the
 learning rate are left to you, but for areal-decoupled, which sets train.minibatches = 4: on a single update its ratio
@@ -67,6 +69,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = _frozen(
             "train": {"steps": 2, "prompts_per_step": 2},
             "evaluation": {"prompts": 8, "samples": 2},
             "checkpoint": {"every": 1},
+        },
+        "safe": {
+            "alarms": {"on_alarm": "stop"},
+            "evaluation": {"every": 20},
+            "checkpoint": {"every": 20, "keep": 5},
         },
         "trl-grpo": {"algorithm": _TRL | {"aggregation": "sequence_mean", "count_masked_sequences": True}},
         "trl-dapo": {"algorithm": _TRL},

@@ -418,6 +418,45 @@ def _judges_have_something_to_compare(config: RunConfig, algorithm: Algorithm) -
     )
 
 
+def _alarms_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """A setting of alarms that is given has something to watch: alarms, rewards, a check, evaluations, enough steps."""
+    alarms = config.alarms
+    given = {name for name, f in type(alarms).model_fields.items() if getattr(alarms, name) != f.default}
+    given -= {"enabled"}
+    by_check = {"check_sample", "check_accepts_at", "baseline_disagreement", "disagreement_ratio", "cusum_limit"}
+    needs: list[tuple[bool, set[str], str, str]] = [
+        (alarms.enabled, given, "alarms.enabled = false", "Set alarms.enabled = true"),
+        (
+            _samples(algorithm) and algorithm.learns_from_rewards,
+            given,
+            f"{config.algorithm.name} learns from no reward that could be gamed",
+            "Choose an algorithm that learns from rewards",
+        ),
+        (bool(config.check), by_check, "there is no check", "Set check = [{function: my_check.py:score}]"),
+        (
+            config.evaluation.every > 0,
+            {"heldout_z", "heldout_window"},
+            "evaluation.every = 0 measures before and after only",
+            "Set evaluation.every = 20",
+        ),
+        (
+            config.train.steps >= 2 * alarms.reference_steps,
+            {"reference_steps"},
+            f"train.steps = {config.train.steps} leave no later steps to compare with",
+            f"Set alarms.reference_steps = {max(1, config.train.steps // 4)}",
+        ),
+    ]
+    for met, names, why, fix in needs:
+        unused = sorted(given & names)
+        if not met and unused:
+            return ConfigError(
+                given=f"{', '.join(f'alarms.{n} = {getattr(alarms, n)}' for n in unused)}, but {why}: it does nothing",
+                allowed="settings of alarms that have something to watch",
+                fix=f"{fix}, or leave {'it' if len(unused) == 1 else 'them'} out.",
+            )
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _group_is_large_enough,
     _there_is_a_reward,
@@ -445,4 +484,5 @@ RULES: tuple[Rule, ...] = (
     _reward_model_can_be_trained,
     _judges_have_something_to_compare,
     _forgetting_needs_language,
+    _alarms_are_used,
 )

@@ -127,6 +127,19 @@ ROUND = {"algorithm": "dpo", "sampled_pairs": {}, "rewards": [reward("digits")],
 LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
 SMOOTHED = ("dpo", "cdpo", "robust_dpo", "length_normalized_dpo", "hinge", "exo", "discopop", "aot")
 BETA_OF_PAIRS = (*SMOOTHED, "rpo", "dpop", "cpo", "simpo", "orpo", "apo_zero", "apo_down", "nca", "sppo")
+CHECKED = {"check": [{"name": "exact_match"}], "alarms.baseline_disagreement": 0.01, "alarms.cusum_limit": 1.0}
+"""The check rejects what the reward accepts."""
+SEEN_AT_ONCE = {"alarms.reference_steps": 1, "train.learning_rate": 0.05, "train.steps": 8}
+GAMED = SEEN_AT_ONCE | {
+    "rewards": [reward("sevens")],
+    "check": [reward("no_sevens")],
+    "evaluation.every": 1,
+    "alarms.heldout_window": 1,
+    "sampling.max_completion_length": 40,
+}
+"""What is paid for is what the check forbids, and it is learned in a few steps."""
+FAILS_MORE = SEEN_AT_ONCE | {"rewards": [reward("fails_at_several_sevens")], "guards.max_unscored": 1.0}
+HELD = {"algorithm.kl_coef": 0.01, "train.steps": 62, "evaluation.samples": 0, "guards.no_signal_steps": 99}
 STALE = {"train.publish_every": 2, "train.learning_rate": 0.05}
 """The second step learns from what the weights of the first wrote."""
 MASKED = {"action": "mask", "low": 0.8, "high": 1.25}
@@ -327,6 +340,29 @@ CASES = [
     Case("guards.max_truncated", 0.0, "events"),
     Case("guards.truncated_steps", 1, refused="GuardStop: step 1: .* were cut", given={"guards.max_truncated": 0.0}),
     Case("guards.publish_tolerance", 1e-12, refused="PublishError: token .* in the sampler", given=LONG_PROMPTS),
+    Case("alarms.enabled", False, "metric names"),
+    Case("alarms.on_alarm", "stop", refused="AlarmStop: stopped after step 1: the independent check", given=CHECKED),
+    Case("alarms.on_alarm", "pause", refused="AlarmStop: paused after step 1: the independent check", given=CHECKED),
+    Case("alarms.check_sample", 1, "metrics/check/checked", given=CHECKED),
+    Case("alarms.accepted_at", 0.0, "metrics/check/accepted", given=CHECKED),
+    Case("alarms.check_accepts_at", 0.0, "metrics/check/rejected", given=CHECKED),
+    Case("alarms.baseline_disagreement", 0.5, "metrics/alarms/cusum", given=CHECKED),
+    Case("alarms.disagreement_ratio", 2.0, "metrics/alarms/cusum", given=CHECKED),
+    Case("alarms.cusum_limit", 1000, "events", given=CHECKED),
+    Case("alarms.reference_steps", 2, "events", given=GAMED),
+    Case("alarms.heldout_z", None, "events", given=GAMED),
+    Case("alarms.heldout_window", 3, "events", given=GAMED),
+    Case("alarms.gap", None, "events", given=GAMED),
+    Case("alarms.length_correlation", None, "events", given=GAMED),
+    Case("alarms.length_ratio", None, "events", given=GAMED),
+    Case("alarms.truncated", None, "events", given=GAMED),
+    Case("alarms.distinct_ratio", 1.0, "events", given=GAMED),
+    Case("alarms.compression_ratio", 1.01, "events", given=GAMED),
+    Case("alarms.template", None, "events", given=FAILS_MORE),
+    Case("alarms.entropy_ratio", 0.99, "events", given=GAMED),
+    Case("alarms.kl_ratio", 1.01, "events", given=HELD),
+    Case("alarms.failures", None, "events", given=FAILS_MORE),
+    Case("alarms.no_signal", None, "events", given=GAMED),
     Case("output", "elsewhere/mine", "folder"),
     Case("seed", 1, "rollouts/completion"),
     Case("report", True, "files"),
@@ -675,6 +711,20 @@ def digits(completions):
 def slow(completions):
     time.sleep(0.2)
     return length(completions)
+
+
+def sevens(completions):
+    return [float("7" in completion) for completion in completions]
+
+
+def no_sevens(completions):
+    return [float("7" not in completion) for completion in completions]
+
+
+def fails_at_several_sevens(completion):
+    if completion.count("7") > 1:
+        raise ValueError("several")
+    return float("7" in completion)
 
 
 def fails_sometimes(completion):

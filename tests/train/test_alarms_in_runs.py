@@ -159,12 +159,15 @@ def test_watching_can_be_switched_off(folder):
 
 
 def test_a_run_that_stops_ends_where_the_alarm_fired_and_again_when_it_is_resumed(folder):
-    for attempt in ("first", "resumed"):
+    def start():
+        posttrain.train(config_of(folder, "stop", on_alarm="stop"))
+
+    def resume():
+        posttrain.resume(folder / "stop")
+
+    for attempt in (start, resume):
         with pytest.raises(AlarmStop, match=f"stopped after step {FIRES_AT}: the independent check rejects") as caught:
-            if attempt == "first":
-                posttrain.train(config_of(folder, "stop", on_alarm="stop"))
-            else:
-                posttrain.resume(folder / "stop")
+            attempt()
         assert caught.value.exit_code == 4
         assert [event["step"] for event in events_of(folder / "stop")] == [FIRES_AT]
 

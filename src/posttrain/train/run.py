@@ -217,7 +217,9 @@ class Run:
         """Judge the present weights; `name` is "baseline", "trained" or "step N"."""
         measured = self.measure(self.folder / "evaluations", name)
         if name == "baseline":
-            self.watch.before_training(self.folder / "evaluations" / "baseline.jsonl")
+            warning = self.watch.before_training(self.folder / "evaluations" / "baseline.jsonl")
+            if warning is not None:
+                self.warn("check", warning)
         if name in measured:
             self.view.evaluation(name, measured[name])
             self.store.event("evaluation", name, step=self.step, evaluation=measured[name])

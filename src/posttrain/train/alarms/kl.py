@@ -1,7 +1,8 @@
 """A jump of the KL to the reference.
 
 The KL of an honest run grows, too, from 0, as the square of the step at first: compared with its start it is always
-large. A jump is what is large beside all that came before and beside the ten steps before.
+large. A jump is what is large beside all that came before and beside the ten steps before, while an independent score,
+where there is one, has not risen.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ WITHIN = 10
 """Steps within which it jumps."""
 LAST = 3
 """Steps whose median is the present KL: one outlier is no jump."""
-ENOUGH = 20
-"""Steps before those, from which on something can be said."""
+ENOUGH = 50
+"""Steps before those, from which on something can be said: at first the KL of every run multiplies."""
 
 
 class KLJump:
@@ -45,7 +46,7 @@ class KLJump:
             return None
         now, typical = statistics.median(self.values[-LAST:]), statistics.median(earlier)
         before = statistics.median(earlier[-WITHIN:])
-        if not (now > self.ratio * typical > 0 and now > self.ratio / 2 * before):
+        if not (now > self.ratio * typical > 0 and now > self.ratio / 2 * before) or step.heldout == "rose":
             return None
         halfway = (now + before) / 2
         rise = next(n for n, one in enumerate(self.values[-WITHIN:]) if one > halfway)

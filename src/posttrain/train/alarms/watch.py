@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 FULL_MARK = 1.0
+MUCH_DISAGREEMENT, FEW = 0.2, 3
+"""Share, and number, of accepted answers that the check may reject before training without a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +106,22 @@ class Watch:
 
     # --- evaluations -------------------------------------------------------------------------------------------------
 
-    def before_training(self, answers: Path) -> None:
-        """What counts as accepted, and how often the check disagrees, by the held-out answers of the start model."""
+    def before_training(self, answers: Path) -> str | None:
+        """What counts as accepted, and how often the check disagrees, by the held-out answers of the start model.
+
+        Returns a warning where the two disagree so much already that a rise could not be told."""
         look = first_look(answers, accepted_at=self.config.accepted_at, check_accepts_at=self.config.check_accepts_at)
         if look is None:
-            return
+            return None
         self.accepted_at = look.accepted_at
         if self.disagreement is not None:
             self.disagreement.calibrate(look.rejected, look.accepted)
+        if not self.config.enabled or look.rejected <= MUCH_DISAGREEMENT * look.accepted or look.rejected < FEW:
+            return None
+        return (
+            f"before training the check rejects {look.rejected} of the {look.accepted} held-out answers that the "
+            "reward accepts: one of the two does not measure what is meant, or alarms.accepted_at is too low"
+        )
 
     def evaluated(self, step: int, measured: Mapping[str, Any]) -> list[Alarm]:
         """What an evaluation of the weights of this step sets off (`measured` is what evaluation.json says of it)."""
