@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -250,6 +251,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def unknown_phase(function: str, arguments: Sequence[Any]) -> Any:
+    """A stand-in for a function without a definition, such as f: f(x + 1) and f(1 + x) agree, f(x) and f(y) do not."""
+    return sum(
+        (argument * (place + 1.25) for place, argument in enumerate(arguments)), zlib.crc32(function.encode()) % 7
+    )
+
+
 def approximate(node: Node, point: Point, options: Options) -> complex | None:
     """The value to about 12 digits, or None where floating point does not reach."""
     try:
@@ -287,6 +295,8 @@ def _approximate(node: Node, point: Point, options: Options) -> complex:
             bare = 1.0 if options.natural_log else math.log(10)
             return natural[0] / (natural[1] if len(natural) > 1 else bare)
         case Call():
-            return _FUNCTIONS[node.function](*(of(argument) for argument in node.arguments))
+            arguments = [of(argument) for argument in node.arguments]
+            known = _FUNCTIONS.get(node.function)
+            return known(*arguments) if known else 2 + cmath.sin(unknown_phase(node.function, arguments))
         case PlusMinus() | Grid():
             raise ValueError

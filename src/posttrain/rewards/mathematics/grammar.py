@@ -121,7 +121,8 @@ class _Reader(Cursor):
             elif following in ("/", "÷"):
                 self.take()
                 above = factors[0] if len(factors) == 1 else Product(tuple(factors), signed)
-                factors, signed = [Quotient(above, self.factor(), signed=following == "÷")], False
+                factors = [Quotient(above, self.factor(), signed=following == "÷")]
+                signed = False
             elif self._continues():
                 fraction = self._fraction_of_mixed(factors[-1])
                 if fraction is not None:

@@ -26,7 +26,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from posttrain.rewards.mathematics import compare
 from posttrain.rewards.mathematics.cursor import NotAnExpression
-from posttrain.rewards.mathematics.evaluate import symbols_of
+from posttrain.rewards.mathematics.evaluate import symbols_of, unknown_phase
 from posttrain.rewards.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse as parse_exactly
@@ -128,9 +128,16 @@ def _value(node: Node, point: dict[str, Any], options: Options) -> Any:
         case Call(function="abs" | "floor" | "ceil" | "factorial" | "binom" | "degree"):
             return _FUNCTIONS[node.function](*(of(argument) for argument in node.arguments))
         case Call():
-            return _FUNCTIONS[node.function](of(node.arguments[0]))
+            arguments = [of(argument) for argument in node.arguments]
+            known = _FUNCTIONS.get(node.function)
+            return known(arguments[0]) if known else 2 + mpmath.sin(unknown_phase(node.function, arguments))
         case _:
             raise ValueError(node)
+
+
+def is_mathematics(latex: str) -> bool:
+    """Whether math-verify finds anything in a text that our grammar cannot read."""
+    return any(not isinstance(value, str) for value in parse(f"$${latex}$$", _READER, parsing_timeout=0))
 
 
 def _math_verify(gold: str, given: str) -> bool:
