@@ -222,13 +222,14 @@ def test_async_functions_of_both_forms(reward_file, score):
     assert score(["a", "block", "bb"], one).parts["one"] == [[1.0, None, 2.0]]
 
 
-def test_a_hostile_answer_is_killed_and_the_others_are_scored(score):
+def test_a_hostile_answer_is_not_worked_out_and_the_others_are_scored(score):
     tower = r"\boxed{x = 9^{9^{9^{9}}}}"
     scores = score(
         [tower, r"\boxed{\frac{\sqrt{2}}{2}}", "0"], Reward(name="math", timeout=2), answer=r"\frac{1}{\sqrt{2}}"
     )
-    assert scores.parts["math"] == [[None, 1.0, 0.0]]
-    assert scores.failures[0].kind == "timeout"
+    assert scores.parts["math"] == [[0.0, 1.0, 0.0]]
+    assert scores.verdicts["math"][0][0].reason == "too_large"
+    assert not scores.failures
 
 
 def test_a_catastrophic_pattern_is_killed(score):

@@ -8,7 +8,8 @@ import pytest
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import exact_match, math, numeric, regex
-from posttrain.rewards.verifiers import math_gold, math_of_numbers
+from posttrain.rewards.mathematics.golds import math_gold
+from posttrain.rewards.mathematics.presets import math_quick
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
 needs_data = pytest.mark.skipif(not MATH.is_dir(), reason="the shared data folder is not there")
@@ -44,10 +45,10 @@ def test_exact_match_extracts_the_last_match():
         ("0.1", 0.1, 1.0),
         ("0.1000000001", "0.1", 0.0),
         ("1/3", "0.333", 0.0),
-        ("20%", "20", 1.0),
+        ("20%", "20", 0.0),
         ("20%", "0.2", 1.0),
         ("0.2", "20%", 1.0),
-        ("20", "20%", 1.0),
+        ("20", "20%", 0.0),
         ("2000%", "20%", 0.0),
         ("the answer is 7, or maybe 8", "7", 0.0),
         (r"$\boxed{6}$ or $\boxed{7}$", "7", 0.0),
@@ -62,6 +63,8 @@ def test_numeric_takes_a_relative_and_an_absolute_tolerance():
     assert numeric("3.14", "3.14159", relative_tolerance=1e-3) == 1.0
     assert numeric("3.13", "3.14159", relative_tolerance=1e-3) == 0.0
     assert numeric("10", "11", absolute_tolerance=1) == 1.0
+    assert numeric("1001", "1000", relative_tolerance=0.01) == 0.0  # an integer is exact
+    assert numeric("1001", "1000.0", relative_tolerance=0.01) == 1.0
     with pytest.raises(ConfigError, match="below 0"):
         numeric("1", "1", relative_tolerance=-1.0)
 
@@ -97,11 +100,18 @@ def test_math_compares_what_is_meant(gold, completion, expected):
     assert math(completion, gold) == expected
 
 
-def test_plain_numbers_do_not_reach_math_verify():
-    assert math_of_numbers("#### 1,000", "1000.0") == 1.0
-    assert math_of_numbers("#### 999", "1000") == 0.0
-    assert math_of_numbers(r"\boxed{x^2}", "1000") is None
-    assert math_of_numbers("0.333333", r"\frac{1}{3}") is None
+def test_numeric_reads_a_percent_sign_exactly_unless_told_otherwise():
+    for completion, answer in (("20%", "20"), ("20", "20%"), ("20%", "0.2"), ("0.2", "20%")):
+        assert numeric(completion, answer, percent="either") == 1.0
+    assert numeric("2000%", "20%", percent="either") == 0.0
+    with pytest.raises(ConfigError, match="percent = 'loose'"):
+        numeric("1", "1", percent="loose")  # type: ignore[arg-type]
+
+
+def test_only_algebra_goes_to_a_worker():
+    for completion, gold in [("#### 1,000", "1000.0"), (r"\boxed{x^2}", "1000"), (r"\boxed{(x+1)^2}", "x^2+2x+1")]:
+        assert math_quick(completion, gold) is not None
+    assert math_quick(r"\boxed{\sec^2 y}", r"\tan^2 y + 1") is None
 
 
 def test_no_model_text_is_executed(tmp_path):
@@ -123,7 +133,7 @@ def test_a_gold_answer_that_is_none_raises_whatever_the_completion(gold):
 def test_a_gold_answer_of_the_wrong_kind_says_so():
     with pytest.raises(DataError, match=r"the gold answer 'x\^2' is not one number"):
         numeric("1", "x^2")
-    with pytest.raises(DataError, match="is no mathematics that math-verify can read"):
+    with pytest.raises(DataError, match="cannot be read"):
         math(r"\boxed{x}", r"\frac{1}{")
 
 
@@ -132,44 +142,5 @@ def test_a_gold_answer_of_the_wrong_kind_says_so():
 def test_every_gold_of_gsm8k_and_svamp_is_a_number_and_right_for_itself(file, column):
     for row in rows(file):
         text = f"Therefore the answer is ${math_gold(row[column])}."
-        assert numeric(text, row[column]) == math_of_numbers(text, row[column]) == 1.0
+        assert numeric(text, row[column]) == math_quick(text, row[column]) == 1.0
         assert numeric(f"\\boxed{{{math_gold(row[column])}1}}", row[column]) == 0.0
-
-
-@needs_data
-def test_numeric_agrees_with_the_human_labels_of_gsm8k_solutions():
-    """Four models' real solutions, labelled by OpenAI; the models were trained to end in `#### N`."""
-    solutions = [
-        (row[model]["solution"], row["ground_truth"].rpartition("A: ")[2], row[model]["is_correct"])
-        for row in rows("gsm8k_model_solutions.jsonl.gz")[::4]
-        for model in ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
-    ]
-    wrong = [solution for solution, gold, correct in solutions if numeric(solution, gold) != float(correct)]
-    assert len(solutions) > 1000
-    assert len(wrong) <= 0.005 * len(solutions), wrong[:5]
-
-
-@needs_data
-def test_math_agrees_with_published_answer_pairs():
-    """Qwen's sampled answers to MATH problems: one pair differs, `10{,}000` against `10000`, labelled unequal."""
-    pairs = rows("answer_pairs_qwen_math100.jsonl")[::4]
-    differing = [
-        (pair["gold"], pair["pred"])
-        for pair in pairs
-        if math(f"\\boxed{{{pair['pred']}}}", pair["gold"]) != float(pair["equivalent"])
-    ]
-    assert set(differing) <= {("10{,}000", "10000")}
-
-
-@needs_data
-@pytest.mark.slow
-def test_math_agrees_with_math_verify_on_its_own_regression_cases():
-    """The rest differs by rule: decimal commas, tolerances below our exactness, boxes and statements that disagree."""
-    pairs = rows("answer_pairs_math_verify.jsonl")
-    agreeing = 0
-    for pair in pairs:
-        try:
-            agreeing += math(pair["pred"], pair["gold"]) == float(pair["equivalent"])
-        except DataError:  # a gold that math-verify cannot read and compares as characters, cut off where it failed
-            continue
-    assert agreeing >= 246

@@ -57,6 +57,18 @@ def multiple_choice(
     return verdict
 
 
+def choice_of(completion: str | Sequence[Message]) -> str | None:
+    """The one letter that a completion chooses.
+
+    >>> choice_of("So the answer is (C)."), choice_of("A or B")
+    ('C', None)
+    """
+    chosen = {
+        choice for text in _named(final_segment(text_of(completion))) or () if (choice := _choice(text, {})) is not None
+    }
+    return chosen.pop() or None if len(chosen) == 1 else None
+
+
 def _verdict(segment: str, gold: str, options: Options, *, truncated: bool) -> Verdict:
     named = _named(segment)
     if named is None:

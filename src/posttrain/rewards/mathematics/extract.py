@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from posttrain.rewards.mathematics import places
 from posttrain.rewards.mathematics.compare import same
@@ -22,11 +23,13 @@ from posttrain.rewards.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
 from posttrain.rewards.mathematics.prose import NUMBER, single_number
-from posttrain.rewards.mathematics.values import Value
+from posttrain.rewards.mathematics.values import Unread, Value, Words
 from posttrain.rewards.verdict import Reason
 
 MAX_TEXT = 2_000_000
 """Characters of a completion that is read at all."""
+
+STRICT = Options()
 
 _JOINT = re.compile(
     r"(?:[\s$,;.&]|\\[,;!()\[\]]|\\q?quad(?![a-z])|\\text\s?\{\s*(?:and|or|,)\s*\}|(?<!\w)(?:and|or)(?!\w))*+"
@@ -49,12 +52,14 @@ _EXPLANATION = re.compile(
 FORMULA = re.compile(
     r"(?<!\\)\$\$(?P<a>[^$]+)\$\$|(?<!\\)\$(?P<b>(?:[^$\\]|\\.)+)\$|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]", re.DOTALL
 )
-_AMOUNTS = re.compile(r"\s*[0-9][0-9.,]*\s+[a-z]{2,}|\s*[0-9][0-9.,]*\s*$")
+_AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}")
+"""The beginning of `$5 and $6`, which is no formula."""
 _CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|final answer)\b[\s,:*]*", re.IGNORECASE)
 _CLAIM = re.compile(
-    r"(?:\b(?:is|are|be|equals?|was|were|equal\s+to|it's|gives?|get|have|has|total|of|costs?|to|by|than|answer)|=|≈|:|->|→|\\approx)\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$",
+    r"(?:\b(?:is|are|be|equals?|was|were|equal\s+to|it's|gives?|makes?|get|have|has|total|of|costs?|to|by|than|answer)|=|≈|:|->|→|\\approx)\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$",
     re.IGNORECASE,
-)  # noqa: E501
+)
+_OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
 _NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
 
 
@@ -82,7 +87,7 @@ class NeedsAlgebra(Exception):
 class Reader:
     """Reads answers and says which are the same."""
 
-    options: Options = Options()
+    options: Options = STRICT
     algebra: Callable[[str, str], bool] | None = None
     """Decides what takes symbolic algebra; without it such a question raises NeedsAlgebra."""
 
@@ -138,7 +143,7 @@ def final_segment(text: str) -> str:
 def _decide(segment: str, reader: Reader) -> Extracted:
     boxes, tags, statements = places.find_boxes(segment), places.find_tags(segment), places.find_statements(segment)
     if boxes is None or tags is None or statements is None:
-        return _ambiguous(places.MAX_PLACES, detail=f"more than {places.MAX_PLACES} answers, or too far apart")
+        return _too_many(segment)
     if boxes and boxes[-1].closing < 0:
         return Extracted(None, reason="no_answer", detail="the last box is never closed")
     shown = [content for box in boxes if (content := places.box_content(segment, box))]
@@ -164,6 +169,14 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     if contradicting:
         return _ambiguous(2, detail=f"the statement {contradicting[0]!r} beside the box {answer!r}")
     return Extracted(answer, 1)
+
+
+def _too_many(segment: str) -> Extracted:
+    if segment.count("\\boxed") + segment.count("\\fbox") in range(1, places.MAX_PLACES):
+        return Extracted(
+            None, 1, reason="too_large", detail=f"no end in {places.MAX_SCANNED} characters from the box on"
+        )
+    return _ambiguous(places.MAX_PLACES, detail=f"more than {places.MAX_PLACES} answers")
 
 
 def _stated(claims: list[str], statements: list[str], segment: str, reader: Reader) -> Extracted:
@@ -197,7 +210,7 @@ def _distinct(answers: list[str], reader: Reader) -> list[str]:
 
 def _are_joined(segment: str, boxes: list[places.Box]) -> bool:
     """Whether the boxes are one list: `\\boxed{1}, \\boxed{2}`, `y_1 = \\boxed{1} and y_2 = \\boxed{2}`."""
-    for one, other in zip(boxes, boxes[1:], strict=False):
+    for one, other in pairwise(boxes):
         between = segment[one.closing + 1 : other.start]
         if len(between) > 80 or not (_JOINT.fullmatch(between) or _NAMED_JOINT.fullmatch(between)):
             return False
@@ -220,7 +233,7 @@ def _claim(statement: str, reader: Reader) -> str:
     """The answer within a statement: `$7$, because ...` is 7, `9 eggs per day` the number, `7 or 8` all of it."""
     text = _EXPLANATION.sub("", _FILLER.sub("", statement)).strip(" ,;:*")
     formula = FORMULA.match(text)
-    if formula and not _AMOUNTS.fullmatch(formula[formula.lastgroup or 0]):
+    if formula and not _AMOUNTS.match(text):
         rest = text[formula.end() :]
         percent = places._PERCENT_BEHIND.match(rest)
         if not re.search(rf"[0-9$\\]|\b{_HEDGE}", rest[percent.end() if percent else 0 :]):
@@ -243,12 +256,17 @@ def _is_definite(claim: str, reader: Reader) -> bool:
 
 
 def _has_number(value: Value | None) -> bool:
-    return value is not None and bool(re.search(r"[0-9]", value.text))
+    """Whether it is mathematics with a number in it, and no sentence."""
+    return value is not None and not isinstance(value.meaning, Words | Unread) and bool(re.search("[0-9]", value.text))
 
 
 def without_dollars(text: str) -> str:
     """Without the delimiters of formulas; a currency sign stays."""
-    return FORMULA.sub(lambda match: match[match.lastgroup or 0].strip(), text).strip()
+
+    def bare(match: re.Match[str]) -> str:
+        return match.group() if _AMOUNTS.match(match.group()) else match[match.lastgroup or 0].strip()
+
+    return FORMULA.sub(bare, text).strip()
 
 
 def _concluded(segment: str, reader: Reader) -> Extracted:
@@ -281,10 +299,16 @@ def _of_sentence(sentence: str, reader: Reader) -> Extracted:
     ends = [0, *(end for _, _, end in atoms)]
     if all(_JOINT.fullmatch(clause, end, start) for end, (_, start, _) in zip(ends[1:], atoms[1:], strict=False)):
         return _ambiguous(len(texts), texts)
-    claimed = [atom for atom, start, _ in atoms if _CLAIM.search(clause, 0, start) and not _NOT.search(clause[:start])]
+    claimed = [atom for atom, start, end in atoms if _is_claimed(clause, start, end)]
     if len(set(claimed)) == 1 and atoms[-1][0] == claimed[-1]:
         return Extracted(claimed[-1], 1)
     return _ambiguous(len(texts))
+
+
+def _is_claimed(clause: str, start: int, end: int) -> bool:
+    """Whether a number is said to be the result: `is 12`, `= 12`; not the 9 of `makes 9 * 2`."""
+    goes_on = _OPERATION.match(clause, end)
+    return bool(not goes_on and _CLAIM.search(clause, 0, start) and not _NOT.search(clause[:start]))
 
 
 def _atoms(sentence: str) -> list[tuple[str, int, int]]:
@@ -293,8 +317,8 @@ def _atoms(sentence: str) -> list[tuple[str, int, int]]:
     at = 0
     for formula in FORMULA.finditer(sentence):
         content = formula[formula.lastgroup or 0]
-        if _AMOUNTS.match(content) and formula.group().startswith("$") and formula.end() < len(sentence):
-            continue  # `$5 and $6`: two amounts of money
+        if _AMOUNTS.match(formula.group()):
+            continue
         found += _numbers(sentence, at, formula.start())
         at = formula.end()
         percent = places._PERCENT_BEHIND.match(sentence, at)

@@ -79,6 +79,15 @@ def read_gold(text: str, options: Options) -> Value:
         raise unusable(text, unreadable.detail or unreadable.reason) from None
 
 
+@lru_cache(maxsize=4096)
+def require_mathematics(text: str) -> None:
+    """DataError for a gold that neither our grammar nor math-verify can read. May take long."""
+    from posttrain.rewards.mathematics import symbolic  # loads sympy: only where it is needed
+
+    if not symbolic.is_mathematics(text):
+        raise unusable(text, "it is no mathematics")
+
+
 def unusable(text: str, why: str) -> DataError:
     shown = text if len(text) <= 80 else text[:77] + "..."
     return DataError(

@@ -49,7 +49,7 @@ def gold_number(answer: Any) -> Gold:
 
 
 class Gold(Number):
-    """A gold number, and whether it was written as a decimal: only such a one can be met within a relative tolerance."""
+    """A gold number, and whether it was written as a decimal: a relative tolerance applies to no other."""
 
     is_decimal: bool = False
 
@@ -96,6 +96,19 @@ def read_number(text: str) -> Number | None:
     if not isinstance(meaning, NumberValue):
         return None
     return Number(Fraction(meaning.value) * (100 if meaning.percent else 1), meaning.percent)
+
+
+def number_of(completion: str | Sequence[Message]) -> Number | None:
+    """The one number that a completion gives as its answer.
+
+    >>> number_of("That is 5 + 4 = 9. The answer is 9 eggs.").value
+    Fraction(9, 1)
+    """
+    found = extract(text_of(completion), _READER).answer
+    try:
+        return None if found is None or hidden_characters(found) else read_number(found)
+    except Unreadable:
+        return None
 
 
 def _close(gold: Gold, found: Number, percent: Percent, relative: float, absolute: float) -> bool:

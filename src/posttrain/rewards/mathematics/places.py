@@ -14,6 +14,8 @@ MAX_SCANNED = 200_000
 """Characters from the first box on in which further boxes are looked for."""
 MAX_PLACES = 64
 """Boxes, tags or statements that are looked at. Nobody has that many reasons to state one answer."""
+MAX_NESTED = 3
+"""Boxes within each other, with nothing else between them, that are one."""
 MAX_TAIL = 3000
 """Characters at the end of a text without box or statement in which its conclusion is looked for."""
 
@@ -141,8 +143,9 @@ def box_content(text: str, box: Box) -> str:
     '-28\\%'
     """
     content = text[box.opening : box.closing].strip()
-    while content.startswith("\\boxed{") and content.endswith("}") and len(inner := find_boxes(content) or []) == 1:
-        if inner[0].closing != len(content) - 1:
+    for _ in range(MAX_NESTED):
+        inner = (find_boxes(content) or []) if content.startswith("\\boxed{") else []
+        if len(inner) != 1 or inner[0].closing != len(content) - 1:
             break
         content = content[inner[0].opening : -1].strip()
     if not content:

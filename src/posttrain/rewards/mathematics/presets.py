@@ -120,7 +120,7 @@ def aime(completion: Completion, answer: Any, *, truncated: bool = False) -> Ver
 
 
 def math_quick(completion: Completion, answer: Any, *, truncated: bool = False, **options: Any) -> Verdict | None:
-    """What `math` decides in microseconds; None when it takes algebra, which belongs into a process that can be killed."""
+    """What `math` decides in microseconds; None when it takes algebra, which only a killable process may do."""
     return _quick(completion, answer, Options(**options), truncated)
 
 

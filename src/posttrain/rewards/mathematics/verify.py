@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from posttrain.rewards.mathematics.extract import Extracted, Reader, extract
-from posttrain.rewards.mathematics.golds import math_gold, read_gold
+from posttrain.rewards.mathematics.extract import Extracted, NeedsAlgebra, Reader, extract
+from posttrain.rewards.mathematics.golds import math_gold, read_gold, require_mathematics
 from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
-from posttrain.rewards.mathematics.values import Value
+from posttrain.rewards.mathematics.values import Unread, Value
 from posttrain.rewards.verdict import Verdict
 
 Algebra = Callable[[str, str], bool]
@@ -40,6 +40,10 @@ def verify(
     start = perf_counter()
     gold_text = math_gold(answer)
     gold = read_gold(gold_text, options)
+    if isinstance(gold.meaning, Unread):
+        if algebra is None:
+            raise NeedsAlgebra
+        require_mathematics(gold_text)
     reader = Reader(options, algebra)
     found = extract(text_of(completion), reader)
     verdict = _judge(gold, gold_text, found, reader, truncated=truncated)

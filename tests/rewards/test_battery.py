@@ -1,0 +1,65 @@
+"""The battery: what deserves the reward gets it, and nothing else does, whatever it tries."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from tests.rewards.battery import MALFORMED_GOLDS, OWN, PUBLISHED, Case
+
+from posttrain.errors import DataError
+from posttrain.rewards.mathematics import presets
+from posttrain.rewards.verdict import Verdict
+
+VERIFIERS = {name: getattr(presets, name) for name in ("math", "math500", "numeric", "gsm8k", "svamp", "aime")}
+CASES = PUBLISHED + OWN
+
+
+def judge(case: Case, **options) -> Verdict:
+    return VERIFIERS[case.verifier](case.completion, case.gold, **options)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.missed], ids=lambda case: case.key.split()[-1])
+def test_a_completion_earns_what_it_deserves(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start = time.perf_counter()
+    verdict = judge(case)
+    assert verdict.score == float(case.accept), verdict
+    assert time.perf_counter() - start < 5  # comes back at all: no case needs a clock
+    if case.reason is not None:
+        assert verdict.reason == case.reason, verdict
+    assert not list(Path(tmp_path).iterdir()), "model text was executed"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.option], ids=lambda case: case.key.split()[-1])
+def test_a_matter_of_policy_follows_its_option(case):
+    assert judge(case, **case.option).score == float(not case.accept)
+
+
+def test_at_most_one_deserved_reward_of_the_published_half_is_missed():
+    missed = [case.key for case in PUBLISHED if case.missed]
+    assert missed == ["117 dos_intpow2"]
+    for case in CASES:
+        if case.missed:
+            assert judge(case).score == 0.0, f"{case.key} is accepted by now: correct the battery"
+
+
+@pytest.mark.parametrize("gold", MALFORMED_GOLDS, ids=repr)
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_nothing_is_earned_for_a_gold_that_is_none(gold, verifier):
+    for completion in ("", r"\boxed{}", r"\boxed{7}", "None", "nan"):
+        with pytest.raises(DataError):
+            VERIFIERS[verifier](completion, gold)
+
+
+def test_a_completion_that_was_cut_is_called_truncated():
+    assert presets.math(r"so \boxed{7", "7", truncated=True).reason == "truncated"
+    assert presets.math("so we", "7", truncated=True).reason == "truncated"
+    assert presets.math(r"so \boxed{7}, as", "7", truncated=True).reason == "correct"
+
+
+def test_a_verdict_says_what_it_judged_and_how_long_it_took():
+    verdict = presets.math(r"so \boxed{0.50}", r"\frac{1}{2}")
+    assert (verdict.reason, verdict.extracted) == ("correct", "0.50")
+    assert 0 < verdict.seconds < 5
