@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from posttrain.rewards.mathematics.approximate import approximate
 from posttrain.rewards.mathematics.cursor import NotAnExpression
-from posttrain.rewards.mathematics.evaluate import approximate, free_symbols
 from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import ONE, Algebra, Atom, Polynomial, Ratio, atom, number
 from posttrain.rewards.mathematics.regions import equal_ends, interval, points
-from posttrain.rewards.mathematics.tree import Literal, Node
+from posttrain.rewards.mathematics.tree import Literal, Node, free_symbols
 from posttrain.rewards.mathematics.units import same_unit
 from posttrain.rewards.mathematics.values import (
     Based,

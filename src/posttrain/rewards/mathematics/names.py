@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from posttrain.rewards.mathematics.structure import closing_of, spelled
 from posttrain.rewards.mathematics.tokens import Token
-
-CONSTANTS = frozenset("πe∞i")
-"""Letters that stand for numbers."""
+from posttrain.rewards.mathematics.tree import CONSTANTS
 
 
 def name_of(tokens: Sequence[Token]) -> str | None:

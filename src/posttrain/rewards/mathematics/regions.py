@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from posttrain.rewards.mathematics.approximate import approximate
 from posttrain.rewards.mathematics.cursor import NotAnExpression
-from posttrain.rewards.mathematics.evaluate import approximate, free_symbols
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import Algebra, number
-from posttrain.rewards.mathematics.tree import Minus, Symbol
+from posttrain.rewards.mathematics.tree import Minus, Symbol, free_symbols
 from posttrain.rewards.mathematics.values import Bracket, Expression, Listing, Number, Piece, Region, Value
 
 INFINITY = Value("∞", Expression(Symbol("∞"), number(0)))

@@ -8,15 +8,14 @@ from fractions import Fraction
 
 from posttrain.rewards.mathematics.compare import agree
 from posttrain.rewards.mathematics.cursor import NotAnExpression
-from posttrain.rewards.mathematics.evaluate import free_symbols
 from posttrain.rewards.mathematics.guard import Unreadable
-from posttrain.rewards.mathematics.names import CONSTANTS, is_label, name_of
+from posttrain.rewards.mathematics.names import is_label, name_of
 from posttrain.rewards.mathematics.polynomials import ONE, Atom, Ratio, atom, number
 from posttrain.rewards.mathematics.regions import INFINITY, MINUS_INFINITY, place
 from posttrain.rewards.mathematics.structure import spelled, split
 from posttrain.rewards.mathematics.things import Things
 from posttrain.rewards.mathematics.tokens import Token
-from posttrain.rewards.mathematics.tree import Call, Product, Symbol
+from posttrain.rewards.mathematics.tree import CONSTANTS, Call, Product, Symbol, free_symbols
 from posttrain.rewards.mathematics.values import (
     Bracket,
     Colons,

@@ -25,14 +25,26 @@ import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
 from posttrain.rewards.mathematics import compare
+from posttrain.rewards.mathematics.approximate import unknown_phase
 from posttrain.rewards.mathematics.cursor import NotAnExpression
-from posttrain.rewards.mathematics.evaluate import symbols_of, unknown_phase
 from posttrain.rewards.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse as parse_exactly
 from posttrain.rewards.mathematics.structure import split
 from posttrain.rewards.mathematics.tokens import Token, tokenise
-from posttrain.rewards.mathematics.tree import Call, Literal, Minus, Node, Power, Product, Quotient, Root, Sum, Symbol
+from posttrain.rewards.mathematics.tree import (
+    Call,
+    Literal,
+    Minus,
+    Node,
+    Power,
+    Product,
+    Quotient,
+    Root,
+    Sum,
+    Symbol,
+    symbols_of,
+)
 from posttrain.rewards.mathematics.values import Unread
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nobody watches the clock; our parent does

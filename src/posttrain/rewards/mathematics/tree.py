@@ -101,3 +101,21 @@ def children(node: Node) -> tuple[Node, ...]:
             return tuple(cell for row in node.rows for cell in row)
         case _:
             return ()
+
+
+CONSTANTS = frozenset("πe∞i")
+"""Letters that stand for numbers."""
+
+
+def symbols_of(node: Node) -> frozenset[str]:
+    """The letters in it other than π, e and i."""
+    if isinstance(node, Symbol):
+        return frozenset() if node.name in CONSTANTS else frozenset({node.name})
+    return frozenset().union(*map(symbols_of, children(node)))
+
+
+def free_symbols(node: Node) -> bool:
+    """Whether there is any."""
+    if isinstance(node, Symbol):
+        return node.name not in CONSTANTS
+    return any(map(free_symbols, children(node)))
