@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import fuzzy, language, repetition
-from posttrain.rewards.fuzzy import edit_distance, edit_similarity, fuzzy_match, normalized, token_f1
+from posttrain.rewards.fuzzy import SQUAD, edit_distance, edit_similarity, fuzzy_match, normalized, token_f1
+from posttrain.rewards.verifiers import exact_match
 
 # fuzzy match
 
@@ -65,6 +66,14 @@ def test_what_is_overlooked_is_what_was_declared():
     assert fuzzy_match("PARIS", "Paris", normalize=[]).score == 0
     with pytest.raises(ConfigError, match="normalize holds 'stem'; allowed: unicode, case"):
         normalized("x", ["stem"])  # type: ignore[list-item]
+
+
+def test_an_exact_match_may_overlook_what_is_declared():
+    assert exact_match("the  Cat!", "Cat").score == 0
+    assert exact_match("the  Cat!", "cat", normalize=SQUAD).reason == "correct"
+    assert exact_match("cats", "cat", normalize=SQUAD).reason == "wrong"
+    with pytest.raises(DataError, match="of the gold answer 'The' nothing is left"):
+        exact_match("x", "The", normalize=SQUAD)
 
 
 @pytest.mark.parametrize("answer", [None, "", float("nan"), [], ["a", None], "the"])
