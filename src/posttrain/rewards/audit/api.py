@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,11 +102,12 @@ def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[
     """Audit every reward of a run on the rows that it will be trained on. `folder` is where the config lies."""
     from posttrain.config_stages import in_folder
     from posttrain.data.plain import plain_prompts
-    from posttrain.data.split import read_split
+    from posttrain.data.read import read_rows
 
     sizes = {"completions_per_step": config.train.prompts_per_step * config.sampling.group_size}
     told = Options(**{**sizes, **options})
-    prompts = plain_prompts(read_split(config.data, config.seed).train[:MOST_ROWS], config.data)
+    rows = read_rows(config.data.train, split=config.data.split, max_rows=MOST_ROWS, seed=config.seed)[:MOST_ROWS]
+    prompts = plain_prompts(rows, config.data)
     return [audit_prompts(reward, prompts, told, folder=folder) for reward in in_folder(config.rewards, Path(folder))]
 
 
@@ -119,8 +121,10 @@ def audit_prompts(
     """The audit of one reward on prompts as rewards see them."""
     start = time.perf_counter()
     _enough(prompts)
-    with WorkerPool() as pool:
+    with WorkerPool() as pool, ExitStack() as stack:
         component = make_component(as_reward(reward), pool, Path(folder) if folder else None)
+        if component.runner is not None:
+            stack.callback(component.runner.close)
         component.columns({name for prompt in prompts for name in prompt.columns})
         if component.judge is not None:
             component.judge.check(prompts)
@@ -147,7 +151,7 @@ def audit_prompts(
         kind=kind,
         why=why,
         rows=len(prompts),
-        reads=tuple(map(last_line, subject.forms)),
+        reads=("a program between ```python and ```",) if kind == "code" else tuple(map(last_line, subject.forms)),
         checks=findings,
         seconds=time.perf_counter() - start,
     )

@@ -50,7 +50,7 @@ class Check:
         measured = self.run(subject) if subject.kind in self.kinds else Measured(text=f"not for kind {subject.kind}")
         return Finding(
             check=self.name,
-            status=self._status(measured, subject.kind),
+            status=self.status(measured, subject.kind),
             measured=measured.value,
             limit=self.limit(subject.kind),
             text=measured.text,
@@ -58,7 +58,8 @@ class Check:
             seconds=time.perf_counter() - start,
         )
 
-    def _status(self, measured: Measured, kind: str) -> Status:
+    def status(self, measured: Measured, kind: str) -> Status:
+        """What a measure comes to for a kind of reward; without a measure the check was skipped."""
         if measured.value is None:
             return "skipped"
         fail = self.judges_fail if kind == "judge" and self.judges_fail is not None else self.fail

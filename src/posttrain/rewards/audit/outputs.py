@@ -78,7 +78,11 @@ def malformed_rows(subject: Subject) -> Measured:
     wrong: dict[str, str] = {}
     for (name, case), answer in zip(tried, answers, strict=True):
         if _gives(answer, name, subject) and name not in wrong:
-            wrong[name] = f"{name}: {quote(case.text[-40:])} got {answer.value:g}" if answer.value is not None else name
+            wrong[name] = (
+                f"{name}: {quote(case.text.removeprefix(WORK), 40)} got {answer.value:g}"
+                if answer.value is not None
+                else name
+            )
     return Measured(
         value=len(wrong),
         text=f"{len(wrong)} of {len(MALFORMED) + len(ODD) + 1} sorts of rows are scored instead of refused",

@@ -93,6 +93,7 @@ def spellings(answer: str, form: str) -> dict[str, str]:
         "spaces around it": fill(form, f" {answer} "),
         "dollar signs around it": fill(form, f"${answer}$"),
         "a line break at the end": fill(form, answer) + "\n",
+        "a sentence behind it": fill(form, answer) + ("\n\nThis is what was asked for." if form == "boxed" else ""),
         "a long text before it": WORK * 40 + fill(form, answer),
         "reasoning before it": f"<think>\n{WORK}Maybe not.\n</think>\n{fill(form, answer)}",
         **({} if (value := number_of(answer)) is None else _of_number(value, form)),

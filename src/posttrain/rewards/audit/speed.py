@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 
 from posttrain.errors import RewardError
 from posttrain.rewards.audit.finding import Measured, quote
@@ -29,15 +30,19 @@ def latency(subject: Subject) -> Measured:
         for number in range(PER_ROW)
         for text in [subject.target(row).line(subject.golds[row]) if subject.forms else "This is all there is to say."]
     ]
+    start = time.perf_counter()
     taken = sorted(answer.seconds for answer in subject.score(cases))
+    elapsed = time.perf_counter() - start
     p50, p95, p99 = (statistics.quantiles(taken, n=100, method="inclusive")[at - 1] for at in (50, 95, 99))
-    workers = 1 if subject.component.target is None else subject.pool.size
-    projected = p95 * subject.completions_per_step / workers
+    if subject.component.target is None:  # it has processes of its own, or none: what it took is what it takes
+        projected, by = elapsed / len(cases) * subject.completions_per_step, ""
+    else:
+        projected = p95 * subject.completions_per_step / subject.pool.size
+        by = f" by {subject.pool.size} workers"
     return Measured(
         value=projected / subject.step_seconds,
         text=f"p50 {_time(p50)}, p95 {_time(p95)}, p99 {_time(p99)}, max {_time(taken[-1])}; "
-        f"{_time(projected)} for {subject.completions_per_step} completions by {workers} worker"
-        + ("s" if workers > 1 else ""),
+        f"{_time(projected)} for {subject.completions_per_step} completions{by}",
         examples=(f"of a step of {subject.step_seconds:g} s that is {100 * projected / subject.step_seconds:.0f} %",),
     )
 

@@ -138,16 +138,14 @@ class Subject:
         """Find the forms that the reward reads, from which score on it accepts, and what a call takes."""
         rows = range(min(len(self.prompts), 24))
         if self.kind in ("format", "length"):
-            self.seconds_per_call = self._timed([Case(row=row, text=f"{WORK}{row}") for row in rows])
+            self._timed([Case(row=row, text=f"{WORK}{row}") for row in rows])
             return
         candidates = [self.form] if self.form else ["bare"] if self.kind == "literal" else list(FORMS)
-        start, calls = time.perf_counter(), 0
         scores: dict[str, tuple[list[float | None], list[float | None]]] = {}
         for form in candidates:
             cases = [Case(row=row, text=make(row, form)) for make in (self.right, self.wrong) for row in rows]
-            values = [answer.value for answer in self.score(cases)]
-            scores[form], calls = (values[: len(rows)], values[len(rows) :]), calls + len(cases)
-        self.seconds_per_call = (time.perf_counter() - start) / calls
+            values = [answer.value for answer in self._timed(cases)]
+            scores[form] = values[: len(rows)], values[len(rows) :]
         full = max((_median(right) for right, _ in scores.values()), default=0.0)
         floor = min((_median(wrong) for _, wrong in scores.values()), default=0.0)
         self.accept = (full + floor) / 2 if full > floor else (full if full > 0 else math.inf)
@@ -158,11 +156,15 @@ class Subject:
             if sum(value is not None and value >= self.accept for value in right) >= READ_BY * len(rows)
         )
 
-    def _timed(self, cases: Sequence[Case]) -> float:
-        """Seconds per completion."""
+    def _timed(self, cases: Sequence[Case]) -> list[Answer]:
+        """Score, and note what one completion takes: what the workers say, or where there are none, the clock."""
         start = time.perf_counter()
-        self.score(cases)
-        return (time.perf_counter() - start) / len(cases)
+        answers = self.score(cases)
+        elapsed = time.perf_counter() - start
+        if self.component.target is not None:
+            elapsed = sum(answer.seconds for answer in answers) / self.pool.size
+        self.seconds_per_call = elapsed / len(cases)
+        return answers
 
     def _each(self, cases: Sequence[Case], timeout: float | None) -> list[Answer]:
         return [_answer(outcome) for outcome in self._run(self.calls(cases), timeout)]

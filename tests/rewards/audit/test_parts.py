@@ -1,0 +1,184 @@
+"""The parts of the audit: spellings, cheats, changed programs, limits, and how a reward is asked."""
+
+import ast
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.rewards.audit.planted.honest import marked, number
+from tests.rewards.audit.rows import planted, sums
+
+from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit
+from posttrain.rewards.audit.cheats import Target, cheats, made_for
+from posttrain.rewards.audit.checks import Check
+from posttrain.rewards.audit.finding import Measured, quote
+from posttrain.rewards.audit.hostile import HOSTILE
+from posttrain.rewards.audit.mutants import mutants
+from posttrain.rewards.audit.renderings import FORMS, WORK, fill, final_of, number_of, spellings, written
+
+NUMBERS = st.one_of(
+    st.integers(-(10**9), 10**9).map(Fraction), st.integers(-(10**6), 10**6).map(lambda n: Fraction(n, 1000))
+)
+
+
+@given(NUMBERS)
+def test_every_spelling_of_a_number_has_its_value(value):
+    """Read by another reader than the one that wrote it."""
+    for name, text in spellings(written(value), "hash").items():
+        said = text.rpartition("#### ")[2]
+        if not said.startswith("\\frac"):
+            assert number(said) == value, name
+
+
+@given(NUMBERS)
+def test_a_number_is_written_and_read_back(value):
+    assert number_of(written(value)) == value
+
+
+@given(NUMBERS, st.sampled_from(sorted(FORMS)))
+def test_no_cheat_states_the_gold_as_its_one_answer(value, form):
+    gold = written(value)
+    target = Target(prompt="How many?", gold=gold, form=form, others=("-777777777", "888888888", "999999999"))
+    for name, text in made_for(target, cheats()):
+        assert text.strip() != fill(form, gold).strip(), name
+        if form == "hash" and number(gold) is not None:
+            assert marked(text, gold) == 0.0, name
+
+
+def test_there_are_twelve_spellings_of_a_number_that_has_thousands():
+    assert len(spellings("1234", "boxed")) == 12
+    assert spellings("Paris", "bare")["as it is"] == "Paris"
+
+
+@pytest.mark.parametrize(
+    ("gold", "final"),
+    [
+        ("1 + 1 = 2\n#### 1,234", "1,234"),
+        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (7.0, "7"),
+        (0.5, "0.5"),
+        (" A ", "A"),
+    ],
+)
+def test_the_final_answer_is_found_in_what_the_data_holds(gold, final):
+    assert final_of(gold) == final
+
+
+def test_the_line_of_reasoning_holds_nothing_that_could_be_an_answer():
+    assert not any(character.isdigit() for character in WORK)
+    assert not set("\\$#:{}") & set(WORK)
+
+
+def test_changed_programs_are_programs_and_differ():
+    program = "def f(a, b):\n    if a < b:\n        return a + 1\n    return [b] * 2 == a and True\n"
+    found = mutants(program)
+    assert len(found) == len(set(found)) >= 6
+    for text in found:
+        assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(program))
+    assert mutants("def f(:") == []
+    assert len(mutants(program, 3)) <= 3
+
+
+def limited(**limits: object) -> Check:
+    return Check(name="x", asks="?", run=lambda subject: Measured(text=""), **limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "status"),
+    [
+        (limited(warn=0.1, fail=0.3), 0.1, "ok"),
+        (limited(warn=0.1, fail=0.3), 0.11, "warn"),
+        (limited(warn=0.1, fail=0.3), 0.31, "fail"),
+        (limited(fail=0.0), float("nan"), "fail"),
+        (limited(fail=0.8, at_least=True), 0.8, "ok"),
+        (limited(fail=0.8, at_least=True), 0.79, "fail"),
+        (limited(warn=0.2), 1.0, "warn"),
+    ],
+)
+def test_a_measure_is_held_against_its_limits(check, value, status):
+    assert check.status(Measured(value=value, text=""), "exact") == status
+
+
+def test_a_check_that_is_not_sure_only_warns_and_one_without_measure_is_skipped():
+    assert limited(fail=0.0).status(Measured(value=1.0, text="", at_most="warn"), "exact") == "warn"
+    assert limited(fail=0.0).status(Measured(text="nothing to see"), "exact") == "skipped"
+
+
+def test_a_judge_has_a_limit_of_its_own():
+    check = limited(fail=0.0, judges_fail=0.01)
+    assert check.status(Measured(value=0.005, text=""), "judge") == "ok"
+    assert check.status(Measured(value=0.005, text=""), "exact") == "fail"
+
+
+def test_a_report_is_as_bad_as_its_worst_finding_and_says_so():
+    good = Finding(check="a", status="ok", measured=0.0, limit="fail > 0", text="fine")
+    bad = Finding(check="b", status="fail", measured=1.0, limit="fail > 0", text="not fine", examples=("try this",))
+    report = AuditReport(reward="r", kind="exact", why="declared", rows=50, reads=("GOLD",), checks=[good])
+    assert report.ok
+    report.checks.append(bad)
+    assert not report.ok
+    assert "FAIL b   limit: fail > 0\n    try this" in report.render()
+    assert report.to_json()["ok"] is False
+
+
+def test_names_of_checks_are_unique_and_every_limit_is_said():
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert all(check.limit() for check in CHECKS)
+
+
+def test_a_scale_of_its_own_is_halved_to_tell_accepted_from_not():
+    """A reward of -3 and +7: what gets 2 or more is accepted."""
+
+    def scaled(completion, answer):
+        return 10 * marked(completion, answer) - 3
+
+    assert audit(scaled, sums(), only=["false_accepts", "false_rejects", "length_slope"]).ok
+
+
+def test_a_form_of_its_own_is_given():
+    def final(completion, answer):
+        return float(completion == f"<final>{answer}</final>")
+
+    report = audit(final, sums(), form="<final>GOLD</final>", kind="literal", only=["false_accepts", "false_rejects"])
+    assert report.ok, report.render()
+    assert report.reads == ("<final>GOLD</final>",)
+
+
+def test_chat_rows_reach_the_reward_as_messages():
+    rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in sums()]
+
+    def chatted(completion, answer):
+        assert completion[0]["role"] == "assistant"
+        return marked(completion[0]["content"], answer)
+
+    assert audit(chatted, rows, only=["false_accepts", "false_rejects", "contract"]).ok
+
+
+def test_the_kind_is_told_by_what_a_reward_takes():
+    def everything(completions, **columns):
+        return [marked(text, gold) for text, gold in zip(completions, columns["answer"], strict=True)]
+
+    def nothing(completions, **columns):
+        return [float(len(text)) for text in completions]
+
+    def kind(reward):
+        report = audit(reward, sums(), only=["contract"])
+        return report.kind, report.why
+
+    assert kind(planted("honest:marked")) == ("exact", "it takes the gold answer")
+    assert kind(everything) == ("exact", "its scores depend on the gold answer")
+    assert kind(nothing) == ("format", "it does not take the gold answer")
+    assert kind("exact_match") == ("literal", "a built-in")
+
+
+def test_what_hangs_is_killed_and_leaves_no_process(children):
+    finding = audit(planted("running:hangs"), sums(), only=["hostile_inputs"])["hostile_inputs"]
+    assert any("killed at the deadline of 2 s" in example for example in finding.examples)
+    assert children() == []
+
+
+def test_hostile_texts_are_short_to_say_and_long_to_read():
+    assert len(HOSTILE) >= 20
+    assert max(map(len, HOSTILE.values())) <= 1 << 20
+    assert quote("7" * 200_000) == "'" + "7" * 45 + " ... (200000 characters) ... " + "7" * 22 + "'"
