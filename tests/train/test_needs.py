@@ -243,6 +243,25 @@ def test_the_components_of_the_reward_come_with_their_weights(build, folder):
     torch.testing.assert_close(sums_PG, given.rewards_PG)
 
 
+def test_behind_a_shut_gate_a_component_is_0_for_algorithms_and_itself_in_the_metrics(build, folder):
+    vowels = f"{folder / 'rewards.py'}:vowels"
+    gate = {"label": "vowels", "at_least": 0.25}  # two of them
+    run = build(
+        "watching",
+        {"rewards": [{"function": vowels, "label": "some", "gate": gate}, {"function": vowels, "weight": 0}]},
+    )
+    fed = run.feed.take(1, version=0)
+    own_PG = torch.tensor(fed.rollout.trained.scores.parts["some"])
+    is_open_PG = own_PG >= 0.25
+    assert is_open_PG.any()
+    assert own_PG[~is_open_PG].any()
+    torch.testing.assert_close(fed.experience.rewards_KPG[0], torch.where(is_open_PG, own_PG, 0.0))
+    torch.testing.assert_close(fed.experience.rewards_PG, fed.experience.rewards_KPG[0])
+    metrics = run.feed.metrics(fed)
+    assert metrics["rewards/some/gated"] == pytest.approx(1 - is_open_PG.double().mean().item())
+    assert metrics["rewards/some/mean"] == pytest.approx(own_PG.double().mean().item())
+
+
 def test_the_greedy_answer_of_each_prompt_is_scored_by_the_same_rewards(build):
     run = build("greedy")
     fed = run.feed.take(1, version=0)
