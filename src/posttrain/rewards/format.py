@@ -6,6 +6,7 @@ is right: `{name: format, gate: math, weight: 0.2}`.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -92,7 +93,9 @@ def json_schema(completion: str, *, schema: Mapping[str, Any], fenced: bool = Fa
     may stand in a code fence, which then has to be all there is. The schema refers to nothing outside itself. Needs the
     package jsonschema. Where patterns of the schema meet the text, they run in a worker.
     """
-    problems = _validator(schema)
+    if not isinstance(schema, Mapping):
+        raise ConfigError(given=f"schema = {schema!r}", allowed="a JSON schema as an object")
+    problems = _validator(json.dumps(schema))
     text = final_text(completion)
     if fenced and (found := _FENCE.fullmatch(text)):
         text = found[1]
@@ -140,7 +143,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _validator(schema: Mapping[str, Any]) -> Callable[[Any], str | None]:
+@functools.lru_cache(maxsize=64)
+def _validator(text: str) -> Callable[[Any], str | None]:
     """What a value has against the schema, or None; ConfigError where the schema is none, or the package is missing."""
     try:
         from jsonschema import Draft202012Validator, SchemaError, validators
@@ -150,11 +154,10 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[Any], str | None]:
         raise ConfigError(
             given="the reward json_schema needs the package jsonschema", fix='pip install "posttrain[schema]"'
         ) from None
-    if not isinstance(schema, Mapping):
-        raise ConfigError(given=f"schema = {schema!r}", allowed="a JSON schema as an object")
+    schema = json.loads(text)
     kind = validators.validator_for(schema, default=Draft202012Validator)
     try:
-        kind.check_schema(dict(schema))
+        kind.check_schema(schema)
     except SchemaError as error:
         raise ConfigError(given=f"the schema is none: {error.json_path}: {error.message}") from None
     validator = kind(schema, registry=Registry())  # an empty registry: nothing is fetched

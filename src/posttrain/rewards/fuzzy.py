@@ -68,8 +68,10 @@ def fuzzy_match(
 def fuzzy_match_quick(
     completion: str, answer: Any, *, measure: Measure = "token_f1", **settings: Any
 ) -> Verdict | None:
-    """What takes no longer than reading the texts; None for a comparison of edits."""
-    return None if measure == "edit" else fuzzy_match(completion, answer, measure=measure, **settings)
+    """What takes a few milliseconds at most; None for a comparison of edits, and for a flood."""
+    if measure == "edit" or len(completion) > MAX_CHARACTERS:
+        return None
+    return fuzzy_match(completion, answer, measure=measure, **settings)
 
 
 def normalized(text: str, steps: Sequence[Step]) -> str:
