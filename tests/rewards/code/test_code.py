@@ -220,7 +220,7 @@ def test_a_run_scores_a_step_in_order_and_keeps_the_reasons(children):
         rewards.check([row])
         scores = rewards.score([row], [[completion(text) for text in texts]])
     assert scores.rewards_PG == [[1.0, 0.0, 0.0, 0.0] * 3]
-    reasons = [verdict.reason for verdict in scores.verdicts["code"][0]]
+    reasons = [verdict.reason for verdict in scores.verdicts["code"][0] if verdict is not None]
     assert reasons == ["correct", "no_answer", "wrong", "error"] * 3
     assert children() == []
 

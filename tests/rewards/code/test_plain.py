@@ -110,9 +110,10 @@ own.append(own)
         (print, "a value of type builtin_function_or_method"),
         (int, "a value of type type"),
         (own, "nested too deep"),
-        ([0] * 60_000, "too many parts"),
+        ([0] * 400_000, "too many parts"),
         ([Odd()], "a value of type Odd"),
     ],
+    ids=["object", "function", "type", "own", "many", "inside"],
 )
 def test_other_values_do_not_cross(value, message):
     with pytest.raises(NotPlain, match=message):
@@ -168,3 +169,24 @@ def test_nesting_in_a_frame_is_bounded():
         data = [data]
     with pytest.raises(NotPlain, match="nested too deep"):
         unpack(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"s": [k * (2**61 - 1) for k in range(1, 1000)]},
+        {"d": [[k * (2**61 - 1), 0] for k in range(1, 1000)]},
+        {"s": [{"t": [-1 - (k >> bit & 1) for bit in range(12)]} for k in range(4096)]},
+    ],
+    ids=["numbers", "keys", "tuples"],
+)
+def test_a_set_whose_parts_were_chosen_to_collide_is_refused(data):
+    """hash(-1) is hash(-2), and multiples of 2^61 - 1 all hash to 0."""
+    with pytest.raises(NotPlain, match="share one hash"):
+        unpack(data)
+
+
+def test_large_honest_sets_and_dictionaries_are_not_refused():
+    value = {(x, y) for x in range(-100, 100) for y in range(-100, 100)}
+    assert unpack(pack(value)) == value
+    assert len(unpack(pack({str(n): n for n in range(50_000)}))) == 50_000

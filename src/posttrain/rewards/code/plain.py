@@ -18,8 +18,11 @@ from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
 
-MAX_DEPTH, MAX_NODES = 100, 50_000
+MAX_DEPTH, MAX_NODES = 100, 300_000
 """How deep a value may be nested, and how many parts it may have."""
+MAX_COLLISIONS = 200
+"""Members of a set, or keys, that may share a hash: with n of them it takes n^2 steps to build, and hashes of numbers
+and tuples can be chosen."""
 BIG = 10**1000
 """Integers beyond travel in hexadecimal: Python reads no decimal number of more than 4,300 digits."""
 
@@ -133,9 +136,15 @@ def _unpack(data: Any, depth: int) -> Any:
     items = [_unpack(item, depth - 1) for item in content]
     if tag == "r":
         return range(*items)
-    if tag == "d":
-        return dict(items)
-    return {"t": tuple, "s": set, "z": frozenset, "g": iter}[tag](items)
+    if tag in ("s", "z", "d"):
+        _check_hashes([hash(item[0] if tag == "d" else item) for item in items])
+    return {"t": tuple, "s": set, "z": frozenset, "d": dict, "g": iter}[tag](items)
+
+
+def _check_hashes(hashes: list[int]) -> None:
+    hashes.sort()
+    if any(mine == other for mine, other in zip(hashes, hashes[MAX_COLLISIONS:])):  # noqa: B905 - one is shorter
+        raise NotPlain("a set or a dictionary whose parts share one hash")
 
 
 def _hexadecimal(text: str) -> int:

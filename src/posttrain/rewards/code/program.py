@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,10 +24,13 @@ MAX_PROGRAM = 1 << 16
 PYTHON = frozenset({"", "python", "python3", "py", "py3"})
 """What may stand behind the opening fence. Other blocks (output, json, bash) are no programs."""
 
-_FENCE = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w.+-]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*+(```++|~~~++)[ \t]*+([\w.+-]*+)[^\n`]*+$", re.MULTILINE)
+"""Possessive throughout: no line takes more than one pass."""
 _THOUGHT_END = "</think>"
 _THOUGHT = "<think>"
 _BODY = "\n    pass\n"
+_NAME = "<program>"
+warnings.filterwarnings("ignore", module=_NAME)  # what Python has to say about a model's escape sequences
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def parses(source: str) -> bool:
 
 def tree_of(source: str) -> ast.Module | None:
     try:
-        return ast.parse(source) if len(source) <= MAX_PROGRAM else None
+        return ast.parse(source, _NAME) if len(source) <= MAX_PROGRAM else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -17,12 +17,14 @@ from posttrain.rewards.calls import Outcome, run_call
 from posttrain.rewards.code.bench import Rules
 from posttrain.rewards.code.examine import examine
 from posttrain.rewards.code.program import find_program
-from posttrain.rewards.code.suite import COLUMNS, read_suite
+from posttrain.rewards.code.suite import COLUMNS, Suite, read_suite
 from posttrain.rewards.sandbox import Limits, Sandbox, open_sandbox
 from posttrain.rewards.verdict import Verdict
 
 SECONDS = 10.0
 """For all tests of one program together, where no reward's `timeout` says otherwise."""
+MESSAGE = 1 << 22
+"""Bytes of one answer."""
 
 
 def code(
@@ -59,14 +61,14 @@ def code(
     `wall`, `cpu` (seconds), `memory` and `output` (bytes) are the limits of one test.
     """
     row = {name: value for name, value in locals().items() if name in COLUMNS}
-    rules = _rules(SECONDS, partial, float_ok, tolerance, Limits(wall=wall, cpu=cpu, memory=memory, output=output))
-    box = _shared(sandbox) if isinstance(sandbox, str) else sandbox
-    return verdict(completion, row | {"prompt": prompt}, box, rules, truncated=truncated)
+    limits = Limits(wall=wall, cpu=cpu, memory=memory, output=output, message=MESSAGE)
+    rules = _rules(SECONDS, partial, float_ok, tolerance, limits)
+    suite = read_suite(row | {"prompt": prompt})
+    return _verdict(completion, suite, _shared(sandbox) if isinstance(sandbox, str) else sandbox, rules, truncated)
 
 
-def verdict(completion: Any, row: Mapping[str, Any], sandbox: Sandbox, rules: Rules, *, truncated: bool) -> Verdict:
-    """The program that is found, judged by the row's tests. Tests are read even where there is no program."""
-    suite = read_suite(row)
+def _verdict(completion: Any, suite: Suite, sandbox: Sandbox, rules: Rules, truncated: bool) -> Verdict:
+    """The program that is found, judged by the tests."""
     found = find_program(completion, prompt=suite.prompt, function=suite.function, truncated=truncated)
     if found.reason:
         return Verdict(0.0, found.reason)
@@ -88,18 +90,17 @@ class CodeRunner:
         The first call opens the sandbox, which is when a dataset is checked. SandboxUnavailable when there is none.
         """
         self._sandbox = sandbox = self._sandbox or open_sandbox(self._kind, size=self._size)
-        others = {name: value for name, value in settings.items() if name in _LIMITS}
-        rules = _rules(
-            timeout,
-            settings.get("partial", False),
-            settings.get("float_ok"),
-            settings.get("tolerance", 0.0),
-            Limits(**others),
-        )
+        limits = Limits(**{name: settings[name] for name in _LIMITS if name in settings}, message=MESSAGE)
+        options = (settings.get("partial", False), settings.get("float_ok"), settings.get("tolerance", 0.0))
+        rules = _rules(timeout, *options, limits)
+        fixed = {name: value for name, value in settings.items() if name in COLUMNS}
+        suites: dict[tuple[int, ...], Suite] = {}
 
         def judge(completion: Any, truncated: bool = False, **row: Any) -> Verdict:
-            columns = {name: value for name, value in settings.items() if name in COLUMNS}
-            return verdict(completion, columns | row, sandbox, rules, truncated=truncated)
+            key = tuple(id(row.get(name)) for name in ("prompt", *COLUMNS))  # the completions of a prompt share them
+            if key not in suites:
+                suites[key] = read_suite(fixed | row)
+            return _verdict(completion, suites[key], sandbox, rules, truncated)
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="code") as threads:
             return list(threads.map(lambda call: run_call(judge, call, {}), calls))

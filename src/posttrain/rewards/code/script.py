@@ -6,6 +6,8 @@ equal to everything, not with a patched `assert`, not by ending early.
 
 from __future__ import annotations
 
+from typing import Any
+
 from posttrain.rewards.code.bench import Bench, Problem
 from posttrain.rewards.code.bundle import script_driver
 from posttrain.rewards.code.plain import NotPlain, dump, load, pack
@@ -45,7 +47,7 @@ def _run(program: str, script: Script, bench: Bench) -> Problem | None:
     return Problem("error", f"the tests called the program more than {MAX_CALLS} times")
 
 
-def _next(checker: Process, bench: Bench) -> dict[str, object] | Problem:
+def _next(checker: Process, bench: Bench) -> dict[str, Any] | Problem:
     try:
         return load(checker.receive(bench.left))
     except TimeoutError:
@@ -56,7 +58,7 @@ def _next(checker: Process, bench: Bench) -> dict[str, object] | Problem:
         return Problem("error", f"the tests ended without a verdict: {error}")
 
 
-def _failed(message: dict[str, object]) -> Problem:
+def _failed(message: dict[str, Any]) -> Problem:
     kind = str(message["error"])
     reason = "wrong" if kind == "AssertionError" else "error"
     return Problem(reason, f"{kind}: {message['text']}".rstrip(": "))
