@@ -62,7 +62,7 @@ class Things:
             raise NotAnExpression
         written = spelled(tokens)
         if written == "…" or all(token.kind == "word" or token.text in (".", "-", "'") for token in tokens):
-            return Value(written, Words(written))
+            return Value(written, Words(written.rstrip(".")))
         for reading in (self._based, self._set, self._colons, self._bracket):
             meaning = reading(tokens)
             if meaning is not None:

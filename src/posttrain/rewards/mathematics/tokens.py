@@ -100,11 +100,11 @@ _TOKEN = re.compile(
 )
 _PLAIN_NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 _TYPESET_THOUSANDS = re.compile(
-    r"(?<=[0-9])(?:\s?\{\s?,\s?\}\s{0,3}|,\s?\\!\s{0,3}|\\!\s?,\s{0,3}|\\[,;:]\s?|\\ )(?=[0-9]{3}(?![0-9]))"
+    r"(?<=[0-9])(?:\s?\{\s?,\s?\}[\s~]{0,3}|,\s?\\![\s~]{0,3}|\\!\s?,[\s~]{0,3}|\\[,;:]\s?|\\ )(?=[0-9]{3}(?![0-9]))"
 )
 _ESCAPED_TWICE = re.compile(r"\\\\([A-Za-z])")
 _OPENING, _CLOSING = frozenset({"(", "[", "{", "\\{", "⟨"}), frozenset({")", "]", "}", "\\}", "⟩"})
-_ENDINGS = ".,;: \t\n"
+_ENDINGS = ".,;: \t\n\\"
 
 
 def fold(text: str) -> str:
