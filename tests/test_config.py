@@ -869,9 +869,8 @@ BROKEN = {
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["alarms={enabled: false, gap: 0.2}"], "alarms.gap = 0.2, but alarms.enabled = false: it does nothing"),
         (["algorithm=sft", "rewards=[]", "alarms.on_alarm=stop"], "alarms.on_alarm = stop, but sft learns from no rew"),
-        (["alarms={heldout_z: 4, heldout_window: 2}"], "alarms.heldout_window = 2, alarms.heldout_z = 4.0, but evalua"),
+        (["alarms={heldout_z: 5, heldout_window: 2}"], "alarms.heldout_window = 2, alarms.heldout_z = 5.0, but evalua"),
         (["train.steps=9", "alarms.reference_steps=6"], "alarms.reference_steps = 6, but train.steps = 9 leave no la"),
     ],
 )
@@ -942,6 +941,8 @@ def test_all_broken_rules_are_told_at_once():
         ["rewards=[{name: math}]", "check=[{name: math}]"],
         ["rewards=[{name: math}, {name: math, label: again}]"],
         ["data.eval_fraction=0.1"],
+        ["alarms={enabled: false, cusum_limit: 12}"],
+        ["alarms={on_alarm: stop}"],
     ],
 )
 def test_what_is_allowed_passes(overrides):

@@ -33,11 +33,12 @@ class AlarmConfig(Part):
     """Share of accepted answers that the check rejects in an honest run. null: as measured before training on the
     held-out answers, at least 1%."""
     disagreement_ratio: Ratio | None = 5.0
-    """By which factor the odds of disagreement grow in a run that is gamed: what the sum is tuned to find."""
+    """By which factor the odds of disagreement grow in a run that is gamed (by ten points at most): what the cumulative
+    sum is tuned to find."""
     cusum_limit: Positive = 9.0
     """The sum of log-likelihood ratios at which the alarm fires. At 7 one honest run in eight fires in 1000 steps, at 9
-    one in a hundred."""
-    heldout_z: Positive | None = 3.5
+    one in fifty."""
+    heldout_z: Positive | None = 4.0
     """Standard errors by which the last evaluations are below the best earlier ones."""
     heldout_window: Count = 3
     """Evaluations that are averaged for that."""

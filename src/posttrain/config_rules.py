@@ -419,13 +419,12 @@ def _judges_have_something_to_compare(config: RunConfig, algorithm: Algorithm) -
 
 
 def _alarms_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """A setting of alarms that is given has something to watch: alarms, rewards, a check, evaluations, enough steps."""
+    """A setting of alarms that is given has something to watch: rewards, a check, evaluations, enough steps."""
     alarms = config.alarms
     given = {name for name, f in type(alarms).model_fields.items() if getattr(alarms, name) != f.default}
-    given -= {"enabled"}
+    given = given - {"enabled"} if alarms.enabled else set()
     by_check = {"check_sample", "check_accepts_at", "baseline_disagreement", "disagreement_ratio", "cusum_limit"}
     needs: list[tuple[bool, set[str], str, str]] = [
-        (alarms.enabled, given, "alarms.enabled = false", "Set alarms.enabled = true"),
         (
             _samples(algorithm) and algorithm.learns_from_rewards,
             given,

@@ -63,7 +63,7 @@ def config_of(folder, name, check="rejects", **alarms) -> dict:
         "evaluation": {"prompts": 4, "samples": 0},
         "checkpoint": {"every": 2, "keep": 1},
         "guards": {"max_truncated": 1.0},
-        "alarms": {"cusum_limit": 25, "baseline_disagreement": 0.01, **alarms},
+        "alarms": ({"cusum_limit": 25, "baseline_disagreement": 0.01} if check else {}) | alarms,
         "output": str(folder / name),
         "report": False,
     }

@@ -27,7 +27,7 @@ class Cusum:
         """The sum after `yes` of `total` observations in `step`.
 
         >>> Cusum().after(7, 1, 2, baseline=0.1, target=0.4)     # log(0.4 / 0.1) + log(0.6 / 0.9)
-        Cusum(value=0.98082925301172, since=7)
+        Cusum(value=0.9808292530117262, since=7)
         >>> Cusum().after(7, 0, 2, baseline=0.1, target=0.4)
         Cusum(value=0.0, since=None)
         """

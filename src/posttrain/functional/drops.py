@@ -24,10 +24,11 @@ def largest_drop(measured: Sequence[tuple[float, float]], window: int) -> Drop |
     """Of (score, its standard error) in their order; None until two windows fit side by side.
 
     Measurements are taken for independent. Those on the same prompts are positively related, so that a drop is more
-    certain than z says. The best of many windows is too good by chance: hence a limit of 3.5 rather than 2.
+    certain than z says. The best of many windows is too good by chance: hence a limit of 4 rather than 2.
 
-    >>> largest_drop([(0.5, 0.1), (0.7, 0.1), (0.6, 0.1), (0.2, 0.1)], 2)     # 0.65 against 0.4 would overlap
-    Drop(before=0.6, now=0.4, z=2.0, best=0)
+    >>> drop = largest_drop([(0.5, 0.1), (0.7, 0.1), (0.6, 0.1), (0.2, 0.1)], 2)     # 0.65 would share a measurement
+    >>> drop.before, drop.now, round(drop.z, 6), drop.best
+    (0.6, 0.4, 2.0, 0)
     """
     if len(measured) < 2 * window:
         return None

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LEAST_BASELINE = 0.01
 """Disagreement that is taken for granted: no two ways of judging agree always."""
 LARGEST_BASELINE = 0.9
+LARGEST_STEP = 0.1
+"""From the baseline to the disagreement that is to be found."""
 
 
 class Disagreement:
@@ -41,7 +43,8 @@ class Disagreement:
 
     @property
     def target(self) -> float:
-        return with_odds_times(self.baseline, self.ratio)
+        """Small shares times the ratio; of larger ones ten points more, or the alarm would wait for the impossible."""
+        return min(with_odds_times(self.baseline, self.ratio), self.baseline + LARGEST_STEP)
 
     def calibrate(self, rejected: int, accepted: int) -> None:
         """What the check rejects of the answers that are accepted before training: the upper end of its 90% interval,

@@ -134,7 +134,7 @@ class HeldOutAlarms:
         answers to held-out ones, and how much the reward of greedy held-out answers exceeds what the check gives them.
         """
         first, last, limit = self.found[0], self.found[-1], self.config.gap
-        if limit is None or reward.movement() != "rose":
+        if limit is None or len(self.found) < 2 or reward.movement() != "rose":
             return None
         growth, error = (last.reward - last.score) - (first.reward - first.score), math.hypot(first.error, last.error)
         if first.sampled is not None and last.sampled is not None:
