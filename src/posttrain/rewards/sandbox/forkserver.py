@@ -6,7 +6,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -15,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from posttrain.errors import SandboxUnavailable
 from posttrain.rewards.sandbox.process import Process
@@ -61,6 +62,11 @@ class ForkServer:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is None
 
     def begin(self, source: str, stdin: bytes, limits: Limits, on_end: Callable[[bool], None]) -> Process:
         assert self.control is not None
@@ -148,8 +154,11 @@ class ForkServer:
         if process.returncode is None:
             if self._on_close:
                 subprocess.run(self._on_close, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                server = psutil.Process(process.pid)
+                for one in (*server.children(recursive=True), server):  # with the first process of a namespace goes all
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
             process.wait()
 
     def _last_words(self) -> str:

@@ -33,13 +33,13 @@ class Process:
         self._control, self._limits, self._on_end = control, limits, on_end
         self._report: dict[str, Any] | None = None
         self._broken = ""
-        self._overdue = self._excess = self._confined = False
+        self._overdue = self._excess = self._confined = self._closed = False
         self._messages: deque[bytes] = deque()
         self._ran: Ran | None = None
         self._stdin, self._stdout, self._stderr, self._channel = self._launch()
         self._data = {one: bytearray() for one in (self._stdout, self._stderr, self._channel.fileno())}
         self._open = set(self._data)
-        self._received = 0
+        self._received, self._seconds = 0, 0.0
         self._outgoing = {self._stdin: bytearray(stdin), self._channel.fileno(): bytearray()}
         self._enqueue(source.encode("utf-8", "replace"))
 
@@ -69,18 +69,20 @@ class Process:
 
     def finish(self) -> Ran:
         """Wait for its end, which its limits bring about if nothing else does. SandboxUnavailable: it did not run."""
-        if self._ran is None:
+        if not self._closed:
             self._no_more_messages()
             while not self._over:
                 self._pump(None)
+            self._seconds = time.monotonic() - self._began
             self._close()
             self._on_end(not self._broken and not self._overdue)
+        if self._ran is None:
             self._ran = self._conclude()
         return self._ran
 
     def kill(self) -> Ran:
         """End it now."""
-        if self._ran is None and self._report is None:
+        if not self._closed and self._report is None:
             self._ask_to_kill()
         return self.finish()
 
@@ -119,6 +121,7 @@ class Process:
             self._channel.shutdown(socket.SHUT_WR)
 
     def _close(self) -> None:
+        self._closed = True
         self._channel.close()
         for one in (self._stdout, self._stderr, *([self._stdin] if self._stdin in self._outgoing else [])):
             os.close(one)
@@ -233,7 +236,7 @@ class Process:
             stderr=stderr[: max(0, self._limits.output - len(stdout))],
             result=self._messages[0] if len(self._messages) == 1 else None,
             messages=tuple(self._messages),
-            seconds=time.monotonic() - self._began,
+            seconds=self._seconds,
         )
 
     def _how(self, returncode: int) -> Ended:

@@ -43,25 +43,38 @@ class Sandbox:
 
     def start(self, source: str, *, stdin: bytes = b"", limits: Limits | None = None) -> Process:
         """A program to talk with. It gets a fork-server of its own, a new one (0.1 s) if all that there are work."""
-        server = self._take()
+        return self._begin(self._take() or self._start(), source, stdin, limits)
+
+    def _begin(self, server: ForkServer, source: str, stdin: bytes, limits: Limits | None) -> Process:
         return server.begin(source, stdin, limits or self.limits, lambda healthy: self._give_back(server, healthy))
 
     def run(self, source: str, stdin: bytes = b"", limits: Limits | None = None) -> Ran:
         """Run a program to its end. If it could not be run it is tried once more, then SandboxUnavailable is raised."""
         try:
-            return self.start(source, stdin=stdin, limits=limits).finish()
+            with self.start(source, stdin=stdin, limits=limits) as process:
+                return process.finish()
         except SandboxUnavailable:
-            return self.start(source, stdin=stdin, limits=limits).finish()
+            with self._begin(self._start(), source, stdin, limits) as process:
+                return process.finish()
 
     def run_many(self, programs: Sequence[tuple[str, bytes]], limits: Limits | None = None) -> list[Ran]:
         """Pairs of source and stdin, `size` at a time; one result per pair, in order."""
         with ThreadPoolExecutor(max_workers=self.size, thread_name_prefix="sandbox") as threads:
             return list(threads.map(lambda program: self.run(*program, limits=limits), programs))
 
-    def _take(self) -> ForkServer:
+    def _take(self) -> ForkServer | None:
+        """One that has nothing to do, if there is one."""
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                server = self._idle.pop()
+                if server.alive:
+                    return server
+                self._all.remove(server)
+                server.close()
+        return None
+
+    def _start(self) -> ForkServer:
+        with self._lock:
             number = self._started
             self._started += 1
         server = ForkServer(self._command(number))
