@@ -22,7 +22,7 @@ from posttrain.rewards.mathematics.compare import same
 from posttrain.rewards.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
-from posttrain.rewards.mathematics.prose import NUMBER, single_number
+from posttrain.rewards.mathematics.prose import NUMBER
 from posttrain.rewards.mathematics.values import Unread, Value, Words
 from posttrain.rewards.verdict import Reason
 
@@ -35,13 +35,13 @@ _JOINT = re.compile(
     r"(?:[\s$,;.&]|\\[,;!()\[\]]|\\q?quad(?![a-z])|\\text\s?\{\s*(?:and|or|,)\s*\}|(?<!\w)(?:and|or)(?!\w))*+"
 )
 _NAMED_JOINT = re.compile(
-    r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
+    r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad|\\text)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
 )
 _HEDGE = r"(?:or|maybe|perhaps|possibly|alternatively|otherwise)\b"
 _HEDGE_BEHIND = re.compile(
-    rf"[\s$,.;:)]*(?:\(|,|—|-)?\s*{_HEDGE}[^.\n0-9\\]{{0,30}}\$?(?:[0-9]|\\(?:boxed|d?frac|sqrt|pi))", re.IGNORECASE
+    rf"[\s$,.;:)]*[(,—-]?\s*{_HEDGE}[^.\n0-9\\$]{{0,30}}(?=[$0-9]|\\(?!boxed|fbox))", re.IGNORECASE
 )
-_HEDGE_BEFORE = re.compile(rf"[0-9}}]\$?[\s,]+(?:{_HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
+_HEDGE_BEFORE = re.compile(rf"[\s,]+(?:{_HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
 _FILLER = re.compile(
     r"^(?:(?:simply|just|exactly|clearly|thus|therefore|equal\s+to|approximately|about|option|choice|that|now)\s+)+",
     re.IGNORECASE,
@@ -55,10 +55,11 @@ FORMULA = re.compile(
 _AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}")
 """The beginning of `$5 and $6`, which is no formula."""
 _CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|final answer)\b[\s,:*]*", re.IGNORECASE)
+_ABOUT = r"\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$"
 _CLAIM = re.compile(
-    r"(?:\b(?:is|are|be|equals?|was|were|equal\s+to|it's|gives?|makes?|get|have|has|total|of|costs?|to|by|than|answer)|=|≈|:|->|→|\\approx)\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$",
-    re.IGNORECASE,
+    rf"(?:\b(?:is|are|be|was|were|it's|equals?|gives?|makes?)|=|≈|:|->|→|\\approx){_ABOUT}", re.IGNORECASE
 )
+_MENTION = re.compile(rf"\b(?:get|have|has|total|of|costs?|to|by|than|answer){_ABOUT}", re.IGNORECASE)
 _OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
 _NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
 
@@ -162,9 +163,10 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     if len(distinct) > 1:
         joined = not tagged and _are_joined(segment, [box for box in boxes if places.box_content(segment, box)])
         return _ambiguous(len(distinct), distinct if joined else None)
-    if any(_is_hedged(segment, box) for box in boxes):
-        return _ambiguous(2, detail="another answer is offered beside the box")
     answer = distinct[0]
+    others = [other for box in boxes for other in _offered_beside(segment, box) if not reader.same(answer, other)]
+    if others:
+        return _ambiguous(2, detail=f"{others[0]!r} is offered beside the box")
     contradicting = [claim for claim in claims if _is_definite(claim, reader) and not reader.same(answer, claim)]
     if contradicting:
         return _ambiguous(2, detail=f"the statement {contradicting[0]!r} beside the box {answer!r}")
@@ -217,10 +219,19 @@ def _are_joined(segment: str, boxes: list[places.Box]) -> bool:
     return True
 
 
-def _is_hedged(segment: str, box: places.Box) -> bool:
-    """Whether another answer is offered right before or behind a box: `\\boxed{7} or 8`."""
-    behind, before = segment[box.closing + 1 : box.closing + 80], segment[max(box.start - 60, 0) : box.start]
-    return bool(_HEDGE_BEHIND.match(behind) or _HEDGE_BEFORE.search(before))
+def _offered_beside(segment: str, box: places.Box) -> list[str]:
+    """What is offered right before or behind a box as well: the 8 of `\\boxed{7} or 8`. Other boxes are seen to."""
+    found: list[str] = []
+    behind, before = segment[box.closing + 1 : box.closing + 120], segment[max(box.start - 200, 0) : box.start]
+    if hedge := _HEDGE_BEHIND.match(behind):
+        found += [atom for atom, _, _ in _atoms(behind[hedge.end() :])[:1]]
+    if hedge := _HEDGE_BEFORE.search(before):
+        said = before[: hedge.start()].rstrip(" ,")
+        start = said.rfind("$", 0, -1) if said.endswith("$") else -1
+        found += (
+            [said[start + 1 : -1]] if start >= 0 else [text for text, _, end in _atoms(said)[-1:] if end == len(said)]
+        )
+    return [other for other in found if "\\boxed" not in other]
 
 
 def _tagged(content: str) -> str:
@@ -238,21 +249,20 @@ def _claim(statement: str, reader: Reader) -> str:
         percent = places._PERCENT_BEHIND.match(rest)
         if not re.search(rf"[0-9$\\]|\b{_HEDGE}", rest[percent.end() if percent else 0 :]):
             return formula[formula.lastgroup or 0].strip() + ("\\%" if percent else "")
-    text = without_dollars(text)
-    if len(text) <= MAX_CHARS and reader.value(text) is None and single_number(text) is not None:
-        return _number_text(text)
-    return text
-
-
-def _number_text(sentence: str) -> str:
-    """The number of a sentence that has one; behind the last "=" where it has several equal ones."""
-    matches = list(NUMBER.finditer(sentence.rpartition("=")[2]))
-    return matches[-1].group().strip() if matches else sentence
+    if re.search(r"[0-9]|\\[(\[]|\$", text) and (answer := _of_sentence(text, reader).answer) is not None:
+        return answer
+    return without_dollars(text)
 
 
 def _is_definite(claim: str, reader: Reader) -> bool:
     """Whether a statement gives a value, or begins as one; "the sum of both" does not."""
     return bool(re.match(r"[-−+]?\s*\\?[$€£]?\s*[0-9.]|\\[a-z{(]", claim)) or _has_number(reader.value(claim))
+
+
+def _is_prose(sentence: str) -> bool:
+    """Whether words stand around the formulas: more than the unit of a number."""
+    words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", FORMULA.sub(" ", sentence))
+    return len(words) > 1 or (len(words) == 1 and FORMULA.search(sentence) is not None)
 
 
 def _has_number(value: Value | None) -> bool:
@@ -278,7 +288,9 @@ def _concluded(segment: str, reader: Reader) -> Extracted:
         if conclusion is None:
             conclusion = sentence, atoms
             continue
-        if _pattern(sentence, atoms) == _pattern(*conclusion):  # "It is 6. It is 7.", or a number on each line
+        if sentence != conclusion[0] and _pattern(sentence, atoms) == _pattern(
+            *conclusion
+        ):  # "It is 6. It is 7.", or a number on each line
             return _ambiguous(2, detail="the last sentences count up")
         break
     if conclusion is None:
@@ -288,27 +300,36 @@ def _concluded(segment: str, reader: Reader) -> Extracted:
 
 def _of_sentence(sentence: str, reader: Reader) -> Extracted:
     whole = without_dollars(sentence)
-    if len(whole) <= MAX_CHARS and _has_number(reader.value(whole)):
+    if not _is_prose(sentence) and len(whole) <= MAX_CHARS and _has_number(reader.value(whole)):
         return Extracted(whole, 1)
     *_, start = 0, *(match.end() for match in _CONCLUSION.finditer(sentence))
     clause = sentence[start:] if NUMBER.search(sentence, start) or FORMULA.search(sentence, start) else sentence
     atoms = _atoms(clause)
     texts = list(dict.fromkeys(atom for atom, _, _ in atoms))
     if len(texts) == 1:
-        return Extracted(texts[0], 1)
+        offered = any(_is_offered(clause, start, end) for _, start, end in atoms)
+        return _ambiguous(2, detail="a guess among others") if offered else Extracted(texts[0], 1)
     ends = [0, *(end for _, _, end in atoms)]
     if all(_JOINT.fullmatch(clause, end, start) for end, (_, start, _) in zip(ends[1:], atoms[1:], strict=False)):
         return _ambiguous(len(texts), texts)
-    claimed = [atom for atom, start, end in atoms if _is_claimed(clause, start, end)]
-    if len(set(claimed)) == 1 and atoms[-1][0] == claimed[-1]:
-        return Extracted(claimed[-1], 1)
+    for pattern in (_CLAIM, _MENTION):
+        claimed = {atom for atom, start, end in atoms if _is_claimed(clause, start, end, pattern)}
+        if claimed:
+            last = atoms[-1]
+            right = claimed == {last[0]} and not _is_offered(clause, *last[1:])
+            return Extracted(last[0], 1) if right else _ambiguous(len(texts))
     return _ambiguous(len(texts))
 
 
-def _is_claimed(clause: str, start: int, end: int) -> bool:
+def _is_offered(clause: str, start: int, end: int) -> bool:
+    """Whether a number is one of several that are offered: `or 7`, `7, maybe`."""
+    return bool(re.search(rf"\b{_HEDGE}\W*$", clause[:start]) or re.match(rf"\W*{_HEDGE}", clause[end:]))
+
+
+def _is_claimed(clause: str, start: int, end: int, pattern: re.Pattern[str]) -> bool:
     """Whether a number is said to be the result: `is 12`, `= 12`; not the 9 of `makes 9 * 2`."""
     goes_on = _OPERATION.match(clause, end)
-    return bool(not goes_on and _CLAIM.search(clause, 0, start) and not _NOT.search(clause[:start]))
+    return bool(not goes_on and pattern.search(clause, 0, start) and not _NOT.search(clause[:start]))
 
 
 def _atoms(sentence: str) -> list[tuple[str, int, int]]:

@@ -43,10 +43,13 @@ _BRACE_OR_BOX = re.compile(
 )
 _ANSWER_TAG = re.compile(r"<answer>(.*?)(</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _MARKER = re.compile(
-    r"#{4,}+|\banswer[*_]*\s{1,3}(?:is\b|should\s+be\b|must\s+be\b|=)|\banswer\s?[*_]*\s?:|\bfinal\s+answer[\s*_]*\n",
+    r"#{4,}+|\bfinal\s+answer[\s*_]*\n"
+    r"|(?<!check our )(?<!check the )(?<!verify our )(?<!verify the )"
+    r"\banswer(?:[*_]*\s{1,3}(?:is\b|should\s+be\b|must\s+be\b|=)|\s?[*_]*\s?:)",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"\n|[.!?](?=[\s\"*)]|$)")
+_SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?=[\s\"*)]|$)")
+_LABEL = re.compile(r"^(?:A|Ans(?:wer)?|Result|Solution|Total)\s*[*_]*\s*:\s*")
 _PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
 _MINUS_BEFORE = re.compile(r"(?:^|[^\w)\]}.\s])\s*([-−])[\s$]*$|(?:^|\s(?:is|are|be|equals))\s*([-−])[\s$]*$")
 DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
@@ -184,12 +187,13 @@ def _stated(text: str, start: int, *, whole_line: bool) -> str:
     if whole_line:
         line = tail.partition("\n")[0]
         return line.partition("####")[0].strip(" \t*")
+    formula = 0
     for opening, closing in DELIMITERS:
         end = tail.find(closing, len(opening)) if tail.startswith(opening) else -1
-        if end > 0 and "\n" in tail[:end]:  # displayed: the sentence would end inside of it
-            return tail[: end + len(closing)].replace("\n", " ").strip()
-    end = _SENTENCE_END.search(tail)
-    return (tail[: end.start()] if end else tail).strip(" \t*_")
+        if end > 0 and not formula:
+            formula = end + len(closing)
+    end = _SENTENCE_END.search(tail, formula)
+    return (tail[: end.start()] if end else tail).replace("\n", " ").strip(" \t*_")
 
 
 def sentences_backwards(text: str) -> Iterator[str]:
@@ -199,7 +203,7 @@ def sentences_backwards(text: str) -> Iterator[str]:
     end = len(tail)
     starts = [0, *(match.end() for match in _SENTENCE_END.finditer(tail))]
     for start in reversed(starts):
-        if sentence := tail[start:end].strip().removesuffix(".").strip(" \t*_"):
+        if sentence := _LABEL.sub("", tail[start:end].strip().removesuffix(".").strip(" \t*_")):
             yield sentence
         end = start
 
