@@ -129,6 +129,12 @@ def test_scripts_run_beside_the_program_and_exchange_plain_data_with_it(program,
     assert judged(program, test_list=[test]).score == score
 
 
+def test_test_functions_that_import_the_solution_are_run():
+    test = "from solution import f\n\ndef test_it():\n    assert f(2) == 4\n"
+    assert judged(DOUBLE, test=test) == 1.0
+    assert judged("def f(n):\n    return 3\n", test=test).reason == "wrong"
+
+
 def test_each_call_meets_a_fresh_process():
     program = "calls = []\ndef f(n):\n    calls.append(n)\n    return len(calls)\n"
     assert judged(program, test_list=["assert f(1) == 1", "assert f(2) == 1"]) == 1.0

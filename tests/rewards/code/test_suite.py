@@ -171,8 +171,24 @@ def test_columns_that_are_empty_do_not_count():
         ({"input_output": {"inputs": ["1"], "outputs": []}}, "do not pair up"),
         ({"input_output": "{}"}, "do not pair up"),
         ({"verification_info": "{}"}, "tests that cannot be read"),
+        ({"verification_info": {"language": "rust", "test_cases": []}}, "programs in rust; allowed: Python"),
+        ({"test_list": ["import numpy as np\nassert np.allclose(f(1), 2)"]}, "tests that import numpy"),
+        ({"test": "from solution import f\nimport pytest\nassert f(1)"}, "tests that import pytest"),
     ],
 )
 def test_a_row_that_cannot_be_judged_is_an_error_of_the_data(row, message):
     with pytest.raises(DataError, match=message):
         read_suite(row)
+
+
+def test_an_image_may_have_what_tests_import():
+    suite = read_suite({"test_list": ["import numpy as np\nassert np.allclose(f(1), 2)"]}, bare=False)
+    assert suite.function == "f"
+
+
+def test_kodcode_imports_the_functions_and_names_its_tests():
+    test = "from solution import f\n\ndef test_one():\n    assert f(1) == 2\n\ndef test_two():\n    assert f(2) == 3\n"
+    [script] = suite_of(test=test)
+    assert script.functions == (("f", "f"),)
+    assert "import" not in script.source
+    assert script.source.endswith("test_one()\ntest_two()")

@@ -20,6 +20,8 @@ from typing import Any, Literal
 from posttrain.errors import DataError
 
 BUILTIN_NAMES = frozenset(dir(builtins))
+PROGRAM_MODULES = frozenset({"solution", "main"})
+"""What tests call the file that the program would be in."""
 Relation = Literal["equal", "unequal", "is", "is not", "true", "false"]
 
 
@@ -87,12 +89,21 @@ def rewrite_check(test: str, entry_point: str, helpers: str = "") -> list[Call |
 
 
 def rewrite_script(test: str, entry_point: str | None, helpers: str = "") -> list[Call | Script]:
-    """A script of assertions, with or without functions of its own."""
+    """A script of assertions, with or without functions of its own.
+
+    What it imports from a module called `solution` are functions of the program, and functions called `test_...` are
+    its tests (KodCode).
+    """
     tree = _parse(test)
-    functions = {entry_point} if entry_point else _functions(tree, defined=set())
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module in PROGRAM_MODULES]
+    functions = {entry_point} if entry_point else {alias.name for node in imported for alias in node.names}
+    functions = functions or _functions(tree, defined=set())
     if not functions or not _asserts(tree):
         raise _asserts_nothing(test)
-    return [Script(test, _as_they_are(functions), helpers)]
+    tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    tree.body = [node for node in tree.body if node not in imported]
+    source = test if not imported and not tests else "\n".join([ast.unparse(tree), *(f"{name}()" for name in tests)])
+    return [Script(source, _as_they_are(functions), helpers)]
 
 
 def _asserts(tree: ast.Module) -> bool:
@@ -191,6 +202,17 @@ def implied_imports(source: str) -> list[str]:
         node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
     return sorted((used & sys.stdlib_module_names) - _bound(tree))
+
+
+def foreign_imports(source: str) -> list[str]:
+    """Modules that a script imports and that do not come with Python."""
+    found: set[str] = set()
+    for node in ast.walk(_parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return sorted(found - sys.stdlib_module_names)
 
 
 def _says_nothing(node: ast.stmt) -> bool:

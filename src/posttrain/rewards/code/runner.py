@@ -63,7 +63,7 @@ def code(
     row = {name: value for name, value in locals().items() if name in COLUMNS}
     limits = Limits(wall=wall, cpu=cpu, memory=memory, output=output, message=MESSAGE)
     rules = _rules(SECONDS, partial, float_ok, tolerance, limits)
-    suite = read_suite(row | {"prompt": prompt})
+    suite = read_suite(row | {"prompt": prompt}, bare=_is_bare(sandbox))
     return _verdict(completion, suite, _shared(sandbox) if isinstance(sandbox, str) else sandbox, rules, truncated)
 
 
@@ -99,7 +99,7 @@ class CodeRunner:
         def judge(completion: Any, truncated: bool = False, **row: Any) -> Verdict:
             key = tuple(id(row.get(name)) for name in ("prompt", *COLUMNS))  # the completions of a prompt share them
             if key not in suites:
-                suites[key] = read_suite(fixed | row)
+                suites[key] = read_suite(fixed | row, bare=_is_bare(self._kind))
             return _verdict(completion, suites[key], sandbox, rules, truncated)
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="code") as threads:
@@ -115,6 +115,11 @@ class CodeRunner:
 _LIMITS = ("wall", "cpu", "memory", "output")
 _SHARED: dict[tuple[int, str], Sandbox] = {}
 """Of this process: a fork-server has one owner."""
+
+
+def _is_bare(sandbox: Any) -> bool:
+    """Whether it has the standard library only; an image may have more."""
+    return not str(getattr(sandbox, "tier", sandbox)).startswith("container")
 
 
 def _shared(kind: str) -> Sandbox:

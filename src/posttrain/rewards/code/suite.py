@@ -17,8 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.code.program import prompt_code
-from posttrain.rewards.code.rewrite import Call, Script, names_of, rewrite_assertion, rewrite_check, rewrite_script
+from posttrain.rewards.code.program import PYTHON, prompt_code
+from posttrain.rewards.code.rewrite import (
+    Call,
+    Script,
+    foreign_imports,
+    names_of,
+    rewrite_assertion,
+    rewrite_check,
+    rewrite_script,
+)
 
 COLUMNS = (
     "tests",
@@ -69,8 +77,11 @@ class Suite:
     """Code of the prompt that the completion continues."""
 
 
-def read_suite(row: Mapping[str, Any]) -> Suite:
-    """The tests in the columns of a row. DataError for a row without tests, and for a test that cannot be read."""
+def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
+    """The tests in the columns of a row. DataError for a row without tests, and for a test that cannot be read.
+
+    `bare`: the sandbox has the standard library only, so that a test which imports more cannot be read either.
+    """
     given = {name: row[name] for name in COLUMNS if row.get(name) is not None and len(str(row[name])) > 0}
     entry_point = _text(given.get("entry_point"), "entry_point")
     prompt = prompt_code(row.get("prompt"), entry_point) if entry_point else ""
@@ -86,6 +97,8 @@ def read_suite(row: Mapping[str, Any]) -> Suite:
         tests += _apps(_json(given["input_output"], "input_output"), entry_point)
     if "verification_info" in given:
         info = _json(given["verification_info"], "verification_info")
+        if isinstance(info, Mapping) and info.get("language", "python") not in PYTHON:
+            raise DataError(given=f"tests for programs in {info['language']}", allowed="Python")
         tests += _cases(info.get("test_cases") if isinstance(info, Mapping) else info, entry_point, given)
     if not tests:
         raise DataError(
@@ -93,9 +106,22 @@ def read_suite(row: Mapping[str, Any]) -> Suite:
             allowed=f"one of the columns {', '.join(COLUMNS)}",
             fix="Rename the column that holds the tests; docs/code.md shows the forms.",
         )
+    if bare:
+        _check_imports(tests)
     names = names_of(test for test in tests if isinstance(test, Call | Script))
     names += tuple(test.function for test in tests if isinstance(test, Value))
     return Suite(tuple(tests), entry_point or (names[0] if names else None), prompt)
+
+
+def _check_imports(tests: Sequence[Test]) -> None:
+    for test in tests:
+        source = f"{test.helpers}\n{test.source}" if isinstance(test, Script) else ""
+        if foreign := foreign_imports(source):
+            raise DataError(
+                given=f"tests that import {foreign[0]}, which the sandbox does not have",
+                allowed="the standard library",
+                fix="Use an image that has it: settings: {sandbox: 'container:IMAGE'}.",
+            )
 
 
 def _assertions(items: Sequence[Any], given: Mapping[str, Any]) -> list[Test]:
