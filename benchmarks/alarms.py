@@ -29,6 +29,7 @@ from typing import Any
 
 from loopholes.page import KINDS, TWINS, in_words, page_of
 
+from posttrain.config_alarms import AlarmConfig
 from posttrain.tasks.tiny import cache_folder
 
 HERE = Path(__file__).parent
@@ -182,7 +183,8 @@ def put_on_file(runs: Sequence[Mapping[str, Any]], file: Path) -> None:
     ordered = sorted(runs, key=lambda run: (KINDS.index(run["kind"]), TWINS.index(run["twin"]), run["seed"]))
     lines = ",\n".join(json.dumps(run) for run in ordered)
     draft = file.with_suffix(".draft")
-    draft.write_text(f'{{"machine": {json.dumps(machine)}, "steps": {STEPS}, "runs": [\n{lines}\n]}}\n')
+    head = {"machine": machine, "steps": STEPS, "alarms": AlarmConfig().model_dump()}
+    draft.write_text(f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n')
     draft.replace(file)
 
 
