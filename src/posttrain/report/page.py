@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.files import write_atomically
+from posttrain.report.alarms import alarms_html, watch_charts
 from posttrain.report.calibration import calibration_section
 from posttrain.report.chart import Chart
 from posttrain.report.charts import check_bars, heldout_bars, learning_charts, other_charts
@@ -29,7 +30,7 @@ from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, escaped, script_json
 from posttrain.report.verdict import Verdict, verdict
 
-_EVENT_KINDS = ("warning", "guard", "error", "resume", "start", "end", "evaluation")
+_EVENT_KINDS = ("warning", "guard", "alarm", "error", "resume", "start", "end", "evaluation")
 """Shown in full; the others, publishes and checkpoints, are counted."""
 _MAX_EVENTS = 200
 
@@ -49,9 +50,11 @@ def write_report(folder: Path | str) -> Path:
 def render(run: RunRecord) -> str:
     """The page as text."""
     charts = learning_charts(run)
-    others = other_charts(run, charts)
+    watched = watch_charts(run)
+    others = other_charts(run, [*charts, *watched])
     sections = [
         ("result", "Result", _result(run)),
+        ("alarms", "Alarms", _alarms(run, watched)),
         ("calibration", "Calibration", calibration_section(run)),
         ("noticed", "Worth knowing", _noticed(run)),
         ("learning", "Learning", _learning(charts, others)),
@@ -65,7 +68,7 @@ def render(run: RunRecord) -> str:
     body = "\n".join(
         f'<section id="{name}" aria-label="{title}">{content}</section>' for name, title, content in present
     )
-    return _document(run, nav, body, {chart.key: chart.data for chart in charts + others if chart.data})
+    return _document(run, nav, body, {chart.key: chart.data for chart in charts + watched + others if chart.data})
 
 
 def _document(run: RunRecord, nav: str, body: str, data: dict[str, Any]) -> str:
@@ -196,6 +199,11 @@ def _noticed(run: RunRecord) -> str:
     )
     lead = "Read from the metrics of this run, most serious first."
     return f'<h2>Worth knowing</h2><p class="lead">{lead}</p><ul class="notes">{items}</ul>'
+
+
+def _alarms(run: RunRecord, charts: Sequence[Chart]) -> str:
+    told = alarms_html(run)
+    return f"{told}{_cards(charts)}" if told else ""
 
 
 def _learning(charts: Sequence[Chart], others: Sequence[Chart]) -> str:

@@ -35,7 +35,8 @@ _SHOWN = 600
 """Characters of a stretch of a row."""
 _RECENT = 20
 """Steps whose median time gives the estimate of the time left."""
-_LOUD = ("warning", "guard", "alarm")
+_STYLES = {"warning": "yellow", "guard": "yellow", "alarm": "bold red"}
+"""What is said even by a quiet run, and how."""
 _GIVEN_ANSWERS: list[tuple[str, str, Callable[[float], str]]] = [
     ("loss", "loss", compact),
     ("margin", "rewards/margins", compact),
@@ -122,7 +123,7 @@ class TerminalView:
         if kind == "error":
             self._stop_live()
         else:
-            self._say(f"{kind}: {message}", style="yellow" if kind in _LOUD else "", loud=kind in _LOUD)
+            self._say(f"{kind}: {message}", style=_STYLES.get(kind, ""), loud=kind in _STYLES)
 
     @_never_stops_a_run
     def rows(self, shown: Sequence[tuple[str, Sequence[tuple[str, bool]]]]) -> None:
@@ -158,7 +159,8 @@ class TerminalView:
             self._say(f"held-out {measure} {show_span(measure, baseline)} → {show_span(measure, trained)}, {told}")
         decided = mapping(summary.get("verdict"))
         if "sentence" in decided:
-            self.event("warning" if decided.get("change") == -1 else "verdict", str(decided["sentence"]))
+            kind = "warning" if decided.get("change") == -1 else "verdict"
+            self.event("alarm" if decided.get("alarms") else kind, str(decided["sentence"]))
         if (fell := fallen(mapping(summary.get("evaluation")))) is not None:
             self.event("warning", f"held-out chosen answers became less likely: {show_change('logps', fell[0])} nats")
 

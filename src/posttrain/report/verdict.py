@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from posttrain.report.alarms import alarms_of
 from posttrain.report.heldout import LOWER_IS_BETTER, comparison, headline_span, measure_of, only_class
 from posttrain.report.note import fifths
 from posttrain.report.spans import Span, show_change, show_span, span
@@ -33,14 +34,28 @@ class Verdict:
 
 
 def in_brief(run: RunRecord) -> dict[str, Any]:
-    """For programs and the last line of a run: the headline, and 1, 0 or -1 for better, not shown and worse."""
+    """For programs and the last line of a run: the headline, and 1, 0 or -1 for better, not shown and worse; with
+    alarms, the kinds of those that fired."""
     found = verdict(run)
     measured = found.baseline is not None and found.trained is not None
-    return {"sentence": found.headline, "change": found.change if measured else None}
+    kinds = [alarm.kind for alarm in alarms_of(run)]
+    return {"sentence": found.headline, "change": found.change if measured else None} | (
+        {"alarms": kinds} if kinds else {}
+    )
 
 
 def verdict(run: RunRecord) -> Verdict:
-    """The headline of the report: baseline against trained on held-out prompts, with intervals."""
+    """The headline of the report: baseline against trained on held-out prompts, with intervals; alarms go before."""
+    found, alarms = measured_verdict(run), alarms_of(run)
+    if not alarms:
+        return found
+    more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
+    fired = f"An alarm fired at step {alarms[0].step}: {alarms[0].name}{more}."
+    return replace(found, headline=f"{fired} {found.headline}", tone="bad")
+
+
+def measured_verdict(run: RunRecord) -> Verdict:
+    """What the held-out measurements say by themselves."""
     before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
     measure = measure_of(before, after)
     baseline, trained = headline_span(before, measure), headline_span(after, measure)
