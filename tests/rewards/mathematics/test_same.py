@@ -43,6 +43,8 @@ ANOTHER_SPELLING = {
         f(x)=x^2 | x^2 | f(x) = x^2
         y=2x+3 | 2x+3 | 2y=4x+6 | 2x-y+3=0
         \frac{x^2}{4}+\frac{y^2}{3}=1 | 3x^2+4y^2=12
+        y=2x | x=\frac{y}{2}
+        \vec{a}+\vec{b} | \vec b+\vec a
         -34x+45y=100 | 34x-45y+100=0""",
     "several": r"""
         2,-2 | -2, 2 | \pm 2 | x=2 \text{ or } x=-2 | 2 and -2 | \{2,-2\} | {-2, 2}
@@ -107,6 +109,7 @@ ANOTHER_ANSWER = {
         f(x) | f(y)
         \ln 2 | \log 2
         y=2x+3 | y=3x+2 | x=2y+3 | 2x+3=0
+        \overline{AB} | \overline{BA}
         7=11a+c | 11a+c
         3x-y+13=0 | 3x+4y+14=0
         x<1 | x>1 | x\le1 | -x<-1

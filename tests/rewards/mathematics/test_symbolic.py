@@ -19,6 +19,7 @@ from posttrain.rewards.mathematics.symbolic import equivalent
         (r"\cos 20^\circ", r"\sin 70^\circ"),
         (r"\ln x^2", r"2\ln x"),
         ("|x|", r"\sqrt{x^2}"),
+        (r"\binom{n+1}{2}", r"\frac{n(n+1)}{2}"),
         (r"\begin{pmatrix}\sin^2 x\\1\end{pmatrix}", r"\begin{pmatrix}1-\cos^2 x\\1\end{pmatrix}"),
         (r"\sin 2x, \sin x", r"\sin x, 2\sin x\cos x"),
         (r"F_n = \sum_{k=0}^{n-1} F_k F_{n-k-1}", r"F_n = \sum_{k=0}^{n-1} F_{n-k-1} F_k"),

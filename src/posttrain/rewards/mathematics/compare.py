@@ -76,7 +76,9 @@ def _same(gold: Value, given: Value, how: How) -> bool | None:
         equal = gold.meaning.text.casefold() == written.casefold()
     else:
         equal = _same_meaning(gold, given, how)
-    if equal is False or (gold.name is not None and given.name is not None and gold.name != given.name):
+    if gold.name is not None and given.name is not None and gold.name != given.name:
+        return _same_formula(gold, given)
+    if equal is False:
         return False
     return equal if same_unit(gold.unit, given.unit, any_noun=how.options.words) else False
 
@@ -257,6 +259,14 @@ def _as_equation(value: Value) -> Equation:
             return Equation(Algebra().add(_ratio(value.meaning), atom(Atom(value.name)), sign=-1))
         case _:
             raise NotAnExpression
+
+
+def _same_formula(gold: Value, given: Value) -> bool:
+    """Whether `y = 2x` and `x = y/2` are one equation; `x = 5` and `y = 5` are not."""
+    formulas = [value.meaning for value in (gold, given) if isinstance(value.meaning, Expression)]
+    if len(formulas) < 2 or not all(free_symbols(formula.node) for formula in formulas):
+        return False
+    return _same_equation(_as_equation(gold), _as_equation(given))
 
 
 def _same_equation(gold: Equation, given: Equation) -> bool:

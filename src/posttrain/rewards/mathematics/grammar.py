@@ -60,6 +60,7 @@ FUNCTIONS = frozenset(
         "Im",
     ]
 )
+_ACCENTS = frozenset({"\\vec", "\\hat", "\\bar", "\\tilde", "\\overline", "\\overrightarrow", "\\widehat"})
 _MATRICES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix"})
 _PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
 _BETWEEN = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
@@ -227,6 +228,8 @@ class _Reader(Cursor):
             return self._root()
         if text == "\\binom":
             return Call("binom", (self._argument(), self._argument()))
+        if text in _ACCENTS:
+            return Symbol(f"{text} {self._subscript()}")
         if text in FUNCTIONS:
             return self._function(text[1:])
         if text.startswith("\\begin{") and text[7:-1] in _MATRICES:
@@ -363,7 +366,7 @@ class _Reader(Cursor):
         return Grid(tuple(tuple(row) for row in rows))
 
 
-_COMMANDS = FUNCTIONS | {"\\frac", "\\sqrt", "\\binom", "\\lfloor", "\\lceil"}
+_COMMANDS = FUNCTIONS | _ACCENTS | {"\\frac", "\\sqrt", "\\binom", "\\lfloor", "\\lceil"}
 
 
 def _percent(node: Node) -> Node:

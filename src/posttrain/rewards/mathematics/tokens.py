@@ -79,7 +79,8 @@ _WORD_COMMANDS = {
 """Words of plain text that are commands of LaTeX."""
 _SHORT_WORDS = frozenset(
     {"or", "and", "Or", "And", "cm", "mm", "km", "kg", "mg", "ft", "lb", "lbs", "oz", "mi", "mph", "min", "hr", "hrs",
-    "sec", "no", "yes", "No", "Yes", "odd", "pct", "am", "pm", "AM", "PM", "all"}
+    "sec", "no", "yes", "No", "Yes", "odd", "pct", "am", "pm", "AM", "PM", "all", "in", "yd", "day", "gal", "cup",
+    "USD"}
 )  # fmt: skip
 """Words of less than four letters; any other such run is a product of symbols."""
 
