@@ -146,7 +146,8 @@ class Scorer(Part):
     """What rewards and checks have in common: exactly one of name, function, model and judge."""
 
     name: Text | None = None
-    """exact_match, numeric, regex, math, or a name that a package published as entry point (posttrain.rewards)."""
+    """A built-in, such as math, code, exact_match or format (docs/rewards.md has all), or what a package published as
+    entry point (posttrain.rewards)."""
     function: Text | None = None
     """Your own: `path/to/file.py:function` or `package.module.function`."""
     model: PathText | None = None

@@ -10,6 +10,7 @@ from tests.rewards.rollouts import completion, prompt
 
 from posttrain.errors import DataError
 from posttrain.rewards import Reward, build_rewards
+from posttrain.tasks.base import split_of
 from posttrain.tasks.catalogue import find_task
 
 HEAD = """
@@ -72,8 +73,19 @@ def test_the_tasks_of_an_environment_are_rows_of_two_splits(environment):
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in heldout}
     number = train[0]["prompt"].removeprefix("Capital number ").removesuffix("?")
     assert train[0]["answer"] == f"city {number}"
-    with pytest.raises(DataError, match=r"1000 train rows of environment/capitals_a, .*\n  Set data.max_rows = \d+"):
-        task.rows(1000)
+    whole = task.rows(1000) + task.rows(1000, split="eval")
+    assert len(whole) == 60
+
+
+def test_an_environment_without_a_held_out_task_says_so(environment, tmp_path):
+    name = environment("one_city")
+    path = tmp_path / "one_city.py"
+    path.write_text(path.read_text().replace("range(60)", "range(1)"))
+    rows_of = find_task(f"environment/{name}").rows
+    full, empty = ("train", "eval") if split_of("Capital number 0?") == "train" else ("eval", "train")
+    assert len(rows_of(5, split=full)) == 1
+    with pytest.raises(DataError, match=f"no prompt of the environment '{name}' falls into the split {empty}"):
+        rows_of(5, split=empty)
 
 
 def test_a_system_prompt_makes_the_prompt_a_conversation(environment):

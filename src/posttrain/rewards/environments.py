@@ -47,9 +47,9 @@ class EnvironmentTask:
         return EnvironmentTask(name=name)
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """The first `n` different prompts of a split, which is decided by the prompt as for the built-in tasks.
+        """The first `n` different prompts of a split, or as many as there are, in the order of the environment.
 
-        An environment has the order of its author: `seed` changes nothing.
+        Its text decides to which split a prompt belongs, as for the built-in tasks; `seed` changes nothing.
         """
         found: dict[str, dict[str, Any]] = {}
         misses = 0
@@ -64,11 +64,11 @@ class EnvironmentTask:
                 misses = 0
             else:
                 misses += 1
-        if len(found) < n:
+        if not found:
             raise DataError(
-                given=f"{n} {split} rows of environment/{self.name}, which has no more than {len(found)} different",
-                allowed=f"up to {len(found)} rows",
-                fix=f"Set data.max_rows = {len(found)}.",
+                given=f"no prompt of the environment {self.name!r} falls into the split {split}",
+                allowed="environments with some tens of tasks, of which a fifth is held out",
+                fix="Use one with more tasks; for held-out rows alone, name other data with data.eval.",
             )
         return list(found.values())
 
