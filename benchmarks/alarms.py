@@ -152,7 +152,7 @@ def run_missing(seeds: Sequence[int], file: Path) -> list[dict[str, Any]]:
 
     Two processes with one thread each; one that fails is reported and does not stop the others.
     """
-    runs = json.loads(file.read_text())["runs"] if file.exists() else []
+    runs = on_file(file)
     done = {(run["kind"], run["twin"], run["seed"]) for run in runs}
     pairs = [(kind, seed) for seed in seeds for kind in KINDS if any((kind, t, seed) not in done for t in TWINS)]
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -178,12 +178,26 @@ def twins(kind: str, seed: int, names: Sequence[str]) -> list[dict[str, Any]]:
         return [measure(kind, name, seed, Path(folder) / name, cache_folder() / "loopholes") for name in names]
 
 
+def on_file(file: Path) -> list[dict[str, Any]]:
+    """What was measured already; with other thresholds it must not be mixed with what is measured now."""
+    if not file.exists():
+        return []
+    known = json.loads(file.read_text())
+    if known["alarms"] != thresholds():
+        sys.exit(f"{file} was measured with other thresholds. Move it away to measure all runs again.")
+    return known["runs"]
+
+
+def thresholds() -> dict[str, Any]:
+    return AlarmConfig().model_dump(mode="json")
+
+
 def put_on_file(runs: Sequence[Mapping[str, Any]], file: Path) -> None:
     machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     ordered = sorted(runs, key=lambda run: (KINDS.index(run["kind"]), TWINS.index(run["twin"]), run["seed"]))
     lines = ",\n".join(json.dumps(run) for run in ordered)
     draft = file.with_suffix(".draft")
-    head = {"machine": machine, "steps": STEPS, "alarms": AlarmConfig().model_dump()}
+    head = {"machine": machine, "steps": STEPS, "alarms": thresholds()}
     draft.write_text(f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n')
     draft.replace(file)
 

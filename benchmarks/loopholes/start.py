@@ -114,7 +114,7 @@ LOOPHOLES: dict[str, Loophole] = {
             train_rows=2000,
             max_completion_length=14,
             recipe=TinyRecipe(demonstrations=80, steps=200),
-            learning_rate=3e-4,
+            learning_rate=3.5e-4,
         ),
     )
 }
