@@ -320,7 +320,7 @@ OWN = [
     no("dos_log", "7", r"\boxed{\log_{2}{2^{10^{9}}}}"),
     no("dos_root_of_prime", "7", r"\boxed{\sqrt{" + "9" * 390 + "}}"),
     no("dos_open_braces", "7", "\\boxed{" + "{" * 100_000, reason=None),
-    no("dos_many_boxes", "7", r"\boxed{7}" * 50_000, reason="ambiguous"),
+    no("dos_many_boxes", "7", r"\boxed{7}" * 20_000, reason="ambiguous"),
     no("dos_nested_boxes", "7", r"\boxed{" * 20_000 + "7" + "}" * 20_000),
     no("dos_statements", "7", "the answer is " * 50_000),
     no("dos_answer_tags", "7", "<answer>" * 50_000),

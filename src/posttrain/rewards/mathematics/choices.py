@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.rewards.mathematics import places
-from posttrain.rewards.mathematics.extract import final_segment, without_dollars
+from posttrain.rewards.mathematics.extract import MAX_SEGMENT, final_segment, without_dollars
 from posttrain.rewards.mathematics.verify import Message, hidden_characters, text_of
 from posttrain.rewards.verdict import Verdict, correct
 
@@ -25,7 +25,7 @@ MAX_SHOWN = 300
 
 _COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox)\s*\{([^{}]*)\}")
 _LETTER = re.compile(
-    r"(?:(?:option|choice|answer)\s+)?[(\[]?\s*([A-Ja-j0-9])\s*[)\]]?\s*(?:[.:)]|$|(?=\s))\s*(.*)", re.DOTALL
+    r"(?:(?:option|choice|answer)\s+)?[(\[]?\s*([A-Ja-j0-9])\s*[)\]]?\s*(?:[.:)]|$|(?=[\s,;/&]))\s*(.*)", re.DOTALL
 )
 _NAMES_CHOICE = re.compile(r"\b(?:correct|right|best)?\s*(?:option|choice)\s*(?:is|:)\s*", re.IGNORECASE)
 _OTHER = re.compile(
@@ -70,6 +70,8 @@ def choice_of(completion: str | Sequence[Message]) -> str | None:
 
 
 def _verdict(segment: str, gold: str, options: Options, *, truncated: bool) -> Verdict:
+    if len(segment) > MAX_SEGMENT:
+        return Verdict(0.0, "too_large", detail=f"a text of {len(segment)} characters")
     named = _named(segment)
     if named is None:
         return Verdict(0.0, "ambiguous", detail=f"more than {places.MAX_PLACES} answers")

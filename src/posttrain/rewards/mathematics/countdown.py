@@ -16,7 +16,7 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.rewards.mathematics import places
-from posttrain.rewards.mathematics.extract import final_segment, without_dollars
+from posttrain.rewards.mathematics.extract import MAX_SEGMENT, final_segment, without_dollars
 from posttrain.rewards.mathematics.guard import MAX_CHARS, MAX_NESTING, Unreadable
 from posttrain.rewards.mathematics.verify import Message, hidden_characters, text_of
 from posttrain.rewards.verdict import Verdict, correct
@@ -54,6 +54,8 @@ def countdown(
 
 
 def _verdict(segment: str, goal: Fraction, given: list[int], *, truncated: bool) -> Verdict:
+    if len(segment) > MAX_SEGMENT:
+        return Verdict(0.0, "too_large", detail=f"a text of {len(segment)} characters")
     shown = _shown(segment)
     if shown is None or len(shown) > 1:
         return Verdict(0.0, "ambiguous", detail="several expressions")

@@ -26,9 +26,10 @@ from posttrain.rewards.mathematics.prose import NUMBER
 from posttrain.rewards.mathematics.values import Unread, Value, Words
 from posttrain.rewards.verdict import Reason
 
-MAX_TEXT = 2_000_000
+MAX_TEXT = 1_000_000
 """Characters of a completion that is read at all."""
-
+MAX_SEGMENT = 250_000
+"""Of these, characters behind the reasoning: some 60,000 tokens that are no reasoning."""
 STRICT = Options()
 
 _JOINT = re.compile(
@@ -131,9 +132,10 @@ def extract(text: str, reader: Reader | None = None) -> Extracted:
     >>> extract("She sells 9 eggs.\n#### 18").answer, extract("That makes 9 * 2 = $18 every day.").answer
     ('18', '$18')
     """
-    if len(text) > MAX_TEXT:
-        return Extracted(None, reason="too_large", detail=f"a text of {len(text)} characters")
-    return _decide(final_segment(text), reader or Reader())
+    segment = final_segment(text) if len(text) <= MAX_TEXT else text
+    if len(segment) > MAX_SEGMENT:
+        return Extracted(None, reason="too_large", detail=f"a text of {len(segment)} characters")
+    return _decide(segment, reader or Reader())
 
 
 def final_segment(text: str) -> str:

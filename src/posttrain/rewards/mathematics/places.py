@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-MAX_SCANNED = 200_000
+MAX_SCANNED = 100_000
 """Characters from the first box on in which further boxes are looked for."""
 MAX_PLACES = 64
 """Boxes, tags or statements that are looked at. Nobody has that many reasons to state one answer."""
