@@ -175,7 +175,7 @@ def test_all_tests_of_a_program_have_one_clock():
     assert late.verdict is not None
     assert script.verdict is not None
     assert late.verdict["reason"] == script.verdict["reason"] == "timeout"
-    assert "all tests together took more than 1 s" in late.verdict["detail"]
+    assert late.seconds < 1.0 + 3.0
 
 
 class Broken:

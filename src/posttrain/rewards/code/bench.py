@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posttrain.rewards.code.bundle import call_driver
@@ -90,7 +90,9 @@ class Bench:
             return Problem("error", f"the program sent {error}")
 
     def _run_once(self, source: str, stdin: bytes, message: bytes | None) -> Ran:
-        process = self.sandbox.start(source, stdin=stdin, limits=self.rules.limits)
+        usual = self.rules.limits
+        limits = replace(usual, wall=min(usual.wall, max(self.left, 0.1)))
+        process = self.sandbox.start(source, stdin=stdin, limits=limits)
         if message is not None:
             process.send(message)
         return process.finish()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -114,7 +115,8 @@ class CodeRunner:
 
 _LIMITS = ("wall", "cpu", "memory", "output")
 _SHARED: dict[tuple[int, str], Sandbox] = {}
-"""Of this process: a fork-server has one owner."""
+"""By process, since a fork-server has one owner, and kind."""
+_OPENING = threading.Lock()
 
 
 def _is_bare(sandbox: Any) -> bool:
@@ -124,10 +126,17 @@ def _is_bare(sandbox: Any) -> bool:
 
 def _shared(kind: str) -> Sandbox:
     key = (os.getpid(), kind)
-    if key not in _SHARED:
-        _SHARED[key] = open_sandbox(kind)
-        atexit.register(_SHARED[key].close)
-    return _SHARED[key]
+    with _OPENING:
+        if key not in _SHARED:
+            _SHARED[key] = open_sandbox(kind)
+        return _SHARED[key]
+
+
+@atexit.register
+def _close_shared() -> None:
+    for (owner, _), sandbox in _SHARED.items():
+        if owner == os.getpid():
+            sandbox.close()
 
 
 def _rules(seconds: float, partial: bool, float_ok: bool | None, tolerance: float, limits: Limits) -> Rules:
