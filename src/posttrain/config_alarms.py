@@ -32,7 +32,7 @@ class AlarmConfig(Part):
     baseline_disagreement: Annotated[float, Field(gt=0, lt=1), BeforeValidator(as_number)] | None = None
     """Share of accepted answers that the check rejects in an honest run. null: as measured before training on the
     held-out answers, at least 1%."""
-    disagreement_ratio: Ratio | None = 5.0
+    disagreement_ratio: Ratio | None = 3.0
     """By which factor the odds of disagreement grow in a run that is gamed (by ten points at most): what the cumulative
     sum is tuned to find."""
     cusum_limit: Positive = 9.0

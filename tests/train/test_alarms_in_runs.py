@@ -39,7 +39,7 @@ def wants_hints(completions, hint, **columns):
     return [0.0 for _ in completions]
 """
 FIRES_AT = 5
-"""With four prompts a step, each of which adds log(target / baseline) = 1.57 once all that is accepted is rejected."""
+"""With four prompts a step, each of which adds log(target / baseline) = 1.08 once all that is accepted is rejected."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def config_of(folder, name, check="rejects", **alarms) -> dict:
         "evaluation": {"prompts": 4, "samples": 0},
         "checkpoint": {"every": 2, "keep": 1},
         "guards": {"max_truncated": 1.0},
-        "alarms": ({"cusum_limit": 25, "baseline_disagreement": 0.01} if check else {}) | alarms,
+        "alarms": ({"cusum_limit": 17, "baseline_disagreement": 0.01} if check else {}) | alarms,
         "output": str(folder / name),
         "report": False,
     }
@@ -93,7 +93,7 @@ def test_a_reward_that_is_cheated_sets_off_the_alarm_and_the_run_goes_on(gamed):
     (alarm,) = [event for event in events_of(gamed.folder) if event["alarm"] == "disagreement"]
     assert gamed.step == 8
     assert (alarm["step"], alarm["change_point"], alarm["checkpoint"]) == (FIRES_AT, 1, 0)
-    assert alarm["evidence"]["cusum"] >= 25 > gamed.metrics[FIRES_AT - 2]["alarms/cusum"]
+    assert alarm["evidence"]["cusum"] >= 17 > gamed.metrics[FIRES_AT - 2]["alarms/cusum"]
     assert "the independent check rejects" in alarm["message"]
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LEAST_BASELINE = 0.01
 """Disagreement that is taken for granted: no two ways of judging agree always."""
 LARGEST_BASELINE = 0.9
+CONFIDENCE = 0.8
+"""Of the interval of a measured baseline: wider ones make the alarm late, narrower ones nervous (docs/alarms.md)."""
 LARGEST_STEP = 0.1
 """From the baseline to the disagreement that is to be found."""
 
@@ -47,10 +49,10 @@ class Disagreement:
         return min(with_odds_times(self.baseline, self.ratio), self.baseline + LARGEST_STEP)
 
     def calibrate(self, rejected: int, accepted: int) -> None:
-        """What the check rejects of the answers that are accepted before training: the upper end of its 90% interval,
+        """What the check rejects of the answers that are accepted before training: the upper end of its 80% interval,
         where there is anything. An accidental zero must not make the alarm nervous, nor a handful deafen it."""
         if self.measures and rejected:
-            self.baseline = min(LARGEST_BASELINE, max(LEAST_BASELINE, wilson(rejected, accepted, 0.9).high))
+            self.baseline = min(LARGEST_BASELINE, max(LEAST_BASELINE, wilson(rejected, accepted, CONFIDENCE).high))
 
     def observe(self, step: Step) -> Alarm | None:
         names = ("checked", "rejected", "rejected_prompts")
