@@ -71,7 +71,7 @@ class EnvironmentReport:
 
 def check_environment() -> EnvironmentReport:
     """Look at the interpreter, the installed versions, the machine and the folders that a run writes to."""
-    machine = (_imports(), _accelerator(), _memory(), _disk(Path.cwd()), _cache(_cache_folder()))
+    machine = (_imports(), _accelerator(), _memory(), _disk(Path.cwd()), _cache(_cache_folder()), _sandbox())
     return EnvironmentReport(findings=(_python(), *map(_package, TESTED), *machine))
 
 
@@ -163,6 +163,19 @@ def _cache(folder: Path) -> Finding:
         fix = "Set HF_HOME to a folder that you may write to, before anything is downloaded."
         return Finding(level="WARN", what="cache", found=f"{folder} is not writable ({reason})", fix=fix)
     return Finding(level="OK", what="cache", found=str(folder))
+
+
+def _sandbox() -> Finding:
+    """Where programs of a model would run; only rewards that run code need one."""
+    try:
+        from posttrain.rewards.sandbox import SandboxUnavailable, open_sandbox
+    except ImportError as error:  # `imports` has said why
+        return Finding(level="WARN", what="sandbox", found=f"unknown: {error}")
+    try:
+        with open_sandbox(size=1) as sandbox:
+            return Finding(level="OK", what="sandbox", found=f"{sandbox.tier}: attacked, and has held")
+    except SandboxUnavailable as error:
+        return Finding(level="WARN", what="sandbox", found=f"code rewards cannot run: {error.given}", fix=error.fix)
 
 
 def _cache_folder() -> Path:

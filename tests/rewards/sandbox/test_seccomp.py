@@ -1,4 +1,4 @@
-"""The filter, instruction by instruction: run by an interpreter of BPF for both processors, compared with the headers."""
+"""The filter, instruction by instruction: run by an interpreter of BPF for both processors, held to the headers."""
 
 from __future__ import annotations
 

@@ -75,6 +75,8 @@ class ForkServer:
     def close(self) -> None:
         """End it and what runs in it; returns when it is gone."""
         if self.control is not None:
+            with suppress(OSError):
+                self.control.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a program
             self.control.close()
         if self._process is not None:
             self._end(self._process)

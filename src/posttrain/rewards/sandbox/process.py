@@ -41,7 +41,7 @@ class Process:
         self._open = set(self._data)
         self._received, self._seconds = 0, 0.0
         self._outgoing = {self._stdin: bytearray(stdin), self._channel.fileno(): bytearray()}
-        self._enqueue(source.encode("utf-8", "replace"))
+        self.send(source.encode("utf-8", "replace"))
 
     def __enter__(self) -> Process:
         return self
@@ -137,6 +137,9 @@ class Process:
         now, last = time.monotonic(), self._began + self._limits.wall + GRACE
         if self._report is None and now > last:
             self._overdue = True
+            return
+        if self._control.fileno() < 0:
+            self._broken = "the sandbox was closed"
             return
         poll = select.poll()
         if self._report is None:

@@ -1,0 +1,62 @@
+"""How many programs a sandbox runs per second: `python benchmarks/sandbox.py [TIER ...] [--programs N]`.
+
+Warm: fork-servers run before the clock starts. The program is the smallest that does something, so that what is
+measured is the sandbox: fork, confinement, input, output and end. Also the time of one program alone, what a start costs,
+and the processor time of a program with all that is done for it, which does not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import time
+
+from posttrain.rewards.sandbox import Sandbox, SandboxUnavailable, open_sandbox
+
+PROGRAM = ("print(sum(map(int, input().split())))", b"1 2 3 4\n")
+
+
+def measure(sandbox: Sandbox, programs: int) -> str:
+    sandbox.run_many([PROGRAM] * 4 * sandbox.size)
+    alone = []
+    for _ in range(100):
+        began = time.perf_counter()
+        assert sandbox.run(*PROGRAM).stdout == b"10\n"
+        alone.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    ran = sandbox.run_many([PROGRAM] * programs)
+    rate = programs / (time.perf_counter() - began)
+    assert all(one.stdout == b"10\n" for one in ran)
+    median, late = 1000 * statistics.median(alone), 1000 * statistics.quantiles(alone, n=20)[-1]
+    return f"{rate:4.0f} per second over {sandbox.size} slots; alone {median:.1f} ms (median), {late:.1f} ms (95%)"
+
+
+def processor_time() -> float:
+    """Of this process and of those that it has waited for, to which fork-servers belong once they are closed."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tiers", nargs="*", default=["landlock", "bubblewrap"])
+    parser.add_argument("--programs", type=int, default=1000)
+    arguments = parser.parse_args()
+    print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
+    for tier in arguments.tiers:
+        began = time.perf_counter()
+        try:
+            with open_sandbox(tier) as sandbox:
+                opened = time.perf_counter() - began
+                before = processor_time()
+                line = f"{sandbox.tier:11} {measure(sandbox, arguments.programs)}; opened in {opened:.2f} s"
+            each = (processor_time() - before) / (arguments.programs + 100 + 4 * sandbox.size)
+            print(f"{line}; {1000 * each:.1f} ms of processor time each")
+        except SandboxUnavailable as error:
+            print(f"{tier:11} {error.given}")
+
+
+if __name__ == "__main__":
+    main()
