@@ -21,6 +21,8 @@ def block(source: str, language: str = "python") -> str:
         (block(ONE) + "This prints\n" + block("1\n", "text"), ONE),
         (block(ONE) + "Run it:\n" + block("python f.py\n", "bash"), ONE),
         ("~~~py\n" + ONE + "~~~\n", ONE),
+        ("Here it is: " + block(ONE), ONE),
+        ("Not ``` here.\n" + block(ONE), ONE),
         ("````python\nx = '''\n```\n'''\n" + ONE + "````", "x = '''\n```\n'''\n" + ONE),
         ("1. First:\n   ```python\n   def f(n):\n       return 1\n   ```", ONE),
         ("```python\n" + ONE, ONE),

@@ -1,6 +1,6 @@
 """Which part of a completion is the program: the last block of its last turn, after the reasoning. One is tried, once.
 
-    >>> find_program("First ```python\\nx = 1\\n``` then\\n```python\\ndef f(): return 2\\n```").source
+    >>> find_program("First ```python\\nx = 1\\n```\\nthen\\n```python\\ndef f(): return 2\\n```").source
     'def f(): return 2\\n'
     >>> find_program("I do not know.").reason
     'no_answer'
@@ -24,8 +24,11 @@ MAX_PROGRAM = 1 << 16
 PYTHON = frozenset({"", "python", "python3", "py", "py3"})
 """What may stand behind the opening fence. Other blocks (output, json, bash) are no programs."""
 
-_FENCE = re.compile(r"^[ \t]*+(```++|~~~++)[ \t]*+([\w.+-]*+)[^\n`]*+$", re.MULTILINE)
-"""Possessive throughout: no line takes more than one pass."""
+_FENCE = re.compile(
+    r"(?:^[ \t]*+(?=```|~~~)|(?<=[^\n`])(?=```py))(?P<fence>```++|~~~++)[ \t]*+(?P<language>[\w.+-]*+)[^\n`]*+$",
+    re.MULTILINE,
+)
+"""As in Markdown; one that names Python may also stand at the end of a line. Possessive: a line takes one pass."""
 _THOUGHT_END = "</think>"
 _THOUGHT = "<think>"
 _BODY = "\n    pass\n"
@@ -97,11 +100,11 @@ def python_blocks(text: str) -> Iterator[Block]:
     for fence in _FENCE.finditer(text):
         if opening is None:
             opening = fence
-        elif fence[1].startswith(opening[1]) and not fence[2]:
-            if opening[2].lower() in PYTHON:
+        elif fence["fence"].startswith(opening["fence"]) and not fence["language"]:
+            if opening["language"].lower() in PYTHON:
                 yield Block(textwrap.dedent(text[opening.end() + 1 : fence.start()]), closed=True)
             opening = None
-    if opening is not None and opening[2].lower() in PYTHON:
+    if opening is not None and opening["language"].lower() in PYTHON:
         yield Block(textwrap.dedent(text[opening.end() + 1 :]), closed=False)
 
 
