@@ -1,8 +1,8 @@
 """How many programs a sandbox runs per second: `python benchmarks/sandbox.py [TIER ...] [--programs N]`.
 
 Warm: fork-servers run before the clock starts. The program is the smallest that does something, so that what is
-measured is the sandbox: fork, confinement, input, output and end. Also the time of one program alone, what a start costs,
-and the processor time of a program with all that is done for it, which does not depend on what else the machine does.
+measured is the sandbox: fork, confinement, input, output and end. Also the time of one program alone, what a start
+costs, and the processor time of a program with all that is done for it, which hardly depends on what else is running.
 """
 
 from __future__ import annotations
