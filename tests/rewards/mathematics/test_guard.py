@@ -53,6 +53,8 @@ HOSTILE = {
     "vulgar fractions": "½" * 500,
     "superscripts": "²" * 500,
     "subscripts": "a_" * 250,
+    "a bound of many digits": "2^{9999}x<3^{6000}",
+    "an exponent of many digits": "2^{x/3^{9000}}",
     "texts": r"\text{" * 80,
     "matrices": r"\begin{pmatrix}" * 30,
     "a determinant": r"\det\begin{pmatrix}" + r"\\".join("&".join("a" * 8) for _ in range(8)) + r"\end{pmatrix}",

@@ -15,6 +15,7 @@ from posttrain.rewards.mathematics.polynomials import (
     Polynomial,
     Ratio,
     atom,
+    exactly,
     factorised,
     number,
 )
@@ -118,7 +119,7 @@ class Evaluator:
             if monomial == ():
                 result = self.algebra.multiply(result, self.algebra.power(base, coefficient))
                 continue
-            written = " ".join(f"{one.key}^{e}" for one, e in monomial)
+            written = " ".join(f"{one.key}^{exactly(e)}" for one, e in monomial)
             kind = (
                 "exponential"
                 if constant is not None or base.key() == Ratio({((Atom("e"), 1),): Fraction(1)}, ONE).key()

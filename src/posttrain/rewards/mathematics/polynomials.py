@@ -86,10 +86,14 @@ def atom(the_atom: Atom, exponent: Exponent = 1) -> Ratio:
     return Ratio({((the_atom, exponent),): Fraction(1)}, ONE)
 
 
+def exactly(value: Exponent) -> str:
+    """In hexadecimal: Python refuses to write longer numbers than 4,300 digits in decimal."""
+    return f"{value.numerator:x}/{value.denominator:x}"
+
+
 def key_of(polynomial: Polynomial) -> str:
     terms = [
-        " ".join([f"{c.numerator:x}/{c.denominator:x}", *(f"[{a.key}]^{e}" for a, e in monomial)])
-        for monomial, c in polynomial.items()
+        " ".join([exactly(c), *(f"[{a.key}]^{exactly(e)}" for a, e in monomial)]) for monomial, c in polynomial.items()
     ]
     return " + ".join(sorted(terms))
 

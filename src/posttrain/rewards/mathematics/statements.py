@@ -10,7 +10,7 @@ from posttrain.rewards.mathematics.compare import agree
 from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.names import is_label, name_of
-from posttrain.rewards.mathematics.polynomials import ONE, Atom, Ratio, atom, number
+from posttrain.rewards.mathematics.polynomials import ONE, Atom, Ratio, atom, exactly, number
 from posttrain.rewards.mathematics.regions import INFINITY, MINUS_INFINITY, place
 from posttrain.rewards.mathematics.structure import spelled, split
 from posttrain.rewards.mathematics.things import Things
@@ -134,7 +134,7 @@ class Statements(Things):
             rest = {m: c for m, c in difference.above.items() if all(one != symbol for one, _ in m)}
             if slope is not None and len(rest) + 1 == len(difference.above) and set(rest) <= {()}:
                 bound = -rest.get((), Fraction(0)) / slope
-                end = Value(str(bound), Number(bound))
+                end = Value(exactly(bound), Number(bound))
                 return Value("", self._half_line(end, relation, below=slope > 0), name=symbol.key)
         return Value("", Equation(difference, relation))
 

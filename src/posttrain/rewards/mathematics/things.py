@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from posttrain.rewards.mathematics.bases import FUNCTIONS
 from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.evaluate import Evaluator
-from posttrain.rewards.mathematics.grammar import FUNCTIONS, expression
+from posttrain.rewards.mathematics.grammar import expression
 from posttrain.rewards.mathematics.guard import MAX_ITEMS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import Algebra
