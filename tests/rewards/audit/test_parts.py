@@ -1,6 +1,8 @@
 """The parts of the audit: spellings, cheats, changed programs, limits, and how a reward is asked."""
 
 import ast
+import doctest
+import importlib
 from fractions import Fraction
 
 import pytest
@@ -78,6 +80,13 @@ def test_changed_programs_are_programs_and_differ():
         assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(program))
     assert mutants("def f(:") == []
     assert len(mutants(program, 3)) <= 3
+
+
+@pytest.mark.parametrize("part", ["finding", "renderings", "mutants", "speed"])
+def test_the_examples_in_the_code_are_right(part):
+    found = doctest.testmod(importlib.import_module(f"posttrain.rewards.audit.{part}"))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def limited(**limits: object) -> Check:

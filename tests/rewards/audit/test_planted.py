@@ -102,6 +102,13 @@ def test_tests_that_catch_nothing_are_found():
     assert finding.measured < 0.5
 
 
+def test_a_grader_that_does_not_run_the_tests_is_found():
+    """Its own program passes every test, the impossible ones too."""
+    finding = audit(planted("programs:looks_fine"), tasks(), kind="code", only=["mutation_score", "code_attacks"])
+    assert finding["mutation_score"].measured == 0.0
+    assert "passes a test that expects something else" in finding["mutation_score"].examples[0]
+
+
 def test_every_check_has_a_planted_defect():
     elsewhere = {"group_signal", "mutation_score"}
     assert {check for check, _, _ in EXPECTED} | elsewhere == {check.name for check in CHECKS}

@@ -102,7 +102,7 @@ class AuditReport:
 def share(part: int, whole: int) -> str:
     """
     >>> share(3, 64), share(0, 0)
-    ('3 of 64 (4.7 %)', '0 of 0')
+    ('3 of 64 (4.69 %)', '0 of 0')
     """
     return f"{part} of {whole} ({100 * part / whole:.3g} %)" if whole else f"{part} of {whole}"
 

@@ -33,7 +33,7 @@ def kind_of(component: Component, pool: WorkerPool, prompts: Sequence[Prompt]) -
     if name in DECLARED:
         return DECLARED[name], "a built-in"
     named = set(component.signature.named) - component.settings.keys()
-    if tests := sorted(named & TEST_COLUMNS):
+    if tests := sorted(named & TEST_COLUMNS & prompts[0].columns.keys()):
         return "code", f"it takes the column {tests[0]!r}"
     if "answer" in named:
         return "exact", "it takes the gold answer"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+UNHEARD_OF = "no program returns this"
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -30,7 +32,7 @@ def mutants(program: str, most: int = 20) -> list[str]:
     """At most `most` programs with one change each, spread over the program; none where it cannot be parsed.
 
     >>> mutants("def f(a):\\n    return a + 1", 2)
-    ['def f(a):\\n    return a - 1', 'def f(a):\\n    return a + 2']
+    ['def f(a):\\n    return None', 'def f(a):\\n    return a - 1']
     """
     try:
         tree = ast.parse(program)
@@ -42,6 +44,32 @@ def mutants(program: str, most: int = 20) -> list[str]:
     same = ast.unparse(tree)
     made = dict.fromkeys(_mutated(tree, number, change) for number, change in chosen)
     return [program for program in made if program != same]
+
+
+def impossible(columns: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The columns with tests, changed so that the first test expects what no program returns; None where that is hard.
+
+    >>> impossible({"test_list": ["assert f(1) == 2"]})
+    {'test_list': ["assert f(1) == 'no program returns this'"]}
+    """
+    assertions, tests = columns.get("test_list"), columns.get("tests")
+    if isinstance(assertions, list) and assertions and (changed := _impossible(str(assertions[0]))):
+        return {"test_list": [changed, *assertions[1:]]}
+    if isinstance(tests, list) and tests and isinstance(tests[0], dict) and "output" in tests[0]:
+        return {"tests": [tests[0] | {"output": UNHEARD_OF}, *tests[1:]]}
+    return None
+
+
+def _impossible(assertion: str) -> str | None:
+    try:
+        tree = ast.parse(assertion.strip())
+    except SyntaxError:
+        return None
+    match tree.body:
+        case [ast.Assert(test=ast.Compare(ops=[ast.Eq()]) as compared)]:
+            compared.comparators = [ast.Constant(value=UNHEARD_OF)]
+            return ast.unparse(tree)
+    return None
 
 
 def _changes(node: ast.AST) -> int:

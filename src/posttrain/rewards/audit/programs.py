@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import DataError
 from posttrain.rewards.audit.finding import Measured, share
-from posttrain.rewards.audit.mutants import mutants
+from posttrain.rewards.audit.mutants import impossible, mutants
 from posttrain.rewards.audit.renderings import fill
 from posttrain.rewards.audit.subject import Answer, Case, Subject
 from posttrain.rewards.code.attacks import ASSERTIONS, CALL_TESTS, HONEST, SCRIPT, Attack, Scene
@@ -92,7 +93,11 @@ def _tests_for(subject: Subject) -> dict[str, Any]:
 
 
 def mutation_score(subject: Subject) -> Measured:
-    """Share of changed reference programs that the tests catch."""
+    """Share of changed reference programs that the tests catch, and of tests made impossible that no program passes.
+
+    A reference that passes a test which expects what it does not return is judged by something else than its tests
+    (arXiv:2510.20270).
+    """
     if not subject.forms:
         return Measured(text="no reference program passes: see false_rejects")
     rows = subject.rows_for(MUTANTS)[:MUTATED_ROWS]
@@ -101,15 +106,21 @@ def mutation_score(subject: Subject) -> Measured:
         for row in rows
         for program in mutants(subject.golds[row], MUTANTS)
     ]
+    cases += [
+        Case(row=row, text=subject.right(row), columns=changed)
+        for row in rows
+        if (changed := impossible(subject.prompts[row].columns)) is not None
+    ]
     if not cases:
         return Measured(text="no reference program could be changed")
     alive = [case for case, answer in zip(cases, subject.score(cases), strict=True) if subject.accepts(answer)]
-    weak: dict[int, int] = {}
-    for case in alive:
-        weak[case.row] = weak.get(case.row, 0) + 1
-    worst = sorted(weak, key=lambda row: weak[row], reverse=True)[:5]
+    weak = Counter(case.row for case in alive if not case.columns)
+    blind = [case.row for case in alive if case.columns]
     return Measured(
         value=1 - len(alive) / len(cases),
-        text=f"the tests catch {share(len(cases) - len(alive), len(cases))} changed programs",
-        examples=tuple(f"row {row}: {weak[row]} changed programs pass its tests" for row in worst),
+        text=f"{share(len(cases) - len(alive), len(cases))} changed programs and impossible tests are caught",
+        examples=(
+            *(f"row {row}: its program passes a test that expects something else" for row in blind[:3]),
+            *(f"row {row}: {count} changed programs pass its tests" for row, count in weak.most_common(5)),
+        ),
     )

@@ -26,6 +26,8 @@ FORMS: dict[str, str] = {
 
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _MAX_DIGITS = 30
+_TYPESETTING = re.compile(r"\\(?:left|right|text|mathrm|[,;! ])|(?<=\\)[dt](?=frac)|[\s{}$]")
+_NAME = re.compile(r"^[a-zA-Z]\w{0,2}=")
 
 
 def fill(form: str, answer: str) -> str:
@@ -69,6 +71,24 @@ def number_of(answer: str) -> Fraction | None:
     """
     text = answer.strip().removeprefix("$").strip()
     return Fraction(text.replace(",", "")) if _NUMBER.fullmatch(text) and len(text) <= _MAX_DIGITS else None
+
+
+def sort_of(answer: str) -> str:
+    """Whether an answer is a number, a formula or words."""
+    if number_of(answer) is not None:
+        return "number"
+    return "formula" if re.search(r"[\d^_=]", answer) else "words"
+
+
+def differ(one: str, other: str) -> bool:
+    r"""Whether two answers are surely not the same: other numbers, or other texts however they are typeset.
+
+    >>> differ("7", "7.0"), differ("x = 5", "5"), differ(r"\dfrac{1}{2}", r"\frac12"), differ("Evelyn", "9")
+    (False, False, False, True)
+    """
+    left, right = (_NAME.sub("", _TYPESETTING.sub("", text)) for text in (one, other))
+    values = number_of(left), number_of(right)
+    return left.casefold() != right.casefold() if None in values else values[0] != values[1]
 
 
 def written(value: Fraction) -> str:

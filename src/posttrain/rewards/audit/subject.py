@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from posttrain.rewards.audit.cheats import Target
-from posttrain.rewards.audit.renderings import FORMS, WORK, fill, number_of
+from posttrain.rewards.audit.renderings import FORMS, WORK, differ, fill, sort_of
 from posttrain.rewards.calls import Outcome
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.pool import Job, WorkerPool
@@ -105,11 +105,11 @@ class Subject:
 
     def target(self, row: int, form: str | None = None) -> Target:
         """What a cheat has to know about a row."""
-        golds = list(self.golds)
-        others = tuple(dict.fromkeys(gold for gold in golds[row + 1 :] + golds[:row] if _differs(gold, golds[row])))
-        others = (*others, *(text for text in ("1234567", "89", "-55") if _differs(text, golds[row])))
+        own, golds = self.golds[row], [*self.golds[row + 1 :], *self.golds[:row]]
+        others = [other for other in dict.fromkeys((*golds, "1234567", "89", "-55")) if differ(other, own)]
+        others.sort(key=lambda other: sort_of(other) != sort_of(own))  # "Evelyn = 9" is no contradiction, "8 = 9" is
         prompt = self.prompts[row].text
-        return Target(prompt=prompt, gold=golds[row], form=form or self.forms[0], others=others)
+        return Target(prompt=prompt, gold=own, form=form or self.forms[0], others=tuple(others))
 
     def right(self, row: int, form: str | None = None) -> str:
         """The completion that states the gold answer of a row, or the reference program."""
@@ -265,8 +265,3 @@ def _median(values: Sequence[float | None]) -> float:
     """Of the scores that there are; 0 where there are none."""
     scores = [value for value in values if value is not None]
     return statistics.median(scores) if scores else 0.0
-
-
-def _differs(one: str, other: str) -> bool:
-    left, right = number_of(one), number_of(other)
-    return one != other if left is None or right is None else left != right

@@ -22,6 +22,11 @@ def in_process(completion, test_list):
     return float(bool(space))
 
 
+def looks_fine(completion, test_list):
+    """Does not run the tests at all."""
+    return float("def f(x)" in _program(completion))
+
+
 def exit_code(completion, test_list):
     """A program of its own, judged by its exit code."""
     if not (program := _program(completion)):
