@@ -1,0 +1,45 @@
+"""Published pairs of gold and answer: `math` departs from their labels only where benchmarks/answer_pairs.py says why."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "answer_pairs.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("answer_pairs", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["answer_pairs"] = module
+    spec.loader.exec_module(module)
+    if not module.DATA.is_dir():
+        pytest.skip("the shared data folder is not there")
+    return module
+
+
+@pytest.mark.parametrize("file", ["answer_pairs_math_verify.jsonl", "answer_pairs_qwen_math100.jsonl"])
+def test_every_departure_from_a_label_has_its_reason(benchmark, file):
+    pairs = list(benchmark.pairs(file))
+    departures = {(pair.file, pair.row) for pair in pairs if pair.accepted != pair.label}
+    assert departures == {key for key in benchmark.REASONS if key[0] == file}
+
+
+def test_qwens_answers_are_judged_as_math_verify_judges_them(benchmark):
+    pairs = list(benchmark.pairs("answer_pairs_qwen_math100.jsonl"))
+    assert len(pairs) == 800
+    assert [pair for pair in pairs if pair.accepted != pair.theirs] == []
+
+
+def test_a_declared_option_brings_the_lenient_reading_back(benchmark):
+    """The rows that math-verify reads with decimal commas, and those that leave a computation undone."""
+    rows = {pair.row: pair for pair in benchmark.pairs("answer_pairs_math_verify.jsonl")}
+    for row in (5, 6, 7, 17):
+        assert benchmark.math(rows[row].given, rows[row].gold, decimal_comma=True) == 1.0, rows[row]
+    assert benchmark.math(rows[30].given, rows[30].gold, require_evaluated=False) == 1.0
