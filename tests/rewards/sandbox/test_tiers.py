@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.environment import Finding, check_environment
 from posttrain.errors import ConfigError
 from posttrain.rewards.sandbox import Limits, SandboxUnavailable, open_sandbox, sandbox, selftest, tiers
 from posttrain.rewards.sandbox.forkserver import Command
@@ -149,6 +150,20 @@ def test_other_systems_are_refused_in_words(monkeypatch, platform):
     monkeypatch.setattr(sandbox.sys, "platform", platform)
     with pytest.raises(SandboxUnavailable, match=f"on Linux only, and this is {platform}\n.*virtual machine"):
         open_sandbox()
+
+
+def test_check_says_which_sandbox_there_is_and_how_to_get_one(monkeypatch):
+    def finding() -> Finding:
+        return next(one for one in check_environment().findings if one.what == "sandbox")
+
+    assert finding().level in ("OK", "WARN")
+    monkeypatch.setattr(tiers, "bubblewrap", lambda: broken("bubblewrap", "no namespaces"))
+    monkeypatch.setattr(tiers, "landlock", lambda: broken("landlock", "no Landlock"))
+    missing = finding()
+    assert (missing.level, missing.fix) == ("WARN", sandbox.FIXES)
+    assert missing.found.startswith(
+        "code rewards cannot run: no sandbox works here (bubblewrap: no namespaces; landlock"
+    )
 
 
 # --- bubblewrap: nothing in it can be written to ---------------------------------------------------------------------
