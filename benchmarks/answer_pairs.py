@@ -31,13 +31,14 @@ FILES = {"answer_pairs_math_verify.jsonl": "math-verify's cases", "answer_pairs_
 COMMA = "a decimal comma is an option: `decimal_comma`"
 CHAIN = "a chain of equations whose sides differ gives no answer"
 INEXACT = "a decimal is not an exact value, however many digits it has"
-UNEVALUATED = "a computation is left to the reader; `require_evaluated: false` allows it"
 CONFLICT = "two statements of the completion disagree"
 REASONS: dict[tuple[str, int], str] = {
     **{("answer_pairs_math_verify.jsonl", row): COMMA for row in (5, 6, 7, 17)},
     **{("answer_pairs_math_verify.jsonl", row): CHAIN for row in (35, 98, 100, 101, 104, 114, 115)},
     **{("answer_pairs_math_verify.jsonl", row): INEXACT for row in (126, 133, 139)},
-    **{("answer_pairs_math_verify.jsonl", row): UNEVALUATED for row in (30, 123, 124)},
+    ("answer_pairs_math_verify.jsonl", 30): "a computation is left to the reader; `require_evaluated: false` allows it",
+    ("answer_pairs_math_verify.jsonl", 123): "a sum of two matrices is left to the reader",
+    ("answer_pairs_math_verify.jsonl", 124): "a product of two matrices is left to the reader",
     **{("answer_pairs_math_verify.jsonl", row): CONFLICT for row in (15, 172)},
     ("answer_pairs_math_verify.jsonl", 31): "label of a stricter extraction: a formula may span lines",
     ("answer_pairs_math_verify.jsonl", 32): "label of a stricter extraction: a formula may span lines",
@@ -49,7 +50,7 @@ REASONS: dict[tuple[str, int], str] = {
     ): "the label of an option of math-verify; an interval and its inequality are one",
     ("answer_pairs_math_verify.jsonl", 190): "braces without backslash are no set, and 35 cm is no part of one",
     **{("answer_pairs_math_verify.jsonl", row): "the answer names one tuple twice: six for five" for row in (193, 212)},
-    ("answer_pairs_math_verify.jsonl", 196): "the range of |z| is not that of z",
+    ("answer_pairs_math_verify.jsonl", 196): "the range of an absolute value is not that of z",
     ("answer_pairs_math_verify.jsonl", 202): "two pairs are not four named numbers",
     ("answer_pairs_math_verify.jsonl", 217): "the gold is cut off within its box: an error of the data",
     ("answer_pairs_math_verify.jsonl", 253): "f(x) and f(y) are different symbols",

@@ -1,4 +1,4 @@
-"""Published pairs of gold and answer: `math` departs from their labels only where benchmarks/answer_pairs.py says why."""
+"""Published pairs of gold and answer: `math` departs from their labels only where the benchmark says why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "answer_pairs.py"
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
     spec = importlib.util.spec_from_file_location("answer_pairs", SCRIPT)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["answer_pairs"] = module
     spec.loader.exec_module(module)

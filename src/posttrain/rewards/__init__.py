@@ -7,6 +7,9 @@ The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0.
 """
 
 from posttrain.rewards.components import Reward
+from posttrain.rewards.mathematics.choices import multiple_choice
+from posttrain.rewards.mathematics.countdown import countdown
+from posttrain.rewards.mathematics.presets import aime, gsm8k, math500, svamp
 from posttrain.rewards.reward_set import RewardSet, build_rewards, check_gold
 from posttrain.rewards.scores import Failure, Scores, enforce_limit
 from posttrain.rewards.verdict import Verdict
@@ -18,11 +21,17 @@ __all__ = [
     "RewardSet",
     "Scores",
     "Verdict",
+    "aime",
     "build_rewards",
     "check_gold",
+    "countdown",
     "enforce_limit",
     "exact_match",
+    "gsm8k",
     "math",
+    "math500",
+    "multiple_choice",
     "numeric",
     "regex",
+    "svamp",
 ]
