@@ -133,6 +133,7 @@ def test_a_rollout_row_holds_the_text_the_ids_and_each_number_behind_its_loss(st
         rewards_PG=[[1.0, 0.0], [NAN, 0.5]],
         scored_PG=[[True, True], [False, True]],
         parts={"math": [[1.0, 0.0], [None, 0.5]], "brevity": [[None, None], [None, None]]},
+        verdicts={},
     )
     advantages_BT = torch.tensor(
         [[0, 0, 1.5, 0.5, 0], [0, 0, -1.0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.float32
@@ -244,7 +245,7 @@ def test_a_full_disk_says_what_to_do(store, monkeypatch):
 
 
 def fill(store: RunStore, steps: int) -> None:
-    scores = SimpleNamespace(rewards_PG=[], scored_PG=[], parts={})
+    scores = SimpleNamespace(rewards_PG=[], scored_PG=[], parts={}, verdicts={})
     table = rollout_table(0, Judged(prompts=[], groups=[], scores=scores), torch.zeros(0, 0))
     store.event("start", "started")
     for step in range(1, steps + 1):
