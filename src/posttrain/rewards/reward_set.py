@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.rewards.components import Component, Reward, RewardLike, Row, make_component
+from posttrain.rewards.components import Component, Reward, RewardLike, Row
 from posttrain.rewards.gates import in_waves, wrong_gate
+from posttrain.rewards.making import make_component
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.scores import Scores, behind_gate, weighted_sum
 from posttrain.rewards.sheet import Read, Sheet

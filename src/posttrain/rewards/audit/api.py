@@ -17,8 +17,9 @@ from posttrain.rewards.audit.programs import PROGRAM_FORM, references
 from posttrain.rewards.audit.renderings import final_of, last_line
 from posttrain.rewards.audit.samples import sampled
 from posttrain.rewards.audit.subject import KINDS, Kind, Subject
-from posttrain.rewards.components import RewardLike, make_component
+from posttrain.rewards.components import RewardLike
 from posttrain.rewards.load import suggestion
+from posttrain.rewards.making import make_component
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.reward_set import as_reward
 

@@ -1,0 +1,151 @@
+"""From what the config names to a component: the function is found, its signature read, its settings tried."""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.calls import Signature
+from posttrain.rewards.components import GIVEN_NAMES, Component, RewardLike
+from posttrain.rewards.gates import TOLD, Gate
+from posttrain.rewards.load import Target, find_named, resolve, suggestion
+from posttrain.rewards.pool import WorkerPool
+from posttrain.rewards.threads import ThreadRunner
+from posttrain.rewards.verifiers import BUILTINS
+
+MODEL_LABEL, JUDGE_LABEL = "reward_model", "judge"
+"""What a reward model and a judge are called in metrics and messages, without a label of their own."""
+
+
+def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None, device: str = "auto") -> Component:
+    """Find the function, read its signature, check the settings against it; ConfigError for whatever does not fit.
+
+    `device` is where a reward model computes.
+    """
+    given = {name: getattr(reward, name) for name in ("name", "function", "model", "judge")}
+    if list(given.values()).count(None) != 3:
+        raise ConfigError(
+            given="a reward with " + ", ".join(f"{name} = {value!r}" for name, value in given.items()),
+            allowed="exactly one of the four",
+            fix="Write `name: math` for a built-in, `function: path/to/file.py:name` for your own, `model: FOLDER`, or "
+            "`judge: {...}`.",
+        )
+    if not reward.timeout > 0:
+        raise ConfigError(given=f"a reward with timeout = {reward.timeout}", allowed="seconds, more than 0")
+    gate = Gate.of(reward.gate)
+    if reward.judge is not None:
+        return replace(_make_judge(reward, folder, device), gate=gate)
+    component = _find(reward, pool, folder) if reward.model is None else _load_model(reward, folder, device)
+    component = replace(component, gate=gate)
+    _check_settings(component)
+    if component.builtin is not None and component.settings:
+        _try_settings(component, pool)
+    return component
+
+
+def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Component:
+    common = {"weight": float(reward.weight), "timeout": float(reward.timeout), "settings": dict(reward.settings)}
+    if reward.name in BUILTINS:
+        builtin = BUILTINS[reward.name]
+        return Component(
+            label=reward.label or reward.name,
+            signature=Signature.of(builtin.function, reward.name),
+            target=None if builtin.runner else Target.of(builtin.target),
+            runner=builtin.runner(reward.settings) if builtin.runner else None,
+            builtin=builtin,
+            **common,
+        )
+    function = reward.function
+    if callable(function) and (target := _importable(function)) is None:
+        name = getattr(function, "__name__", type(function).__name__).strip("<>")
+        signature = Signature.of(function, name)
+        runner = ThreadRunner(function, label=reward.label or name, is_async=signature.is_async)
+        return Component(label=reward.label or name, signature=signature, runner=runner, **common)
+    if not callable(function):
+        target = resolve(function, folder) if function is not None else find_named(reward.name or "")
+    name = reward.label or reward.name or target.name.rpartition(".")[2]
+    return Component(label=name, signature=pool.describe(target), target=target, **common)
+
+
+def _load_model(reward: RewardLike, folder: Path | None, device: str) -> Component:
+    from posttrain.rewards.model import FORM  # imports torch and transformers
+    from posttrain.rewards.step_model import load_model_reward
+
+    assert reward.model is not None
+    common = {"weight": float(reward.weight), "timeout": float(reward.timeout), "settings": dict(reward.settings)}
+    component = Component(label=reward.label or MODEL_LABEL, signature=FORM, **common)
+    _check_settings(component)
+    return replace(component, model=load_model_reward(reward.model, reward.settings, folder=folder, device=device))
+
+
+def _make_judge(reward: RewardLike, folder: Path | None, device: str) -> Component:
+    from posttrain.config import JudgeConfig
+    from posttrain.rewards.judge import Judge
+    from posttrain.rewards.judge.judge import FORM
+
+    settings = reward.judge if isinstance(reward.judge, JudgeConfig) else JudgeConfig(**dict(reward.judge or {}))
+    label = reward.label or JUDGE_LABEL
+    return Component(
+        label=label,
+        weight=float(reward.weight),
+        timeout=settings.deadline,
+        settings={},
+        signature=FORM,
+        judge=Judge(settings, label=label, folder=folder, device=device),
+    )
+
+
+def _importable(function: Callable[..., Any]) -> Target | None:
+    """Where a worker finds this very object; None for lambdas, closures, instances and what `__main__` defines."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in (None, "__main__") or module not in sys.modules or not all(map(str.isidentifier, name.split("."))):
+        return None
+    try:
+        found = operator.attrgetter(name)(sys.modules[module])
+        importable = importlib.util.find_spec(module) is not None
+    except (AttributeError, ValueError):
+        return None
+    return Target(module=module, name=name) if found is function and importable else None
+
+
+def _check_settings(component: Component) -> None:
+    signature, label = component.signature, component.label
+    allowed = [name for name in signature.named if name not in GIVEN_NAMES]
+    for name in component.settings:
+        if name in GIVEN_NAMES or not (signature.takes_any or name in allowed):
+            raise ConfigError(
+                given=f'reward "{label}" has no setting {name!r}{suggestion(name, allowed)}',
+                allowed=", ".join(allowed) or "no settings",
+            )
+    if component.builtin is not None:
+        missing = [name for name in component.builtin.needed_settings if name not in component.settings]
+        if missing:
+            raise ConfigError(
+                given=f'reward "{label}" needs settings.{missing[0]}', fix=f"Add it: settings: {{{missing[0]}: ...}}."
+            )
+        if TOLD in signature.required and not component.is_told:
+            raise ConfigError(
+                given=f'reward "{label}" has to know which completions are correct',
+                allowed="an entry of rewards with a gate; checks have none",
+                fix="Name the reward that says so: gate: math.",
+            )
+
+
+def _try_settings(component: Component, pool: WorkerPool) -> None:
+    """A dry call finds settings that a built-in cannot work with, such as a broken regular expression."""
+    if set(component.gold_columns) - {"answer"}:
+        return  # they come from the data, which is not known here: `RewardSet.check_rows` calls it with them
+    call = component.trial() | dict.fromkeys(component.gold_columns, "1")
+    outcome = component.decide(call)
+    if outcome is None:
+        outcome = pool.run([component.job([call])])[0][0]
+    if outcome.kind != "value":
+        raise ConfigError(
+            given=f'reward "{component.label}" cannot work with settings {component.settings}: {outcome.message}'
+        )
