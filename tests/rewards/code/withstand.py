@@ -1,5 +1,4 @@
-"""Run every attack in one tier and print what came of it as JSON: `withstand.py KIND`. Needs no installed package, so
-that the user of a test may run it with an interpreter of the system."""
+"""Run every attack in one tier and print what came of it as JSON: `withstand.py KIND`."""
 
 from __future__ import annotations
 
