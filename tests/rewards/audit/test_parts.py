@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from posttrain.rewards.audit.hostile import HOSTILE
 from posttrain.rewards.audit.mutants import mutants
 from posttrain.rewards.audit.renderings import FORMS, WORK, fill, final_of, number_of, spellings, written
 
+STORIES = Path(__file__).parents[4] / "shared" / "data" / "models" / "stories260K"
 NUMBERS = st.one_of(
     st.integers(-(10**9), 10**9).map(Fraction), st.integers(-(10**6), 10**6).map(lambda n: Fraction(n, 1000))
 )
@@ -191,3 +193,12 @@ def test_hostile_texts_are_short_to_say_and_long_to_read():
     assert len(HOSTILE) >= 20
     assert max(map(len, HOSTILE.values())) <= 1 << 20
     assert quote("7" * 200_000) == "'" + "7" * 45 + " ... (200000 characters) ... " + "7" * 22 + "'"
+
+
+def test_a_model_is_asked_for_groups_of_completions():
+    """One that tells stories to small children: no answer of its is right, so that no group teaches anything."""
+    if not STORIES.is_dir():
+        pytest.skip(f"needs {STORIES}")
+    finding = audit(planted("honest:marked"), sums(), model=str(STORIES), only=["group_signal"])["group_signal"]
+    assert finding.status == "warn"
+    assert finding.text.startswith("16 of 16 (100 %) groups have equal scores")
