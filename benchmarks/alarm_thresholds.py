@@ -25,6 +25,7 @@ from posttrain.train.alarms.disagreement import Disagreement
 
 RESULT = Path(__file__).parent / "results" / "alarm_thresholds.json"
 DEFAULTS = AlarmConfig()
+LIMIT, RATIO = DEFAULTS.cusum_limit, DEFAULTS.disagreement_ratio or 3.0
 STEPS, RUNS, LATEST = 1000, 4000, 300
 """Of an honest run; how many are simulated; steps after which a gamed run counts as missed."""
 
@@ -44,7 +45,7 @@ def first_crossings(rejected_RS: np.ndarray, checked: int, alarm: Disagreement) 
 
 
 def cusum(
-    dice: np.random.Generator, *, limit: float = 9.0, ratio: float = 5.0, checked: int = 32, true: float = 0.01
+    dice: np.random.Generator, *, limit: float = LIMIT, ratio: float = RATIO, checked: int = 32, true: float = 0.01
 ) -> dict[str, Any]:
     """One row of the first table; `true` is the disagreement of an honest run, which the alarm takes for 1%."""
     alarm = Disagreement(ratio, limit, baseline=0.01)
@@ -62,7 +63,7 @@ def measured(dice: np.random.Generator, *, true: float, accepted: int = 150) -> 
     rejected_R = dice.binomial(accepted, true, RUNS)
     false, delays = 0, []
     for rejected, runs in zip(*np.unique(rejected_R, return_counts=True), strict=True):
-        alarm = Disagreement(DEFAULTS.disagreement_ratio or 0.0, DEFAULTS.cusum_limit)
+        alarm = Disagreement(RATIO, LIMIT)
         alarm.calibrate(int(rejected), accepted)
         false += int((first_crossings(dice.binomial(32, true, (runs, STEPS)), 32, alarm) > 0).sum())
         gamed = first_crossings(dice.binomial(32, true + 0.10, (runs, LATEST)), 32, alarm)
@@ -87,7 +88,7 @@ def clustered(dice: np.random.Generator, *, one_per_prompt: bool) -> dict[str, A
         accepted_RSP = dice.binomial(group, 0.6, wrong_RSP.shape)
         wrong_RS, all_RS = np.where(wrong_RSP, accepted_RSP, 0).sum(-1), accepted_RSP.sum(-1)
         rejected_RS = dice.hypergeometric(wrong_RS, all_RS - wrong_RS, 32)
-    alarm = Disagreement(5.0, 9.0, baseline=0.01)
+    alarm = Disagreement(RATIO, LIMIT, baseline=0.01)
     return {"one_per_prompt": one_per_prompt, "false": float((first_crossings(rejected_RS, 32, alarm) > 0).mean())}
 
 
@@ -132,7 +133,7 @@ def main() -> int:
         "latest": LATEST,
         "limits": [cusum(dice, limit=limit) for limit in (5.0, 7.0, 9.0, 11.0)],
         "samples": [cusum(dice, checked=checked) for checked in (8, 16, 64)],
-        "ratios": [cusum(dice, ratio=ratio) for ratio in (3.0, 8.0)],
+        "ratios": [cusum(dice, ratio=ratio) for ratio in (2.0, 5.0, 8.0)],
         "baselines": [cusum(dice, true=true) for true in (0.0, 0.015, 0.02)],
         "measured": [measured(dice, true=true) for true in (0.0, 0.01, 0.02, 0.05, 0.10)],
         "clustered": [clustered(dice, one_per_prompt=each) for each in (False, True)],
