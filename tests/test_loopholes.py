@@ -99,3 +99,15 @@ def test_an_alarm_between_the_last_good_evaluation_and_the_first_bad_one_is_too_
 def test_a_run_without_a_loss_is_caught_by_any_alarm_and_by_no_silence(page: ModuleType):
     assert page.in_time(a_run(FALLING[:3], 4))
     assert not page.in_time(a_run(FALLING[:3]))
+
+
+def test_words_are_one_token_each_and_what_was_read_is_what_was_written(alarms: ModuleType):
+    from loopholes import equality, stuffing  # pyright: ignore[reportMissingImports]
+    from loopholes.start import build_tokenizer  # pyright: ignore[reportMissingImports]
+
+    for module, tokens in ((stuffing, 18), (equality, 4)):
+        tokenizer = build_tokenizer(module.WORDS)
+        cheat = module.cheat(random.Random(0))
+        ids = tokenizer(cheat, add_special_tokens=False).input_ids
+        assert len(ids) == tokens
+        assert tokenizer.decode(ids) == cheat
