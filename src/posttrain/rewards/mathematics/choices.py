@@ -15,7 +15,8 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.rewards.mathematics import places
-from posttrain.rewards.mathematics.extract import MAX_SEGMENT, final_segment, without_dollars
+from posttrain.rewards.mathematics.extract import MAX_SEGMENT, final_segment
+from posttrain.rewards.mathematics.sentences import without_dollars
 from posttrain.rewards.mathematics.verify import Message, hidden_characters, text_of
 from posttrain.rewards.verdict import Verdict, correct
 

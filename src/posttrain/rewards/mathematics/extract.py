@@ -23,6 +23,17 @@ from posttrain.rewards.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
 from posttrain.rewards.mathematics.prose import NUMBER
+from posttrain.rewards.mathematics.sentences import (
+    AMOUNTS,
+    FORMULA,
+    HEDGE,
+    atoms_of,
+    is_claimed,
+    is_offered,
+    is_prose,
+    pattern_of,
+    without_dollars,
+)
 from posttrain.rewards.mathematics.values import Unread, Value, Words
 from posttrain.rewards.verdict import Reason
 
@@ -38,11 +49,10 @@ _JOINT = re.compile(
 _NAMED_JOINT = re.compile(
     r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad|\\text)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
 )
-_HEDGE = r"(?:or|maybe|perhaps|possibly|alternatively|otherwise)\b"
 _HEDGE_BEHIND = re.compile(
-    rf"[\s$,.;:)]*[(,—-]?\s*{_HEDGE}[^.\n0-9\\$]{{0,30}}(?=[$0-9]|\\(?!boxed|fbox))", re.IGNORECASE
+    rf"[\s$,.;:)]*[(,—-]?\s*{HEDGE}[^.\n0-9\\$]{{0,30}}(?=[$0-9]|\\(?!boxed|fbox))", re.IGNORECASE
 )
-_HEDGE_BEFORE = re.compile(rf"[\s,]+(?:{_HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
+_HEDGE_BEFORE = re.compile(rf"[\s,]+(?:{HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
 _FILLER = re.compile(
     r"^(?:(?:simply|just|exactly|clearly|thus|therefore|equal\s+to|approximately|about|option|choice|that|now)\s+)+",
     re.IGNORECASE,
@@ -50,19 +60,12 @@ _FILLER = re.compile(
 _EXPLANATION = re.compile(
     r"[,;]?\s+(?:because|since|which|where|when|if|so\s+that|as\s+(?:the|we|it))\b.*|\s+\([A-Za-z][^()]*\)$", re.DOTALL
 )
-FORMULA = re.compile(
-    r"(?<!\\)\$\$(?P<a>[^$]+)\$\$|(?<!\\)\$(?P<b>(?:[^$\\]|\\.)+)\$|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]", re.DOTALL
-)
-_AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}")
-"""The beginning of `$5 and $6`, which is no formula."""
 _CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|final answer)\b[\s,:*]*", re.IGNORECASE)
 _ABOUT = r"\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$"
 _CLAIM = re.compile(
     rf"(?:\b(?:is|are|be|was|were|it's|equals?|gives?|makes?)|=|≈|:|->|→|\\approx){_ABOUT}", re.IGNORECASE
 )
 _MENTION = re.compile(rf"\b(?:get|have|has|total|of|costs?|to|by|than|answer){_ABOUT}", re.IGNORECASE)
-_OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
-_NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +229,12 @@ def _offered_beside(segment: str, box: places.Box) -> list[str]:
     found: list[str] = []
     behind, before = segment[box.closing + 1 : box.closing + 120], segment[max(box.start - 200, 0) : box.start]
     if hedge := _HEDGE_BEHIND.match(behind):
-        found += [atom for atom, _, _ in _atoms(behind[hedge.end() :])[:1]]
+        found += [atom for atom, _, _ in atoms_of(behind[hedge.end() :])[:1]]
     if hedge := _HEDGE_BEFORE.search(before):
         said = before[: hedge.start()].rstrip(" ,")
         start = said.rfind("$", 0, -1) if said.endswith("$") else -1
         found += (
-            [said[start + 1 : -1]] if start >= 0 else [text for text, _, end in _atoms(said)[-1:] if end == len(said)]
+            [said[start + 1 : -1]] if start >= 0 else [text for text, _, end in atoms_of(said)[-1:] if end == len(said)]
         )
     return [other for other in found if "\\boxed" not in other]
 
@@ -246,10 +249,10 @@ def _claim(statement: str, reader: Reader) -> str:
     """The answer within a statement: `$7$, because ...` is 7, `9 eggs per day` the number, `7 or 8` all of it."""
     text = _EXPLANATION.sub("", _FILLER.sub("", statement)).strip(" ,;:*")
     formula = FORMULA.match(text)
-    if formula and not _AMOUNTS.match(text):
+    if formula and not AMOUNTS.match(text):
         rest = text[formula.end() :]
-        percent = places._PERCENT_BEHIND.match(rest)
-        if not re.search(rf"[0-9$\\]|\b{_HEDGE}", rest[percent.end() if percent else 0 :]):
+        percent = places.PERCENT_BEHIND.match(rest)
+        if not re.search(rf"[0-9$\\]|\b{HEDGE}", rest[percent.end() if percent else 0 :]):
             return formula[formula.lastgroup or 0].strip() + ("\\%" if percent else "")
     if re.search(r"[0-9]|\\[(\[]|\$", text) and (answer := _of_sentence(text, reader).answer) is not None:
         return answer
@@ -261,36 +264,21 @@ def _is_definite(claim: str, reader: Reader) -> bool:
     return bool(re.match(r"[-−+]?\s*\\?[$€£]?\s*[0-9.]|\\[a-z{(]", claim)) or _has_number(reader.value(claim))
 
 
-def _is_prose(sentence: str) -> bool:
-    """Whether words stand around the formulas: more than the unit of a number."""
-    words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", FORMULA.sub(" ", sentence))
-    return len(words) > 1 or (len(words) == 1 and FORMULA.search(sentence) is not None)
-
-
 def _has_number(value: Value | None) -> bool:
     """Whether it is mathematics with a number in it, and no sentence."""
     return value is not None and not isinstance(value.meaning, Words | Unread) and bool(re.search("[0-9]", value.text))
-
-
-def without_dollars(text: str) -> str:
-    """Without the delimiters of formulas; a currency sign stays."""
-
-    def bare(match: re.Match[str]) -> str:
-        return match.group() if _AMOUNTS.match(match.group()) else match[match.lastgroup or 0].strip()
-
-    return FORMULA.sub(bare, text).strip()
 
 
 def _concluded(segment: str, reader: Reader) -> Extracted:
     """The only number or formula of the last sentence that has one, or the last one there if only it is claimed."""
     conclusion = None
     for sentence in places.sentences_backwards(segment):
-        if not (atoms := _atoms(sentence)):
+        if not (atoms := atoms_of(sentence)):
             continue
         if conclusion is None:
             conclusion = sentence, atoms
             continue
-        if sentence != conclusion[0] and _pattern(sentence, atoms) == _pattern(
+        if sentence != conclusion[0] and pattern_of(sentence, atoms) == pattern_of(
             *conclusion
         ):  # "It is 6. It is 7.", or a number on each line
             return _ambiguous(2, detail="the last sentences count up")
@@ -302,62 +290,22 @@ def _concluded(segment: str, reader: Reader) -> Extracted:
 
 def _of_sentence(sentence: str, reader: Reader) -> Extracted:
     whole = without_dollars(sentence)
-    if not _is_prose(sentence) and len(whole) <= MAX_CHARS and _has_number(reader.value(whole)):
+    if not is_prose(sentence) and len(whole) <= MAX_CHARS and _has_number(reader.value(whole)):
         return Extracted(whole, 1)
     *_, start = 0, *(match.end() for match in _CONCLUSION.finditer(sentence))
     clause = sentence[start:] if NUMBER.search(sentence, start) or FORMULA.search(sentence, start) else sentence
-    atoms = _atoms(clause)
+    atoms = atoms_of(clause)
     texts = list(dict.fromkeys(atom for atom, _, _ in atoms))
     if len(texts) == 1:
-        offered = any(_is_offered(clause, start, end) for _, start, end in atoms)
+        offered = any(is_offered(clause, start, end) for _, start, end in atoms)
         return _ambiguous(2, detail="a guess among others") if offered else Extracted(texts[0], 1)
     ends = [0, *(end for _, _, end in atoms)]
     if all(_JOINT.fullmatch(clause, end, start) for end, (_, start, _) in zip(ends[1:], atoms[1:], strict=False)):
         return _ambiguous(len(texts), texts)
     for pattern in (_CLAIM, _MENTION):
-        claimed = {atom for atom, start, end in atoms if _is_claimed(clause, start, end, pattern)}
+        claimed = {atom for atom, start, end in atoms if is_claimed(clause, start, end, pattern)}
         if claimed:
             last = atoms[-1]
-            right = claimed == {last[0]} and not _is_offered(clause, *last[1:])
+            right = claimed == {last[0]} and not is_offered(clause, *last[1:])
             return Extracted(last[0], 1) if right else _ambiguous(len(texts))
     return _ambiguous(len(texts))
-
-
-def _is_offered(clause: str, start: int, end: int) -> bool:
-    """Whether a number is one of several that are offered: `or 7`, `7, maybe`."""
-    return bool(re.search(rf"\b{_HEDGE}\W*$", clause[:start]) or re.match(rf"\W*{_HEDGE}", clause[end:]))
-
-
-def _is_claimed(clause: str, start: int, end: int, pattern: re.Pattern[str]) -> bool:
-    """Whether a number is said to be the result: `is 12`, `= 12`; not the 9 of `makes 9 * 2`."""
-    goes_on = _OPERATION.match(clause, end)
-    return bool(not goes_on and pattern.search(clause, 0, start) and not _NOT.search(clause[:start]))
-
-
-def _atoms(sentence: str) -> list[tuple[str, int, int]]:
-    """The formulas, and the numbers outside of them, with where they start and end."""
-    found: list[tuple[str, int, int]] = []
-    at = 0
-    for formula in FORMULA.finditer(sentence):
-        content = formula[formula.lastgroup or 0]
-        if _AMOUNTS.match(formula.group()):
-            continue
-        found += _numbers(sentence, at, formula.start())
-        at = formula.end()
-        percent = places._PERCENT_BEHIND.match(sentence, at)
-        at = percent.end() if percent else at
-        found.append((content.strip() + ("\\%" if percent else ""), formula.start(), at))
-    return found + _numbers(sentence, at, len(sentence))
-
-
-def _numbers(sentence: str, start: int, end: int) -> list[tuple[str, int, int]]:
-    return [(number.group().strip(), number.start(), number.end()) for number in NUMBER.finditer(sentence, start, end)]
-
-
-def _pattern(sentence: str, atoms: list[tuple[str, int, int]]) -> str:
-    """A sentence with its numbers and formulas left out."""
-    pieces, at = [], 0
-    for _, start, end in atoms:
-        pieces.append(sentence[at:start])
-        at = end
-    return "#".join([*pieces, sentence[at:]])

@@ -10,10 +10,11 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.rewards.mathematics import places
-from posttrain.rewards.mathematics.extract import FORMULA, NeedsAlgebra, Reader, extract, final_segment, without_dollars
+from posttrain.rewards.mathematics.extract import NeedsAlgebra, Reader, extract, final_segment
 from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
+from posttrain.rewards.mathematics.sentences import FORMULA, without_dollars
 from posttrain.rewards.mathematics.values import Value
 
 

@@ -50,7 +50,7 @@ _MARKER = re.compile(
 )
 _SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?=[\s\"*)]|$)")
 _LABEL = re.compile(r"^(?:A|Ans(?:wer)?|Result|Solution|Total)\s*[*_]*\s*:\s*")
-_PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
+PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
 _MINUS_BEFORE = re.compile(r"(?:^|[^\w)\]}.\s])\s*([-−])[\s$]*$|(?:^|\s(?:is|are|be|equals))\s*([-−])[\s$]*$")
 DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 """What opens and closes a formula in LaTeX."""
@@ -154,7 +154,7 @@ def box_content(text: str, box: Box) -> str:
     if not content:
         return ""
     minus = _MINUS_BEFORE.search(text[max(box.start - 20, 0) : box.start])
-    percent = _PERCENT_BEHIND.match(text, box.closing + (text[box.closing : box.closing + 1] == "}"))
+    percent = PERCENT_BEHIND.match(text, box.closing + (text[box.closing : box.closing + 1] == "}"))
     return ("-" if minus else "") + content + ("\\%" if percent else "")
 
 
