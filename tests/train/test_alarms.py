@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from posttrain.config import AlarmConfig
-from posttrain.train.alarms import Alarm, Watch
+from posttrain.rewards import Scores
+from posttrain.rewards.judge import Judgement
+from posttrain.train.alarms import Alarm, IndependentCheck, Watch
 from posttrain.train.alarms.check import Checked, sample_of
 from posttrain.train.alarms.disagreement import Disagreement
 from posttrain.train.alarms.heldout import HeldOutAlarms
 from posttrain.train.alarms.records import HeldOut, Step
+from posttrain.train.rollouts import Judged
+from posttrain.types import Completion, Prompt
 
 N = 30
 Metrics = Mapping[str, float]
@@ -232,6 +236,27 @@ def test_answers_that_the_check_could_not_score_are_neither_for_nor_against():
     metrics = checked.metrics()
     assert (metrics["check/checked"], metrics["check/unscored"], metrics["check/rejected_prompts"]) == (2, 1, 1)
     assert "check/disagreement" not in Checked().metrics()
+
+
+def test_what_a_judging_check_says_is_filed_under_the_answer_that_it_is_about():
+    """It saw the second and the fourth answer of prompt 7 as its first and second."""
+
+    class Judges:
+        def score(self, prompts, groups):
+            said = tuple(Judgement(label="judge", prompt=7, completion=g, score=0.0) for g in (0, 1))
+            parts = {"judge": [[0.0, 0.0]]}
+            return Scores(
+                rewards_PG=[[0.0, 0.0]], scored_PG=[[True, True]], parts=parts, failures=(), seconds={}, judgements=said
+            )
+
+    answers = [Completion(ids=(1,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=str(g)) for g in range(4)]
+    judged = Judged(prompts=[Prompt(index=7, ids=(1,), text="?")], groups=[answers], scores=None)
+    checked = IndependentCheck(Judges()).look_at(judged, [(0, 3), (0, 1)], accepted=2, accepts_at=0.5)
+    assert [(one.label, one.prompt, one.completion) for one in checked.judgements] == [
+        ("check/judge", 7, 1),
+        ("check/judge", 7, 3),
+    ]
+    assert checked.agrees == {(0, 1): False, (0, 3): False}
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -35,6 +35,10 @@ def agrees(prompt, completion, **row):
     return float("q" in completion)
 
 
+def fails(prompt, completion, **row):
+    raise OSError("the service is down")
+
+
 def wants_hints(completions, hint, **columns):
     return [0.0 for _ in completions]
 """
@@ -147,6 +151,18 @@ def test_a_check_that_needs_a_column_of_held_out_rows_looks_at_those_only(folder
     assert "check/checked" not in run.metrics[0]
     assert any("the check sees held-out answers only" in event["message"] for event in events_of(run.folder, "warning"))
     assert run.evaluation["baseline"]["check"]["sound"]["mean"] == 0.0
+
+
+def test_a_check_that_fails_is_told_once_and_neither_agrees_nor_rejects(folder):
+    config = config_of(folder, "failing", "fails") | {"guards": {"max_truncated": 1.0, "max_unscored": 1.0}}
+    run = posttrain.train(config, **{"train.steps": 3})
+    (warning,) = [e["message"] for e in events_of(run.folder, "warning") if "the check gave no score" in e["message"]]
+    assert "OSError: the service is down" in warning
+    for record in run.metrics:
+        assert record["check/unscored"] == min(32, record["check/accepted"])
+        assert record["check/checked"] == 0
+        assert "check/disagreement" not in record
+    assert not [event for event in events_of(run.folder) if event["alarm"] == "disagreement"]
 
 
 def test_watching_can_be_switched_off(folder):

@@ -235,9 +235,11 @@ def one_step(run: Run) -> None:
     run.num_tokens += fed.num_tokens
     log.add(memory_metrics())
     seen = run.watch.look(fed.rollout, step)
+    if seen.warning:
+        run.warn("check", seen.warning)
     metrics = {**run.feed.metrics(fed), **log.reduce(), **seen.metrics, **fed.seconds, **phases.metrics()}
     alarms, gauges = run.watch.observe(step, metrics)
-    run.record_step(fed, batch, metrics | gauges, seen.columns)
+    run.record_step(fed, batch, metrics | gauges, seen)
     respond(run, alarms)
 
 

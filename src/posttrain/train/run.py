@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from posttrain.models.save import save_model
 from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
-from posttrain.train.alarms import Watch, nothing_to_watch, respond
+from posttrain.train.alarms import NOTHING_SEEN, Looked, Watch, nothing_to_watch, respond
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.train.rollouts import pair_roles
@@ -183,11 +183,8 @@ class Run:
 
     # --- what a step leaves behind -----------------------------------------------------------------------------------
 
-    def record_step(
-        self, fed: Fed, batch: Batch, metrics: dict[str, float], columns: Mapping[str, Sequence[Any]] | None = None
-    ) -> None:
-        """One line of metrics, every completion on file, with further columns about those that were trained, and one
-        line on the screen."""
+    def record_step(self, fed: Fed, batch: Batch, metrics: dict[str, float], looked: Looked = NOTHING_SEEN) -> None:
+        """One line of metrics, every completion on file, with what was found out about it, one line on the screen."""
         values = {**metrics, "num_tokens": self.num_tokens}
         self.store.metrics(self.step, values)
         if fed.rollout is not None:
@@ -199,10 +196,10 @@ class Run:
                 roles=None if batch.chosen_B is None else pair_roles(batch, rollout.trained),
                 discarded=rollout.discarded,
                 greedy=rollout.greedy,
-                columns=columns,
+                columns=looked.columns,
             )
             self.store.rollouts(self.step, table)
-            self.store.judgements(self.step, rollout.judgements)
+            self.store.judgements(self.step, [*rollout.judgements, *looked.judgements])
             if self.view.show_samples and (self.step == 1 or self.step % 10 == 0):
                 self.view.samples(self.step, table.slice(0, 2 * self.config.sampling.group_size).to_pylist())
         self.view.step({"step": self.step, **values}, self.config.train.steps)

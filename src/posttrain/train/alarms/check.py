@@ -10,12 +10,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posttrain.rewards import RewardSet
+    from posttrain.rewards.judge import Judgement
     from posttrain.rollout.local import LocalSampler
     from posttrain.train.rollouts import Judged
     from posttrain.types import Prompt
@@ -37,10 +38,18 @@ class Checked:
     agrees: Mapping[Place, bool] = field(default_factory=dict)
     """Does the check accept the answer as well? Answers without a score are missing."""
     seconds: float = 0.0
+    judgements: tuple[Judgement, ...] = ()
+    """What language models among the checks were asked and said; their label is check/<label>."""
+    failure: str = ""
+    """What went wrong first, where the check failed."""
 
     @property
     def rejected(self) -> int:
         return sum(not agrees for agrees in self.agrees.values())
+
+    @property
+    def unscored(self) -> int:
+        return max((len(found) for found in self.scores.values()), default=0) - len(self.agrees)
 
     @property
     def rejected_prompts(self) -> int:
@@ -58,13 +67,12 @@ class Checked:
         check/disagreement  rejected / checked; missing where nothing was checked
         time/check          seconds
         """
-        looked_at = max((len(found) for found in self.scores.values()), default=0)
         return {
             "check/accepted": float(self.accepted),
             "check/checked": float(len(self.agrees)),
             "check/rejected": float(self.rejected),
             "check/rejected_prompts": float(self.rejected_prompts),
-            "check/unscored": float(looked_at - len(self.agrees)),
+            "check/unscored": float(self.unscored),
             **({"check/disagreement": self.rejected / len(self.agrees)} if self.agrees else {}),
             "time/check": self.seconds,
         }
@@ -99,17 +107,28 @@ class IndependentCheck:
         for p, g in sorted(places):
             by_prompt.setdefault(p, []).append(g)
         groups = [[judged.groups[p][g] for g in chosen] for p, chosen in by_prompt.items()]
-        parts = self._judges.score([judged.prompts[p] for p in by_prompt], groups).parts if places else {}
+        said = self._judges.score([judged.prompts[p] for p in by_prompt], groups)
         scores = {
             label: {(p, g): part[i][j] for i, (p, chosen) in enumerate(by_prompt.items()) for j, g in enumerate(chosen)}
-            for label, part in parts.items()
+            for label, part in said.parts.items()
         }
         agrees: dict[Place, bool] = {}
         for place in sorted(places):
             found = [score for one in scores.values() if (score := one[place]) is not None]
             if found:
                 agrees[place] = min(found) >= accepts_at
-        return Checked(accepted=accepted, scores=scores, agrees=agrees, seconds=time.perf_counter() - started)
+        number_of = {judged.prompts[p].index: chosen for p, chosen in by_prompt.items()}
+        return Checked(
+            accepted=accepted,
+            scores=scores,
+            agrees=agrees,
+            seconds=time.perf_counter() - started,
+            judgements=tuple(
+                replace(one, label=f"check/{one.label}", completion=number_of[one.prompt][one.completion])
+                for one in said.judgements
+            ),
+            failure=str(said.failures[0]) if said.failures else "",
+        )
 
 
 def accepted_places(judged: Judged, accepted_at: float) -> list[Place]:

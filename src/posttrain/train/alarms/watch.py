@@ -20,6 +20,7 @@ from posttrain.train.alarms.records import Alarm, Step, StepAlarm
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
+    from posttrain.rewards.judge import Judgement
     from posttrain.train.checkpoint import Checkpoints
     from posttrain.train.rollouts import Judged, Rollout
     from posttrain.types import Prompt
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 FULL_MARK = 1.0
 MUCH_DISAGREEMENT, FEW = 0.2, 3
 """Share, and number, of accepted answers that the check may reject before training without a warning."""
+MUCH_UNSCORED = 0.2
+"""Share of a step's sample that the check may leave without a score before a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,12 @@ class Looked:
     metrics: Mapping[str, float] = field(default_factory=dict)
     columns: Mapping[str, list[float | None]] = field(default_factory=dict)
     """For the stored rollouts: check/<label>, one value per trained row."""
+    judgements: Sequence[Judgement] = ()
+    warning: str = ""
+    """That the check fails, where it does."""
+
+
+NOTHING_SEEN = Looked()
 
 
 class Watch:
@@ -47,6 +56,8 @@ class Watch:
         """Are held-out answers scored by something else than the reward?"""
         self.accepted_at = FULL_MARK if config.accepted_at is None else config.accepted_at
         self.fired: list[Alarm] = []
+        self.has_failed = False
+        """Was it told that the check fails?"""
         self.reward = Course(config.reference_steps)
         self.heldout = HeldOutAlarms(config)
         self.disagreement = Disagreement.of(config) if config.enabled and check is not None else None
@@ -61,6 +72,8 @@ class Watch:
         """And what the user should know about it. A check that needs a column which training prompts lack looks at
         held-out answers only; DataError where it has the column and cannot use what is in it."""
         notes: list[str] = []
+        if not config.algorithm.build().learns_from_rewards:
+            return nothing_to_watch(), notes
         watch = Watch(config.alarms, seed=config.seed, check=check)
         if check is not None and config.alarms.enabled and config.alarms.check_sample:
             try:
@@ -75,13 +88,27 @@ class Watch:
     def look(self, rollout: Rollout | None, step: int) -> Looked:
         """Measure the answers, and let the check see a sample of what the reward accepted."""
         if not self.config.enabled or rollout is None or rollout.trained.scores is None:
-            return Looked()
+            return NOTHING_SEEN
         judged = rollout.trained
         checked = self._ask(judged, step)
         metrics = answer_metrics(judged)
         if checked is None:
             return Looked(metrics=metrics)
-        return Looked(metrics=metrics | checked.metrics(), columns=columns_of(checked, judged))
+        return Looked(
+            metrics=metrics | checked.metrics(),
+            columns=columns_of(checked, judged),
+            judgements=checked.judgements,
+            warning=self._failing(checked, step),
+        )
+
+    def _failing(self, checked: Checked, step: int) -> str:
+        """A warning the first time that the check fails for much of what it is shown: it then sees nothing."""
+        looked_at = checked.unscored + len(checked.agrees)
+        if self.has_failed or checked.unscored <= MUCH_UNSCORED * looked_at:
+            return ""
+        self.has_failed = True
+        cause = f"; the first error: {checked.failure}" if checked.failure else ""
+        return f"step {step}: the check gave no score to {checked.unscored} of {looked_at} answers{cause}"
 
     def _ask(self, judged: Judged, step: int) -> Checked | None:
         if self.check is None or self.config.check_sample == 0:
@@ -142,6 +169,7 @@ class Watch:
     def state(self) -> dict[str, Any]:
         return {
             "accepted_at": self.accepted_at,
+            "has_failed": self.has_failed,
             "fired": [alarm.to_json() for alarm in self.fired],
             "reward": self.reward.state(),
             "heldout": self.heldout.state(),
@@ -150,7 +178,7 @@ class Watch:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """An alarm whose setting was null when the state was saved starts afresh; one that is null now stays off."""
-        self.accepted_at = state["accepted_at"]
+        self.accepted_at, self.has_failed = state["accepted_at"], state["has_failed"]
         self.fired = [Alarm(**fields) for fields in state["fired"]]
         self.reward.load_state(state["reward"])
         self.heldout.load_state(state["heldout"])
