@@ -92,9 +92,11 @@ def read_number(text: str) -> Number | None:
     number = single_number(text)
     if number is not None:
         return number
-    meaning = parse(text, WORDS).meaning
-    if not isinstance(meaning, NumberValue):
+    value = parse(text, WORDS)
+    if not isinstance(meaning := value.meaning, NumberValue):
         return None
+    if value.computations:
+        raise Unreadable("unevaluated", f"a computation is left undone: {', '.join(sorted(value.computations))}")
     return Number(Fraction(meaning.value) * (100 if meaning.percent else 1), meaning.percent)
 
 
