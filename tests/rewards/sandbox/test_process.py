@@ -114,6 +114,14 @@ def test_output_up_to_the_limit_is_no_excess(landlock):
     assert (ran.ended, len(ran.stdout)) == ("exited", 10_000)
 
 
+def test_too_much_output_is_told_from_a_sandbox_that_fails_however_late_the_judge_looks(landlock):
+    """On a busy machine output and the word that the program is confined are there at once; output is read first."""
+    with landlock.start("import os; os.write(1, b'x' * 60_000)", limits=Limits(output=1000)) as process:
+        time.sleep(0.5)
+        ran = process.finish()
+    assert (ran.ended, len(ran.stdout)) == ("output", 1000)
+
+
 @pytest.mark.parametrize(("name", "value"), [("wall", 0), ("cpu", -1), ("memory", float("nan")), ("output", 0)])
 def test_a_limit_that_is_no_limit_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"sandbox limit {name} = .*; allowed: a positive number"):

@@ -180,7 +180,7 @@ class Process:
         if not data:
             self._open.discard(source)
             self._outgoing.pop(source, None)
-        elif not self._excess:
+        elif not self._excess or not self._confined:  # output may arrive before the word that we are confined
             self._data[source] += data
             self._count(source, len(data))
 
