@@ -68,6 +68,16 @@ def test_it_says_in_which_form_answers_are_read(folder, capsys):
     assert trial["model"] is None
 
 
+@pytest.mark.parametrize("template", ["{Question}", "{Body} {Question}", "{Body}: {Question} # 1"])
+def test_a_template_over_columns_is_taken_as_it_is_written(folder, capsys, template):
+    """On a command line it needs no second pair of quotes, though braces, colons and # mean something to YAML."""
+    rows = [{"Body": "Add", "Question": row["prompt"], "Gold": row["answer"]} for row in ROWS]
+    (folder / "columns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = ["--data", f"{folder}/columns.jsonl", "--prompt", template, "--answer", "Gold"]
+    code, trial = tried(capsys, f"{folder}/rewards.py:honest", *named)
+    assert (code, trial["rows"]) == (0, 36), "a tenth is held out"
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,9 +58,8 @@ def try_out(
     """
     from posttrain.evaluate.reward_trial import try_config
 
-    columns = {"data.prompt": prompt, "data.answer": answer_column, "model.path": model}
-    given = [*(settings or []), *(f"{name}={value}" for name, value in columns.items() if value is not None)]
-    config, folder = run_config(subject, given, data)
+    named = {"data.prompt": prompt, "data.answer": answer_column, "model.path": model}
+    config, folder = run_config(subject, settings or [], data, named)
     with_model = not without_model and (model is not None or Path(subject).suffix in CONFIG_SUFFIXES)
     trial = try_config(config, folder=folder, with_model=with_model, prompts=prompts, samples=samples)
     answer(trial.to_json(), trial.render(), as_json=json)
@@ -101,9 +101,7 @@ def audit(
     """
     from posttrain.rewards.audit import audit_config
 
-    columns = {"data.prompt": prompt, "data.answer": answer_column}
-    given = [*(settings or []), *(f"{name}={value}" for name, value in columns.items() if value is not None)]
-    config, folder = run_config(subject, given, data)
+    config, folder = run_config(subject, settings or [], data, {"data.prompt": prompt, "data.answer": answer_column})
     options = {"kind": kind, "stochastic": stochastic, "form": form, "model": model, "only": only or ()}
     reports = audit_config(config, folder, step_seconds=step_seconds, **options)
     ok = all(report.ok for report in reports)
@@ -115,12 +113,18 @@ def audit(
 CONFIG_SUFFIXES = (".yaml", ".yml", ".toml")
 
 
-def run_config(subject: str, settings: list[str], data: str | None) -> tuple[RunConfig, Path]:
-    """The config of a run with these rewards, and its folder: a file, or one reward on `data`."""
+def run_config(
+    subject: str, settings: list[str], data: str | None, named: Mapping[str, str | None]
+) -> tuple[RunConfig, Path]:
+    """The config of a run with these rewards, and its folder: a file, or one reward on `data`.
+
+    `settings` are overrides as on any command line; `named` are texts, taken as they are, of options that were given.
+    """
     from posttrain.config import load_config
     from posttrain.config_text import read_value, write_value
     from posttrain.errors import ConfigError
 
+    settings = [*settings, *(f"{key}={write_value(text)}" for key, text in named.items() if text is not None)]
     if Path(subject).suffix in CONFIG_SUFFIXES:
         more = [] if data is None else [f"data.train={write_value(data)}"]
         return load_config(subject, [*more, *settings]).config, Path(subject).parent
