@@ -174,6 +174,7 @@ def test_ranks_do_not_care_about_the_scale_and_share_ties():
 
 def test_what_does_not_vary_has_no_correlation():
     assert math.isnan(pearson([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]).mean)
+    assert math.isnan(pearson([0.1] * 7, [0.1] * 7).mean), "their mean is rounded, so they seem to differ from it"
 
 
 @pytest.mark.parametrize("nothing", [calibration_error([], [], edges=TENTHS).mean, by_chance([], [], edges=TENTHS)])

@@ -167,6 +167,8 @@ def _fisher(r: float, n: int, factor: float, confidence: float) -> Interval:
 
 def _correlation(x: Tensor, y: Tensor) -> float:
     """NaN where one of them does not vary."""
+    if len(x.unique()) < 2 or len(y.unique()) < 2:  # the mean of equal numbers is rounded: what is left is not always 0
+        return math.nan
     x, y = x - x.mean(), y - y.mean()
     scale = float(x.square().sum().sqrt() * y.square().sum().sqrt())
     return max(-1.0, min(1.0, float((x * y).sum()) / scale)) if scale > 0 else math.nan
