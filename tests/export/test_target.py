@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from posttrain.errors import ExportError
@@ -72,3 +74,12 @@ def test_what_a_living_process_is_writing_stays(out: Path):
     aside.mkdir()
     clean(out)
     assert aside.is_dir()
+
+
+def test_a_later_process_with_the_number_of_the_killed_one_is_not_taken_for_it(out: Path, monkeypatch):
+    """Where each container has the same process id, what a killed export left would stay, and the next one fail."""
+    out.rename(out.with_name(f".out.tmp-{os.getpid()}-old"))
+    out.with_name(f".out.tmp-{os.getpid()}").mkdir()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() + 60)
+    clean(out)
+    assert list(out.parent.iterdir()) == [out]

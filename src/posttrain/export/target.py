@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -80,14 +81,23 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 
 def clean(folder: Path) -> None:
     """Remove what an export that was killed has left; put back the earlier one that it was about to replace."""
-    for path in folder.parent.glob(f".{folder.name}.tmp-*"):
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.tmp-*"):
         owner = re.search(r"\.tmp-(\d+)(-old)?$", path.name)
-        if owner is None or psutil.pid_exists(int(owner[1])):
+        if owner is None or _is_writing(int(owner[1]), path):
             continue
         if owner[2] and not folder.exists():
             os.rename(path, folder)
         else:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_writing(pid: int, path: Path) -> bool:
+    """Whether the process that made or moved the folder lives. A later one may have its number: in a container, every
+    run has the same."""
+    try:
+        return psutil.Process(pid).create_time() <= path.stat().st_ctime
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _require_space(folder: Path, size: int) -> None:
