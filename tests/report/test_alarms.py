@@ -10,6 +10,7 @@ import pytest
 
 from posttrain.report.alarms import UNCHECKED, alarms_html, alarms_of, read_answers, watch_charts
 from posttrain.report.page import render
+from posttrain.report.samples import _row_html
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.verdict import in_brief, measured_verdict, verdict
@@ -139,3 +140,13 @@ def test_a_quiet_terminal_is_told_of_an_alarm_too():
     view.event("alarm", "the check rejects")
     view.finished({"verdict": {"sentence": "An alarm fired at step 12.", "change": 1, "alarms": ["disagreement"]}})
     assert stream.getvalue() == "alarm: the check rejects\nalarm: An alarm fired at step 12.\n"
+
+
+def test_samples_show_what_the_check_said_of_those_that_it_saw():
+    rows = [
+        {"prompt": "2+2=", "completion": text, "reward": 1.0, "check/sound": said}
+        for text, said in (("4", None), ("5", 0.0))
+    ]
+    shown = "".join(_row_html(row, 1.0, None) for row in rows)
+    assert shown.count("check/sound") == 1
+    assert "check/sound 0" in shown

@@ -141,6 +141,8 @@ def _row_html(row: Mapping[str, Any], scale: float, decode: Decode | None) -> st
     facts.append(_ENDS.get(str(row.get("finish_reason")), ""))
     if list(parts.values()) != [row.get("reward")]:
         facts += [f"{escaped(label)} {_part(value)}" for label, value in parts.items()]
+    checks = {name: value for name, value in row.items() if name.startswith("check/") and value is not None}
+    facts += [f"{escaped(name)} {_part(value)}" for name, value in checks.items()]
     body, note = _tokens_html(row, scale, decode)
     return (
         f'<div class="row">{badge}<pre class="tokens" dir="auto" tabindex="0">{body}</pre>'

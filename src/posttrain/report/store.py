@@ -118,7 +118,7 @@ def read_rollouts(folder: Path | str, step: int, notes: list[str] | None = None)
         import pyarrow.parquet as parquet
 
         with parquet.ParquetFile(path) as file:
-            names = [n for n in file.schema_arrow.names if n in _ROLLOUT_COLUMNS or n.startswith("reward/")]
+            names = [n for n in file.schema_arrow.names if n in _ROLLOUT_COLUMNS or n.startswith(("reward/", "check/"))]
             return file.read(columns=names).to_pylist()
     except Exception as reason:  # pyarrow raises a dozen unrelated classes for a damaged file
         if notes is not None:
