@@ -171,6 +171,20 @@ def test_nesting_in_a_frame_is_bounded():
         unpack(data)
 
 
+@pytest.mark.parametrize("data", [[0] * 300_000, {"t": [{"t": []}] * 300_000}, {"d": [[n, 0] for n in range(200_000)]}])
+def test_the_parts_of_a_value_are_counted_on_both_sides(data):
+    """What is read has to be packed again, for the tests: a program could otherwise go without a score."""
+    with pytest.raises(NotPlain, match="too many parts"):
+        unpack(data)
+
+
+def test_whatever_can_be_packed_is_read_however_deep():
+    value: object = 0
+    for n in range(99):
+        value = {n: value}
+    assert unpack(pack(value)) == value
+
+
 @pytest.mark.parametrize(
     "data",
     [

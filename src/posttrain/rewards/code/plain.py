@@ -44,7 +44,7 @@ def pack(value: Any) -> Any:
 def unpack(data: Any) -> Any:
     """The value that was packed; NotPlain for whatever `pack` does not write."""
     try:
-        return _unpack(data, MAX_DEPTH)
+        return _Unpacker().unpack(data, MAX_DEPTH)
     except NotPlain:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
@@ -119,26 +119,36 @@ class _Packer:
         return [self.pack(item, depth) for item in items]
 
 
-def _unpack(data: Any, depth: int) -> Any:
-    if depth < 0:
-        raise NotPlain("a value that is nested too deep")
-    if data is None or isinstance(data, bool | int | str):
-        return data
-    if isinstance(data, list):
-        return [_unpack(item, depth - 1) for item in data]
-    if not isinstance(data, dict) or len(data) != 1:
-        raise NotPlain("no packed value")
-    [(tag, content)] = data.items()
-    if tag in ("x", "f", "b", "y"):
-        return {"x": _hexadecimal, "f": float.fromhex, "b": bytes.fromhex, "y": bytearray.fromhex}[tag](content)
-    if tag == "c":
-        return complex(float.fromhex(content[0]), float.fromhex(content[1]))
-    items = [_unpack(item, depth - 1) for item in content]
-    if tag == "r":
-        return range(*items)
-    if tag in ("s", "z", "d"):
-        _check_hashes([hash(item[0] if tag == "d" else item) for item in items])
-    return {"t": tuple, "s": set, "z": frozenset, "d": dict, "g": iter}[tag](items)
+class _Unpacker:
+    """Counts as the packer does: what it reads can be packed again."""
+
+    def __init__(self) -> None:
+        self._left = MAX_NODES
+
+    def unpack(self, data: Any, depth: int) -> Any:
+        self._left -= 1
+        if depth < 0 or self._left < 0:
+            raise NotPlain("a value that is nested too deep" if depth < 0 else "a value of too many parts")
+        if data is None or isinstance(data, bool | int | str):
+            return data
+        if isinstance(data, list):
+            return self._items(data, depth)
+        if not isinstance(data, dict) or len(data) != 1:
+            raise NotPlain("no packed value")
+        [(tag, content)] = data.items()
+        if tag in ("x", "f", "b", "y"):
+            return {"x": _hexadecimal, "f": float.fromhex, "b": bytes.fromhex, "y": bytearray.fromhex}[tag](content)
+        if tag == "c":
+            return complex(float.fromhex(content[0]), float.fromhex(content[1]))
+        if tag == "r":
+            return range(*content)
+        items = [self._items(pair, depth) for pair in content] if tag == "d" else self._items(content, depth)
+        if tag in ("s", "z", "d"):
+            _check_hashes([hash(item[0] if tag == "d" else item) for item in items])
+        return {"t": tuple, "s": set, "z": frozenset, "d": dict, "g": iter}[tag](items)
+
+    def _items(self, items: list[Any], depth: int) -> list[Any]:
+        return [self.unpack(item, depth - 1) for item in items]
 
 
 def _check_hashes(hashes: list[int]) -> None:
