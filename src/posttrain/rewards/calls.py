@@ -104,6 +104,16 @@ class Runner(Protocol):
         """End the processes that it owns."""
         ...
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should be warned of in each run, in sentences."""
+        ...
+
+    @property
+    def facts(self) -> Sequence[str]:
+        """How it judges, in sentences, as far as it is decided when it is asked: after the golds have been checked."""
+        ...
+
 
 Emit = Callable[[int, Outcome], None]
 Call = tuple[int, Mapping[str, Any]]

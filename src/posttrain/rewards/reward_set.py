@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.rewards.calls import Runner
 from posttrain.rewards.components import Component, Reward, RewardLike, Row
 from posttrain.rewards.gates import in_waves, wrong_gate
 from posttrain.rewards.making import make_component
@@ -80,14 +81,27 @@ class RewardSet:
 
     def close(self) -> None:
         """Kill the worker processes, and those of sandboxes."""
-        for component in self.components:
-            if component.runner is not None:
-                component.runner.close()
+        for _, runner in self._runners:
+            runner.close()
         self._pool.close()
 
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(component.label for component in self.components)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should be warned of in each run."""
+        return [f'reward "{label}": {note}' for label, runner in self._runners for note in runner.notes]
+
+    @property
+    def facts(self) -> list[str]:
+        """By what is judged, as far as that is decided while a run starts; known once `check` has been called."""
+        return [f'reward "{label}": {fact}' for label, runner in self._runners for fact in runner.facts]
+
+    @property
+    def _runners(self) -> list[tuple[str, Runner]]:
+        return [(component.label, component.runner) for component in self.components if component.runner is not None]
 
     def check(self, prompts: Sequence[Prompt], what: str = "") -> None:
         """Before training: ConfigError for a column that is missing, DataError for gold answers that cannot be used.

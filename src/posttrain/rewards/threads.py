@@ -49,6 +49,9 @@ class ThreadRunner:
     def close(self) -> None:
         """It owns no process; threads that hang end with this one."""
 
+    notes: Sequence[str] = ()
+    facts: Sequence[str] = ()
+
     def _run_thread(self, calls: list[Call], settings: Mapping[str, Any], timeout: float) -> dict[int, Outcome]:
         """What one new thread answers until it is done or late."""
         answers: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()

@@ -98,9 +98,9 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
-    warnings = (*loaded.notes, *source.notes, *injection_notes(rows, algorithm.data_kind, loaded), *more_notes)
-    tell(store, view, "warning", warnings)
-    tell(store, view, "data", source.facts)
+    tell(store, view, "warning", [*loaded.notes, *judges.notes, *source.notes])
+    tell(store, view, "warning", [*injection_notes(rows, algorithm.data_kind, loaded), *more_notes])
+    tell(store, view, "data", (*judges.facts, *source.facts))
     weigh, refresh = learning(config, algorithm, loaded, forward)
     return Run(
         resolved=resolved,
@@ -299,6 +299,21 @@ class Judges(NamedTuple):
         for name, judges in self._asdict().items():
             if judges is not None:
                 judges.bind(policy, config.model.chat_template_kwargs, ledger=folder / "judgements" / f"spent-{name}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should be warned of."""
+        return [note for judges in self._sets for note in judges.notes]
+
+    @property
+    def facts(self) -> list[str]:
+        """By what is judged; known once the data has been checked."""
+        return [fact for judges in self._sets for fact in judges.facts]
+
+    @property
+    def _sets(self) -> list[RewardSet]:
+        check = None if self.check is None else self.check.in_evaluations
+        return [judges for judges in (self.rewards, check) if judges is not None]
 
 
 def publishing(

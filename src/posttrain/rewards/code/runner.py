@@ -19,7 +19,7 @@ from posttrain.rewards.code.bench import Rules
 from posttrain.rewards.code.examine import examine
 from posttrain.rewards.code.program import find_program
 from posttrain.rewards.code.suite import COLUMNS, Suite, read_suite
-from posttrain.rewards.sandbox import Limits, Sandbox, open_sandbox
+from posttrain.rewards.sandbox import UNSAFE, Limits, Sandbox, open_sandbox
 from posttrain.rewards.verdict import Verdict
 
 SECONDS = 10.0
@@ -105,6 +105,14 @@ class CodeRunner:
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="code") as threads:
             return list(threads.map(lambda call: run_call(judge, call, {}), calls))
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return [UNSAFE] if self._kind == "unsafe" else []
+
+    @property
+    def facts(self) -> Sequence[str]:
+        return [f"programs are run in the sandbox {self._sandbox.tier}"] if self._sandbox is not None else []
 
     def close(self) -> None:
         """End its processes."""

@@ -10,6 +10,6 @@ What the program may do is in docs/sandbox.md; how it is held, in `inside/`, whi
 from posttrain.errors import SandboxUnavailable
 from posttrain.rewards.sandbox.process import Process
 from posttrain.rewards.sandbox.records import Ended, Limits, Ran
-from posttrain.rewards.sandbox.sandbox import Sandbox, open_sandbox
+from posttrain.rewards.sandbox.sandbox import UNSAFE, Sandbox, open_sandbox
 
-__all__ = ["Ended", "Limits", "Process", "Ran", "Sandbox", "SandboxUnavailable", "open_sandbox"]
+__all__ = ["UNSAFE", "Ended", "Limits", "Process", "Ran", "Sandbox", "SandboxUnavailable", "open_sandbox"]
