@@ -24,6 +24,18 @@ def blind(completion, answer):
 def deaf(completion, answer):
     return 0.0
 
+def picky(completion, answer):
+    return float(completion.strip() == answer and int(answer) % 10 < 4)
+
+def partial(completion, answer):
+    return None if answer == "6" else words(completion, answer)
+
+def broken(completion, answer):
+    return float(completion.splitlines()[0] == answer)
+
+def kind(completion, answer):
+    return 1.0
+
 def words(completion, answer):
     return float(completion.rstrip(".").endswith("answer is " + answer))
 """
@@ -60,6 +72,46 @@ def test_a_reward_that_does_not_know_right_from_wrong_is_named(folder, capsys, f
     assert {check for check, found in status(trial).items() if found == "fail"} == failed
     assert code == (1 if failed else 0)
     assert trial["ok"] == (not failed)
+
+
+def text_of(trial, check: str) -> str:
+    return next(found["text"] for found in trial["findings"] if found["check"] == check)
+
+
+def test_accepted_golds_are_counted_where_most_are_not(folder, capsys):
+    _, trial = tried(capsys, f"{folder}/rewards.py:picky", "--data", f"{folder}/train.jsonl")
+    golds = [2 * n for n in range(1, 41) if 2 * n % 10 < 4]
+    assert status(trial)["gold answers"] == "fail"
+    assert 0.8 * len(golds) / 36 < trial["findings"][0]["measured"] < len(golds) / 36 + 1e-9, "a tenth is held out"
+
+
+def test_a_row_to_which_the_reward_does_not_apply_hides_neither_the_form_nor_the_share(folder, capsys):
+    code, trial = tried(capsys, f"{folder}/rewards.py:partial", "--data", f"{folder}/train.jsonl")
+    assert code == 0
+    assert trial["reads"] == "answer is"
+    assert text_of(trial, "gold answers") == "35 of 35 accepted, reward 1"
+    assert text_of(trial, "unscored answers") == "3 of 108 have no score"
+
+
+def test_a_reward_that_fails_is_not_said_to_refuse(folder, capsys):
+    """It raises for the empty answers: a third, and a run stops at a fifth."""
+    code, trial = tried(capsys, f"{folder}/rewards.py:broken", "--data", f"{folder}/train.jsonl")
+    assert code == 1
+    assert {check for check, found in status(trial).items() if found == "fail"} == {"unscored answers"}
+    (finding,) = [found for found in trial["findings"] if found["check"] == "unscored answers"]
+    assert "exception: IndexError" in finding["examples"][0]
+
+
+def test_a_reward_that_pays_everything_alike_is_said_to(folder, capsys):
+    _, trial = tried(capsys, f"{folder}/rewards.py:kind", "--data", f"{folder}/train.jsonl")
+    assert text_of(trial, "gold answers") == "right, empty and wrong answers all got 1"
+
+
+def test_rows_without_a_prompt_are_an_error_that_says_so(folder, capsys):
+    empty = folder / "empty.jsonl"
+    empty.write_text("".join(json.dumps(row | {"prompt": ""}) + "\n" for row in ROWS))
+    assert command(["reward", "test", f"{folder}/rewards.py:honest", "--data", str(empty)]) == 2
+    assert "dropped 36 of 36 rows: 36 empty prompt" in capsys.readouterr().err
 
 
 def test_it_says_in_which_form_answers_are_read(folder, capsys):
@@ -110,6 +162,11 @@ def test_a_reward_without_signal_is_said_to_teach_nothing(config, folder, capsys
     assert "nothing will be learned" in next(f["text"] for f in trial["findings"] if f["check"] == "useful groups")
 
 
+def test_fewer_answers_than_a_group_has_are_refused(config, capsys):
+    assert command(["reward", "test", str(config), "--prompts", "4", "-k", "2"]) == 2
+    assert "2 answers to each prompt, for groups of 4" in capsys.readouterr().err
+
+
 def test_cut_answers_are_held_against_the_guard(config, capsys):
     short = "sampling.max_completion_length=2"
     assert status(tried(capsys, str(config), short, "--prompts", "4")[1])["truncated answers"] == "fail"
@@ -134,7 +191,7 @@ def test_a_person_reads_the_findings(config, capsys):
 
 def test_a_reward_alone_needs_data(capsys):
     assert command(["reward", "test", "math"]) == 2
-    assert "posttrain reward test math --data" in capsys.readouterr().err
+    assert "the reward math without data" in capsys.readouterr().err
 
 
 def test_what_a_run_would_refuse_is_refused(folder, config):

@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.config import DataConfig
-from posttrain.data.dropped import Dropped
+from posttrain.data.dropped import Dropped, refuse_too_many
 from posttrain.data.prompts import prompt_form
 from posttrain.data.read import Row
 from posttrain.types import Prompt
 
 
 def plain_prompts(rows: Sequence[Row], config: DataConfig) -> list[Prompt]:
-    """The usable rows, without token ids; DataError when no column holds a prompt."""
+    """The usable rows, without token ids.
+
+    DataError when no column holds a prompt, or when more than `data.max_dropped` of the rows cannot be used.
+    """
     form = prompt_form(rows, config)
     read = [form.read(row) for row in rows]
+    refuse_too_many([row for row in read if isinstance(row, Dropped)], len(rows), config.max_dropped, "training data")
     return [_prompt(number, columns) for number, columns in enumerate(read) if not isinstance(columns, Dropped)]
 
 

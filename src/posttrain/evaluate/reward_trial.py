@@ -20,9 +20,9 @@ import torch
 from posttrain.config_stages import in_folder
 from posttrain.data.plain import plain_prompts
 from posttrain.data.split import Split, read_split
-from posttrain.evaluate.signal import ModelAnswers, about_answers, finding, sample_answers
+from posttrain.evaluate.signal import ModelAnswers, about_answers, about_unscored, finding, sample_answers
 from posttrain.models.load import load_model
-from posttrain.rewards import RewardSet, build_rewards
+from posttrain.rewards import RewardSet, Scores, build_rewards
 from posttrain.rewards.audit.finding import Finding, quote
 from posttrain.rewards.audit.programs import PROGRAM_FORM, reference_of
 from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
@@ -93,20 +93,24 @@ def try_rewards(
     sampled_prompts: int = 32,
     samples: int | None = None,
     max_truncated: float = 0.5,
+    max_unscored: float = 0.2,
     seed: int = 0,
 ) -> Trial:
     """Try the rewards on completions whose worth is known, and, with a sampler, on those of the model.
 
     `sampling.group_size` is the number of completions that are compared in the run; `samples` (default: as many) are
-    drawn for each of the first `sampled_prompts` prompts; a share of `max_truncated` of them may be cut. Raises what
-    the rewards raise when they break their contract.
+    drawn for each of the first `sampled_prompts` prompts; a share of `max_truncated` of them may be cut, and one of
+    `max_unscored` of all completions without a score. Raises what the rewards raise when they break their contract.
     """
     given = [(prompt, gold) for prompt in prompts if (gold := _gold(prompt))]
-    reads, findings, seen = _known(rewards, given)
+    reads, findings, seen = _known(rewards, given, max_unscored)
     answers = None
     if sampler is not None:
-        answers = sample_answers(rewards, prompts[:sampled_prompts], sampler, sampling, samples, seed, seen)
-        findings += about_answers(answers, sampling, max_truncated)
+        answers, scores = sample_answers(rewards, prompts[:sampled_prompts], sampler, sampling, samples, seed, seen)
+        findings += [
+            about_unscored("unscored samples", [scores], max_unscored),
+            *about_answers(answers, sampling, max_truncated),
+        ]
     return Trial(
         rewards=rewards.labels,
         rows=len(prompts),
@@ -125,49 +129,95 @@ def _gold(prompt: Prompt) -> str:
     return reference_of(prompt) if answer is None else final_of(answer)
 
 
-def _known(rewards: RewardSet, given: Sequence[tuple[Prompt, str]]) -> tuple[str | None, list[Finding], list[float]]:
-    """The form that the rewards read, what they say to right, empty and wrong answers, and all scores."""
+def _known(
+    rewards: RewardSet, given: Sequence[tuple[Prompt, str]], max_unscored: float
+) -> tuple[str | None, list[Finding], list[float]]:
+    """The form that the rewards read, what they say to right, empty and wrong answers, and all scores.
+
+    A completion without a score says nothing about right and wrong: it is counted by itself.
+    """
     if not given:
         text = "no row has a gold answer, so nothing is known to be right or wrong"
         return None, [finding("gold answers", "skipped", None, "", text)], []
     prompts, golds = [prompt for prompt, _ in given], [gold for _, gold in given]
     forms = [PROGRAM_FORM] if "answer" not in prompts[0].columns else list(FORMS)
-    right = {form: _score(rewards, prompts, [fill(form, gold) for gold in golds]) for form in forms}
-    form = max(forms, key=lambda name: _mean(right[name]))
-    texts = {"empty": [""] * len(golds), "wrong": [fill(form, other) for other in _others(golds)]}
-    scores = {name: _score(rewards, prompts, text) for name, text in texts.items()}
-    seen = [value for values in (right[form], *scores.values()) for value in values if math.isfinite(value)]
+    tried = {form: Answers.of(rewards, prompts, [fill(form, gold) for gold in golds]) for form in forms}
+    worst = min((value for answers in tried.values() for value in answers.values), default=0.0)
+    form = max(forms, key=lambda name: tried[name].mean_with(worst))
+    right = tried[form]
+    empty = Answers.of(rewards, prompts, [""] * len(golds))
+    wrong = Answers.of(rewards, prompts, [fill(form, other) for other in _others(golds)])
+    seen = [*right.values, *empty.values, *wrong.values]
     low = min(seen, default=0.0)
-    high = statistics.median(right[form])
+    high = statistics.median([value for value in right.values if value > low] or [low])
     accept = (low + high) / 2 if high > low else math.inf
-    accepted = {name: [value >= accept for value in values] for name, values in scores.items()}
-    missed = [gold for gold, value in zip(golds, right[form], strict=True) if not value >= accept]
-    share = 1 - len(missed) / len(golds)
     findings = [
-        finding(
-            "gold answers",
-            "ok" if share >= GOLD_ACCEPTED else "fail",
-            share,
-            f"at least {GOLD_ACCEPTED:.0%} are accepted when they are stated",
-            f"{len(golds) - len(missed)} of {len(golds)} accepted, reward {high:g}",
-            [f"not accepted: {quote(fill(form, gold))}" for gold in missed[:SHOWN]],
-        ),
-        _few("empty answers", accepted["empty"], scores["empty"], 0.0, texts["empty"]),
-        _few("answers of other rows", accepted["wrong"], scores["wrong"], WRONG_ACCEPTED, texts["wrong"]),
+        _gold_finding(right, accept, high),
+        _few("empty answers", empty, accept, 0.0),
+        _few("answers of other rows", wrong, accept, WRONG_ACCEPTED),
+        about_unscored("unscored answers", [answers.scores for answers in (right, empty, wrong)], max_unscored),
     ]
     return form, findings, seen
 
 
-def _few(check: str, accepted: Sequence[bool], values: Sequence[float], limit: float, texts: Sequence[str]) -> Finding:
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Completions whose worth is known, one of each prompt, and what they got."""
+
+    texts: tuple[str, ...]
+    """Those that have a score."""
+    values: tuple[float, ...]
+    scores: Scores
+
+    @staticmethod
+    def of(rewards: RewardSet, prompts: Sequence[Prompt], texts: Sequence[str]) -> Answers:
+        scores = rewards.score(prompts, [[completion(text)] for text in texts])
+        found = [(text, value) for text, (value,) in zip(texts, scores.rewards_PG, strict=True) if value == value]
+        return Answers(texts=tuple(text for text, _ in found), values=tuple(value for _, value in found), scores=scores)
+
+    def mean_with(self, value: float) -> float:
+        """The mean, where those without a score count as this."""
+        missing = len(self.scores.rewards_PG) - len(self.values)
+        return statistics.fmean([*self.values, *[value] * missing])
+
+    def accepted(self, accept: float) -> list[str]:
+        return [text for text, value in zip(self.texts, self.values, strict=True) if value >= accept]
+
+    def share(self, accept: float) -> float:
+        """Accepted, of those that have a score; 0 without any."""
+        return len(self.accepted(accept)) / max(1, len(self.values))
+
+
+def _gold_finding(right: Answers, accept: float, reward: float) -> Finding:
+    """Of right answers, how many are accepted?"""
+    share, missed = (
+        right.share(accept),
+        [t for t, value in zip(right.texts, right.values, strict=True) if value < accept],
+    )
+    text = f"{len(right.values) - len(missed)} of {len(right.values)} accepted, reward {reward:g}"
+    if right.values and not math.isfinite(accept):
+        text = f"right, empty and wrong answers all got {reward:g}"
+    return finding(
+        "gold answers",
+        "ok" if share >= GOLD_ACCEPTED else "fail",
+        share,
+        f"at least {GOLD_ACCEPTED:.0%} are accepted when they are stated",
+        text,
+        [f"not accepted: {quote(one)}" for one in missed[:SHOWN]],
+    )
+
+
+def _few(check: str, answers: Answers, accept: float, limit: float) -> Finding:
     """Of answers that earn nothing, how many are accepted?"""
-    share = sum(accepted) / len(accepted)
+    share, taken = answers.share(accept), answers.accepted(accept)
+    mean = f", mean reward {statistics.fmean(answers.values):g}" if answers.values else ""
     return finding(
         check,
         "ok" if share <= limit else "fail",
         share,
         f"at most {limit:.0%} are accepted",
-        f"{sum(accepted)} of {len(accepted)} accepted, mean reward {_mean(values):g}",
-        [f"accepted: {quote(text)}" for text, taken in zip(texts, accepted, strict=True) if taken][:SHOWN],
+        f"{len(taken)} of {len(answers.values)} accepted{mean}",
+        [f"accepted: {quote(text)}" for text in taken[:SHOWN]],
     )
 
 
@@ -178,16 +228,6 @@ def _others(golds: Sequence[str]) -> list[str]:
         next((other for other in around[place + 1 : place + len(golds)] if other != gold), "1234567")
         for place, gold in enumerate(golds)
     ]
-
-
-def _score(rewards: RewardSet, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-    """The total reward of one completion of each prompt; minus infinity where it has none."""
-    scores = rewards.score(prompts, [[completion(text)] for text in texts])
-    return [-math.inf if math.isnan(value) else value for (value,) in scores.rewards_PG]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values)
 
 
 # --- from a config, or from a reward and data ------------------------------------------------------------------------
@@ -207,7 +247,7 @@ def try_config(
         if not with_model:
             plain = plain_prompts(rows, config.data)
             rewards.check(plain, "training data")
-            return try_rewards(rewards, plain, sampling=config.sampling)
+            return try_rewards(rewards, plain, sampling=config.sampling, max_unscored=config.guards.max_unscored)
         loaded = load_model(resolve_model_path(config.model, config.seed))
         dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
         sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
@@ -222,5 +262,6 @@ def try_config(
             sampled_prompts=prompts,
             samples=samples,
             max_truncated=config.guards.max_truncated,
+            max_unscored=config.guards.max_unscored,
             seed=config.seed,
         )

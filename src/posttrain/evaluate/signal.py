@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from posttrain.errors import ConfigError
 from posttrain.functional.estimators import differ_at_k, powers_of_two
 from posttrain.functional.intervals import Interval, mean_interval
 from posttrain.rewards.audit.finding import Finding, Status, quote
@@ -73,16 +74,22 @@ def sample_answers(
     samples: int | None,
     seed: int,
     seen: Sequence[float] = (),
-) -> ModelAnswers:
+) -> tuple[ModelAnswers, Scores]:
     """Let the model answer and be scored; `seen` are scores that answers of known worth got."""
-    count = max(samples or 0, sampling.group_size)
+    count = sampling.group_size if samples is None else samples
+    if count < sampling.group_size:
+        raise ConfigError(
+            given=f"{count} answers to each prompt, for groups of {sampling.group_size}",
+            allowed="at least sampling.group_size: fewer do not tell how often a group differs",
+            fix=f"Ask for {sampling.group_size} or more (--samples), or lower sampling.group_size.",
+        )
     groups = sampler.generate(prompts, sampling, group_size=count, seed=seed)
     scores = rewards.score(prompts, groups)
     values_P = [[value for value in row if not math.isnan(value)] for row in scores.rewards_PG]
     known = [*seen, *(value for row in values_P for value in row)]
     low, high = min(known, default=0.0), max(known, default=0.0)
     sizes = sorted({*powers_of_two(count), sampling.group_size, count} - {1})
-    return ModelAnswers(
+    answers = ModelAnswers(
         prompts=len(prompts),
         completions=count,
         group_size=sampling.group_size,
@@ -94,12 +101,29 @@ def sample_answers(
         reasons=_reasons(scores),
         samples=tuple(_shown(group[0], scores, p) for p, group in enumerate(groups[:SHOWN])),
     )
+    return answers, scores
 
 
 def _useful(values_P: Sequence[Sequence[float]], size: int) -> Interval:
     """Mean over prompts of the probability that a group of this size has two different rewards."""
     shares = [differ_at_k(row, size) for row in values_P if len(row) >= size]
     return mean_interval(shares, bounds=(0.0, 1.0))
+
+
+def about_unscored(check: str, found: Sequence[Scores], limit: float) -> Finding:
+    """How many completions have no score? A run masks them, and stops where they are too many."""
+    scored = [value for scores in found for row in scores.scored_PG for value in row]
+    missing = scored.count(False)
+    share = missing / len(scored) if scored else 0.0
+    return finding(
+        check,
+        "ok" if share <= limit else "fail",
+        share,
+        f"at most {limit:.0%} have no score (guards.max_unscored)",
+        f"{missing} of {len(scored)} have no score",
+        [str(failure) for scores in found for failure in scores.failures][:SHOWN]
+        or ["every reward returned None for them"] * (missing > 0),
+    )
 
 
 def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated: float) -> list[Finding]:
@@ -117,6 +141,9 @@ def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated
         text = "one completion per prompt: nothing is compared within a group"
         return [truncated, finding("useful groups", "skipped", None, "", text)]
     useful = answers.useful[size]
+    if not useful.n:
+        text = f"no prompt has {size} answers with a score"
+        return [truncated, finding("useful groups", "skipped", None, "", text)]
     status: Status = "ok" if useful.mean >= FEW_USEFUL else "warn" if useful.mean >= NO_USEFUL else "fail"
     limit = f"at least {NO_USEFUL:.0%} of groups of {size} have two different rewards, {FEW_USEFUL:.0%} to learn fast"
     text = f"{useful.mean:.0%} of groups of {size} ({useful.low:.0%} to {useful.high:.0%})"
@@ -128,6 +155,8 @@ def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated
 
 
 def _advice(answers: ModelAnswers) -> str:
+    if answers.too_hard + answers.too_easy > 1:  # some prompts are both: the lowest reward is the highest
+        return "All answers got the same reward: see whether the reward tells anything apart, and what the model said."
     if answers.too_hard >= answers.too_easy:
         return (
             f"{answers.too_hard:.0%} of the prompts got the lowest reward for every answer: take easier questions, a "
