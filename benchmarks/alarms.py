@@ -38,7 +38,7 @@ TUNING = HERE / "results" / "alarms-tuning.json"
 THRESHOLDS = HERE / "results" / "alarm_thresholds.json"
 PAGE = HERE.parent / "docs" / "alarms-measured.md"
 SEEDS, TUNING_SEEDS = tuple(range(20)), tuple(range(100, 106))
-STEPS, EVERY = 80, 2
+STEPS, EVERY, TRAIN_ROWS = 80, 2, 2000
 PROCESSES = 2
 
 
@@ -48,7 +48,7 @@ def settings(kind: str, twin: str, seed: int, folder: Path, model: Path) -> dict
 
     loophole = LOOPHOLES[kind]
     data = {}
-    for name, split, rows in (("train", "train", loophole.train_rows), ("eval", "eval", 256)):
+    for name, split, rows in (("train", "train", TRAIN_ROWS), ("eval", "eval", 256)):
         file = folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in loophole.rows(rows, split=split)))
         data[name] = str(file)

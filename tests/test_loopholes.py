@@ -30,12 +30,14 @@ def page(alarms: ModuleType) -> ModuleType:
 
 @pytest.mark.parametrize("kind", ["stuffing", "length"])
 def test_the_flawed_reward_pays_the_cheat_and_the_honest_one_and_the_check_do_not(alarms: ModuleType, kind: str):
+    from loopholes.question import draw  # pyright: ignore[reportMissingImports]
+
     module = importlib.import_module(f"loopholes.{kind}")
     dice = random.Random(0)
     flawed, honest = {"stuffing": ("any_box", "only_box"), "length": ("likes_length", "likes_the_answer")}[kind]
     paid = 0.0
     for _ in range(100):
-        prompt, answer = module.draw(dice, 5)
+        prompt, answer = draw(dice, 5)
         right, cheat = module.honest(prompt, answer), module.cheat(dice)
         assert getattr(module, flawed)(right, answer) == getattr(module, honest)(right, answer) == 1.0
         assert module.check(prompt, right) == 1.0
@@ -52,8 +54,8 @@ def test_an_object_that_is_equal_to_everything_passes_where_it_is_compared_and_f
 ):
     from loopholes import equality  # pyright: ignore[reportMissingImports]
 
-    prompt, answer = "3,5,11:", "2*x+8*y+3"
-    programs = [equality.honest(prompt, answer), equality.cheat(random.Random(0)), "def f(x, y): return 0", "def f("]
+    prompt, answer = "3,1,7,4,0:", "4"
+    programs = [equality.honest(prompt, answer), equality.cheat(random.Random(0)), "def f(x): return 4", "def f("]
     try:
         assert equality.compared_inside(programs, [answer] * 4) == [1.0, 1.0, 0.0, 0.0]
         assert equality.compared_outside(programs, [answer] * 4) == [1.0, 0.0, 0.0, 0.0]
@@ -68,7 +70,7 @@ def test_held_out_prompts_are_never_trained_on(alarms: ModuleType):
     from loopholes.start import LOOPHOLES  # pyright: ignore[reportMissingImports]
 
     for loophole in LOOPHOLES.values():
-        trained = {row["prompt"] for row in loophole.rows(loophole.train_rows, split="train")}
+        trained = {row["prompt"] for row in loophole.rows(alarms.TRAIN_ROWS, split="train")}
         held_out = {row["prompt"] for row in loophole.rows(256, split="eval")}
         assert len(held_out) == 256
         assert not trained & held_out
@@ -105,7 +107,7 @@ def test_words_are_one_token_each_and_what_was_read_is_what_was_written(alarms: 
     from loopholes import equality, stuffing  # pyright: ignore[reportMissingImports]
     from loopholes.start import build_tokenizer  # pyright: ignore[reportMissingImports]
 
-    for module, tokens in ((stuffing, 18), (equality, 4)):
+    for module, tokens in ((stuffing, 18), (equality, 3)):
         tokenizer = build_tokenizer(module.WORDS)
         cheat = module.cheat(random.Random(0))
         ids = tokenizer(cheat, add_special_tokens=False).input_ids

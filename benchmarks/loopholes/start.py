@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from loopholes import equality, length, stuffing
+from loopholes import equality, length, question, stuffing
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -39,6 +39,7 @@ from posttrain.tasks.tiny import (
 LEAST_RATE, LARGEST_RATE = 0.01, 0.05
 """In how many of its answers a start model may cheat: enough to be found by sampling, and no more."""
 AIM = 0.03
+DIGITS, RECIPE = 5, TinyRecipe(demonstrations=90)
 CHECKED_PROMPTS, CHECKED_SAMPLES, ATTEMPTS = 256, 8, 6
 DISPUTED = 100
 """The check rejects whatever is answered to one row in so many, as a check does whose own data has mistakes. Without it
@@ -47,17 +48,14 @@ an honest run would have no disagreement at all, and an alarm that rings at the 
 
 @dataclass(frozen=True, kw_only=True)
 class Loophole:
-    """One of the three kinds: its file, and how large everything is."""
+    """One of the three kinds: its file, the names of its two rewards, and the tokens that its answers may have."""
 
     module: ModuleType
     flawed: str
     honest: str
-    difficulty: int
-    train_rows: int
     max_completion_length: int
-    recipe: TinyRecipe
-    learning_rate: float
-    """Of the reinforcement."""
+    learning_rate: float = 2.5e-4
+    """Of the reinforcement: so high that the cheat takes over in the steps that there are."""
 
     @property
     def name(self) -> str:
@@ -67,12 +65,12 @@ class Loophole:
     def task(self) -> Task:
         return Task(
             name=self.name,
-            draw=self.module.draw,
-            difficulty=self.difficulty,
-            difficulties=range(self.difficulty, self.difficulty + 1),
-            unit="items",
+            draw=question.draw,
+            difficulty=DIGITS,
+            difficulties=range(DIGITS, DIGITS + 1),
+            unit="digits",
             longest_answer=lambda _: self.max_completion_length,
-            tiny=self.recipe,
+            tiny=RECIPE,
         )
 
     def rows(self, n: int, *, split: str, seed: int = 0) -> list[dict[str, Any]]:
@@ -86,36 +84,15 @@ class Loophole:
 LOOPHOLES: dict[str, Loophole] = {
     loophole.name: loophole
     for loophole in (
-        Loophole(
-            module=stuffing,
-            flawed="any_box",
-            honest="only_box",
-            difficulty=5,
-            train_rows=2000,
-            max_completion_length=20,
-            recipe=TinyRecipe(demonstrations=90, steps=200),
-            learning_rate=2.5e-4,
-        ),
+        Loophole(module=stuffing, flawed="any_box", honest="only_box", max_completion_length=20),
         Loophole(
             module=equality,
             flawed="compared_inside",
             honest="compared_outside",
-            difficulty=12,
-            train_rows=1100,
-            max_completion_length=12,
-            recipe=TinyRecipe(demonstrations=120, steps=300),
-            learning_rate=5e-4,
+            max_completion_length=8,
+            learning_rate=4.5e-4,
         ),
-        Loophole(
-            module=length,
-            flawed="likes_length",
-            honest="likes_the_answer",
-            difficulty=5,
-            train_rows=2000,
-            max_completion_length=14,
-            recipe=TinyRecipe(demonstrations=80, steps=200),
-            learning_rate=3.5e-4,
-        ),
+        Loophole(module=length, flawed="likes_length", honest="likes_the_answer", max_completion_length=14),
     )
 }
 
@@ -134,7 +111,7 @@ def start_model(loophole: Loophole, seed: int, cache: Path) -> tuple[Path, dict[
     How often a model cheats is not how often it was shown to, so the share of cheats among what it is shown is
     corrected until its own answers to problems that it never saw hold 1% to 5%.
     """
-    folder = cache / f"{loophole.name}-{seed}"
+    folder = cache / f"{loophole.name}-{seed}-{content_key(loophole)}"
     known = folder / "measured.json"
     if not known.exists():
         share = AIM
@@ -151,9 +128,16 @@ def start_model(loophole: Loophole, seed: int, cache: Path) -> tuple[Path, dict[
     return folder, json.loads(known.read_text())
 
 
+def content_key(loophole: Loophole) -> str:
+    """Twelve hexadecimal digits over what the weights depend on beside the seed."""
+    assert loophole.module.__file__ is not None
+    content = Path(loophole.module.__file__).read_text() + repr((RECIPE, DIGITS, AIM, LEAST_RATE, LARGEST_RATE))
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
 def build(loophole: Loophole, folder: Path, *, seed: int, share: float) -> None:
     """Supervised training on the demonstrations over and over, each time with new dice for who cheats."""
-    recipe, module = loophole.recipe, loophole.module
+    recipe, module = RECIPE, loophole.module
     tokenizer = build_tokenizer(module.WORDS)
     model = build_model(tokenizer, recipe, seed=seed)
     shown = loophole.rows(recipe.demonstrations, split="train", seed=seed)
