@@ -49,7 +49,6 @@ REASONS: dict[tuple[str, int], str] = {
         187,
     ): "the label of an option of math-verify; an interval and its inequality are one",
     ("answer_pairs_math_verify.jsonl", 190): "braces without backslash are no set, and 35 cm is no part of one",
-    **{("answer_pairs_math_verify.jsonl", row): "the answer names one tuple twice: six for five" for row in (193, 212)},
     ("answer_pairs_math_verify.jsonl", 196): "the range of an absolute value is not that of z",
     ("answer_pairs_math_verify.jsonl", 202): "two pairs are not four named numbers",
     ("answer_pairs_math_verify.jsonl", 217): "the gold is cut off within its box: an error of the data",

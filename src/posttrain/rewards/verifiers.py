@@ -77,7 +77,7 @@ class Builtin:
     target: str
     """The same function as `module:name`; the module is what a worker imports before the clock starts."""
     quick: Callable[..., Any] | None = None
-    """Linear-time decision in the main process; None of it, or None from it: the row goes to a worker."""
+    """Decision within milliseconds in the main process; None of it, or None from it: the row goes to a worker."""
     golds: tuple[str, ...] = ()
     """Columns that say what is right, beside the required ones."""
     runner: Callable[[Mapping[str, Any]], Runner] | None = None
@@ -122,7 +122,9 @@ BUILTINS: dict[str, Builtin] = {
     "math": Builtin(function=presets.math, target=f"{_ALGEBRA}:math", quick=presets.math_quick),
     "math500": Builtin(function=presets.math500, target=f"{_ALGEBRA}:math500", quick=presets.math500_quick),
     **{
-        name: Builtin(function=function, target=f"{function.__module__}:{name}", quick=function, golds=golds)
+        name: Builtin(
+            function=function, target=f"{function.__module__}:{name}", quick=presets.in_time(function), golds=golds
+        )
         for name, function, golds in (
             ("numeric", presets.numeric, ()),
             ("gsm8k", presets.gsm8k, ()),

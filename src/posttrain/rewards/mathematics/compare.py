@@ -186,6 +186,8 @@ def _same_listing(gold: Listing, given: Listing, how: How) -> bool | None:
     golds, givens = gold.items, given.items
     if gold.braced or given.braced:
         golds, givens = _distinct(golds, how), _distinct(givens, how)
+    elif len(givens) > len(golds) and not how.options.ordered and len(_distinct(golds, how)) == len(golds):
+        givens = _distinct(givens, how)  # a solution that is named twice; of 1, 1, 2 each counts
     if len(golds) != len(givens):
         return False
     dotted = any(item.text == "…" for item in golds)

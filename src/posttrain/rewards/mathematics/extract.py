@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from posttrain.rewards.mathematics import places
 from posttrain.rewards.mathematics.compare import same
-from posttrain.rewards.mathematics.guard import MAX_CHARS, Unreadable
+from posttrain.rewards.mathematics.guard import MAX_CHARS, NeedsAlgebra, Unreadable, look_at_the_clock
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
 from posttrain.rewards.mathematics.prose import NUMBER
@@ -29,8 +29,10 @@ from posttrain.rewards.mathematics.sentences import (
     HEDGE,
     atoms_of,
     is_claimed,
+    is_denied,
     is_offered,
     is_prose,
+    is_task,
     pattern_of,
     without_dollars,
 )
@@ -84,10 +86,6 @@ class Extracted:
     detail: str = ""
 
 
-class NeedsAlgebra(Exception):
-    """Whether two expressions are equal cannot be decided here."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reads answers and says which are the same."""
@@ -95,18 +93,24 @@ class Reader:
     options: Options = STRICT
     algebra: Callable[[str, str], bool] | None = None
     """Decides what takes symbolic algebra; without it such a question raises NeedsAlgebra."""
+    read: dict[str, Value | None] = field(default_factory=dict, compare=False)
+    """What was read before: an answer is compared with every other one."""
 
     def value(self, text: str) -> Value | None:
         """None for what has no value."""
-        try:
-            return parse(text, self.options)
-        except Unreadable:
-            return None
+        if text not in self.read:
+            look_at_the_clock()
+            try:
+                self.read[text] = parse(text, self.options)
+            except Unreadable:
+                self.read[text] = None
+        return self.read[text]
 
     def same(self, one: str, other: str) -> bool:
         """Whether two answers have the same value, or the same spelling."""
         if one == other:
             return True
+        look_at_the_clock()
         first, second = self.value(one), self.value(other)
         if first is None or second is None:
             return False
@@ -135,9 +139,11 @@ def extract(text: str, reader: Reader | None = None) -> Extracted:
     >>> extract("She sells 9 eggs.\n#### 18").answer, extract("That makes 9 * 2 = $18 every day.").answer
     ('18', '$18')
     """
+    look_at_the_clock(len(text) // 10)
     segment = final_segment(text) if len(text) <= MAX_TEXT else text
     if len(segment) > MAX_SEGMENT:
         return Extracted(None, reason="too_large", detail=f"a text of {len(segment)} characters")
+    look_at_the_clock(len(segment))
     return _decide(segment, reader or Reader())
 
 
@@ -157,9 +163,11 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     explicit = shown + [tag for tag in tagged if tag]
     if not explicit and (boxes or tags):
         return Extracted(None, reason="no_answer", detail="the box is empty" if boxes else "the answer tag is empty")
-    claims = [claim for statement in statements if "\\boxed" not in statement and (claim := _claim(statement, reader))]
+    statements = [statement for statement in statements if "\\boxed" not in statement]
+    claims = [claim for said in statements if not _denied(said) and (claim := _claim(said, reader))]
+    denied = [one for said in statements if (one := _denied(said))]
     if not explicit:
-        return _stated(claims, statements, segment, reader)
+        return _stated(claims, denied, segment, reader)
     if any(len(content) > MAX_CHARS for content in explicit):
         return Extracted(
             None, len(explicit), reason="too_large", detail=f"an answer of {max(map(len, explicit))} characters"
@@ -169,10 +177,13 @@ def _decide(segment: str, reader: Reader) -> Extracted:
         joined = not tagged and _are_joined(segment, [box for box in boxes if places.box_content(segment, box)])
         return _ambiguous(len(distinct), distinct if joined else None)
     answer = distinct[0]
+    if any(is_denied(segment, box.start, box.closing + 1) for box in boxes):
+        return Extracted(None, reason="no_answer", detail="the words around the box deny it")
     others = [other for box in boxes for other in _offered_beside(segment, box) if not reader.same(answer, other)]
     if others:
         return _ambiguous(2, detail=f"{others[0]!r} is offered beside the box")
     contradicting = [claim for claim in claims if _is_definite(claim, reader) and not reader.same(answer, claim)]
+    contradicting += [claim for claim in denied if reader.same(answer, claim)]
     if contradicting:
         return _ambiguous(2, detail=f"the statement {contradicting[0]!r} beside the box {answer!r}")
     return Extracted(answer, 1)
@@ -186,12 +197,20 @@ def _too_many(segment: str) -> Extracted:
     return _ambiguous(places.MAX_PLACES, detail=f"more than {places.MAX_PLACES} answers")
 
 
-def _stated(claims: list[str], statements: list[str], segment: str, reader: Reader) -> Extracted:
+def _denied(statement: str) -> str:
+    """The value that a statement denies, if it does: the 7 of "not 7"."""
+    first = next(iter(atoms_of(statement)), None)
+    return first[0] if first and is_denied(statement, *first[1:]) else ""
+
+
+def _stated(claims: list[str], denied: list[str], segment: str, reader: Reader) -> Extracted:
     """The answer of a text without boxes: what is stated, else what the last sentence concludes."""
     definite = [claim for claim in claims if _is_definite(claim, reader)]
     if definite or claims:
         distinct = _distinct(definite or claims[-1:], reader)
         return Extracted(distinct[0], 1) if len(distinct) == 1 else _ambiguous(len(distinct))
+    if denied:
+        return Extracted(None, reason="no_answer", detail=f"{denied[-1]!r} is denied, and nothing else stated")
     return _concluded(segment, reader)
 
 
@@ -273,7 +292,10 @@ def _concluded(segment: str, reader: Reader) -> Extracted:
     """The only number or formula of the last sentence that has one, or the last one there if only it is claimed."""
     conclusion = None
     for sentence in places.sentences_backwards(segment):
-        if not (atoms := atoms_of(sentence)):
+        atoms = atoms_of(sentence)
+        if conclusion is None and is_task(sentence) and "=" not in sentence.rstrip("?"):
+            return Extracted(None, reason="no_answer", detail="the text ends in a question or a task")
+        if not atoms:
             continue
         if conclusion is None:
             conclusion = sentence, atoms
@@ -295,6 +317,15 @@ def _of_sentence(sentence: str, reader: Reader) -> Extracted:
     *_, start = 0, *(match.end() for match in _CONCLUSION.finditer(sentence))
     clause = sentence[start:] if NUMBER.search(sentence, start) or FORMULA.search(sentence, start) else sentence
     atoms = atoms_of(clause)
+    if len(atoms) > places.MAX_PLACES:
+        return _ambiguous(len(atoms))
+    said = [(atom, start, end) for atom, start, end in atoms if not is_denied(clause, start, end)]
+    if atoms and not said:
+        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is denied")
+    if len(said) < len(atoms) and {atom for atom, _, _ in said}.isdisjoint(
+        a for a, s, e in atoms if is_denied(clause, s, e)
+    ):
+        atoms = said
     texts = list(dict.fromkeys(atom for atom, _, _ in atoms))
     if len(texts) == 1:
         offered = any(is_offered(clause, start, end) for _, start, end in atoms)

@@ -10,8 +10,8 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.rewards.mathematics import places
-from posttrain.rewards.mathematics.extract import NeedsAlgebra, Reader, extract, final_segment
-from posttrain.rewards.mathematics.guard import Unreadable
+from posttrain.rewards.mathematics.extract import Reader, extract, final_segment
+from posttrain.rewards.mathematics.guard import NeedsAlgebra, Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
 from posttrain.rewards.mathematics.sentences import FORMULA, without_dollars
@@ -32,6 +32,12 @@ def gold_text(answer: Any) -> str:
         text = str(answer)
     else:
         text = ""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(
+            given=f"the gold answer {answer!r} holds half of a character (a lone surrogate)",
+            allowed="text that can be written as UTF-8",
+            fix="Read the data again with the encoding that it was written in.",
+        )
     if not text:
         raise DataError(
             given=f"the gold answer is {answer!r}",

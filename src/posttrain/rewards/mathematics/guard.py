@@ -5,6 +5,11 @@ No answer of a data set comes near them; what goes beyond is not worked out: `9^
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from posttrain.rewards.verdict import Reason
 
 MAX_CHARS = 512
@@ -25,6 +30,40 @@ MAX_TERMS = 200
 """Of a polynomial that is multiplied out."""
 MAX_WORK = 2_000
 """Products of two terms in all."""
+
+
+QUICK_SECONDS = 0.005
+"""Of processor time that the process which trains spends on one completion; what takes longer goes to a worker."""
+QUICK_CHARS = 30_000
+"""Characters behind the reasoning that the process which trains looks through."""
+
+
+class NeedsWorker(Exception):
+    """What a process that must not stop leaves to one that can be killed. The verdict is the same there."""
+
+
+class NeedsAlgebra(NeedsWorker):
+    """Whether two expressions are equal cannot be decided here."""
+
+
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    """Within it NeedsWorker is raised where more than QUICK_SECONDS of this thread's processor time are gone."""
+    token = _deadline.set(time.thread_time() + QUICK_SECONDS)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def look_at_the_clock(chars: int = 0) -> None:
+    """Raises NeedsWorker within `quickly` when the time is over, or so much text is to be read."""
+    deadline = _deadline.get()
+    if deadline is not None and (chars > QUICK_CHARS or time.thread_time() > deadline):
+        raise NeedsWorker
 
 
 class Unreadable(Exception):
@@ -50,5 +89,6 @@ class Budget:
 
     def pay_work(self, products: int) -> None:
         self.work -= products
+        look_at_the_clock()
         if self.work < 0:
             raise Unreadable("too_large", "multiplying it out takes too many terms")

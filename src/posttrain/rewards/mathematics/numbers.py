@@ -37,7 +37,7 @@ def verify_number(
     start = perf_counter()
     _check_settings(percent, relative_tolerance, absolute_tolerance)
     gold = gold_number(answer)
-    found = extract(text_of(completion), _READER)
+    found = extract(text_of(completion), _reader())
     verdict = _judge(gold, found, percent, relative_tolerance, absolute_tolerance, truncated=truncated)
     verdict.seconds = perf_counter() - start
     return verdict
@@ -106,7 +106,7 @@ def number_of(completion: str | Sequence[Message]) -> Number | None:
     >>> number_of("That is 5 + 4 = 9. The answer is 9 eggs.").value
     Fraction(9, 1)
     """
-    found = extract(text_of(completion), _READER).answer
+    found = extract(text_of(completion), _reader()).answer
     try:
         return None if found is None or hidden_characters(found) else read_number(found)
     except Unreadable:
@@ -131,4 +131,5 @@ def _check_settings(percent: str, relative: float, absolute: float) -> None:
         raise ConfigError(given=f"percent = {percent!r}", allowed="exact or either", fix="Set percent: exact.")
 
 
-_READER = Reader(WORDS, lambda one, other: False)
+def _reader() -> Reader:
+    return Reader(WORDS, lambda one, other: False)

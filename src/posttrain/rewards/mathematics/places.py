@@ -43,9 +43,10 @@ _BRACE_OR_BOX = re.compile(
 )
 _ANSWER_TAG = re.compile(r"<answer>(.*?)(</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _MARKER = re.compile(
-    r"#{4,}+|\bfinal\s+answer[\s*_]*\n"
+    r"(?P<denial>\b(?:not?|never|doubt|deny|false|wrong|untrue|unlikely|unless|if|cannot|neither|nor)\b|n['’]t\b)?"
+    r"(?(denial)[^.!?,;:\n]{0,40}?)(?:#{4,}+|\bfinal\s+answer[\s*_]*\n"
     r"|(?<!check our )(?<!check the )(?<!verify our )(?<!verify the )"
-    r"\banswer(?:[*_]*\s{1,3}(?:is\b|should\s+be\b|must\s+be\b|=)|\s?[*_]*\s?:)",
+    r"\banswer(?:[*_]*\s{1,3}(?:is\b|should\s+be\b|must\s+be\b|=)|\s?[*_]*\s?:))",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?=[\s\"*)]|$)")
@@ -172,12 +173,13 @@ def find_tags(text: str) -> list[str] | None:
 
 def find_statements(text: str) -> list[str] | None:
     """What is stated behind `####`, "the answer is", "Answer:" and their like, each up to the end of its sentence;
-    None when there are too many."""
+    None when there are too many. One that is denied ("I doubt that the answer is 7") begins with "not"."""
     found: list[str] = []
     for marker in _MARKER.finditer(text):
         if len(found) >= MAX_PLACES:
             return None
-        found.append(_stated(text, marker.end(), whole_line=marker.group().startswith("#")))
+        stated = _stated(text, marker.end(), whole_line=marker.group().endswith("#"))
+        found.append(f"not {stated}" if marker["denial"] else stated)
     return found
 
 
@@ -199,7 +201,7 @@ def _stated(text: str, start: int, *, whole_line: bool) -> str:
 def sentences_backwards(text: str) -> Iterator[str]:
     """The sentences and lines at the end of a text, the last one first; displayed formulas are kept in one piece."""
     tail = text[-MAX_TAIL:].rstrip()
-    tail = re.sub(r"(\$\$|\\\[|\\\()([^$\\]*(?:\\(?![\])])[^$\\]*)*)(\$\$|\\\]|\\\))", _on_one_line, tail)
+    tail = re.sub(r"(\$\$|\\[\[(])((?:[^$\\]|\\(?![\[\]()]))*+)(\$\$|\\[\])])", _on_one_line, tail)
     end = len(tail)
     starts = [0, *(match.end() for match in _SENTENCE_END.finditer(tail))]
     for start in reversed(starts):

@@ -10,14 +10,14 @@ limit: without an answer its reason is then "truncated".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.mathematics.extract import NeedsAlgebra
+from posttrain.rewards.mathematics.guard import NeedsWorker, quickly
 from posttrain.rewards.mathematics.numbers import Percent, gold_number, verify_number
 from posttrain.rewards.mathematics.options import Options
-from posttrain.rewards.mathematics.verify import Message, verify
+from posttrain.rewards.mathematics.verify import Algebra, Message, verify
 from posttrain.rewards.verdict import Verdict
 
 MATH500 = Options(percent=True, words=True, ignore_case=True)
@@ -61,13 +61,13 @@ def math(
         relative_tolerance=relative_tolerance,
         absolute_tolerance=absolute_tolerance,
     )
-    return verify(completion, answer, options, truncated=truncated, algebra=_algebra)
+    return verify(completion, answer, options, truncated=truncated, algebra=_algebra(options))
 
 
 def math500(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
     """`math` for MATH and MATH-500: units, percent signs and the case of words do not count, as in the published
     graders. The subscript of a base does, and so does everything else."""
-    return verify(completion, answer, MATH500, truncated=truncated, algebra=_algebra)
+    return verify(completion, answer, MATH500, truncated=truncated, algebra=_algebra(MATH500))
 
 
 def numeric(
@@ -120,7 +120,7 @@ def aime(completion: Completion, answer: Any, *, truncated: bool = False) -> Ver
 
 
 def math_quick(completion: Completion, answer: Any, *, truncated: bool = False, **options: Any) -> Verdict | None:
-    """What `math` decides in microseconds; None when it takes algebra, which only a killable process may do."""
+    """What `math` decides at once; None when it takes algebra or time, which only a killable process may."""
     return _quick(completion, answer, Options(**options), truncated)
 
 
@@ -129,14 +129,30 @@ def math500_quick(completion: Completion, answer: Any, *, truncated: bool = Fals
     return _quick(completion, answer, MATH500, truncated)
 
 
+def in_time(verifier: Callable[..., Verdict]) -> Callable[..., Verdict | None]:
+    """A verifier as the process that trains calls it: None for what would hold it up."""
+
+    def quick(*arguments: Any, **settings: Any) -> Verdict | None:
+        try:
+            with quickly():
+                return verifier(*arguments, **settings)
+        except NeedsWorker:
+            return None
+
+    return quick
+
+
 def _quick(completion: Completion, answer: Any, options: Options, truncated: bool) -> Verdict | None:
     try:
         return verify(completion, answer, options, truncated=truncated)
-    except NeedsAlgebra:
+    except NeedsWorker:
         return None
 
 
-def _algebra(gold: str, given: str) -> bool:
-    from posttrain.rewards.mathematics import symbolic  # loads sympy: only where it is needed
+def _algebra(options: Options) -> Algebra:
+    def equivalent(gold: str, given: str) -> bool:
+        from posttrain.rewards.mathematics import symbolic  # loads sympy: only where it is needed
 
-    return symbolic.equivalent(gold, given)
+        return symbolic.equivalent(gold, given, options)
+
+    return equivalent

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
-from posttrain.rewards.mathematics.extract import Extracted, NeedsAlgebra, Reader, extract
+from posttrain.rewards.mathematics.extract import Extracted, Reader, extract
 from posttrain.rewards.mathematics.golds import math_gold, read_gold, require_mathematics
-from posttrain.rewards.mathematics.guard import Unreadable
+from posttrain.rewards.mathematics.guard import NeedsAlgebra, Unreadable, quickly
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
 from posttrain.rewards.mathematics.values import Unread, Value
@@ -36,7 +37,7 @@ def verify(
     algebra: Algebra | None = None,
 ) -> Verdict:
     """Whether the one answer of a completion is the gold answer. DataError for a gold that cannot be used; without
-    `algebra` NeedsAlgebra where it takes that."""
+    `algebra` NeedsWorker where it takes that, or more than QUICK_SECONDS."""
     start = perf_counter()
     gold_text = math_gold(answer)
     gold = read_gold(gold_text, options)
@@ -45,8 +46,9 @@ def verify(
             raise NeedsAlgebra
         require_mathematics(gold_text)
     reader = Reader(options, algebra)
-    found = extract(text_of(completion), reader)
-    verdict = _judge(gold, gold_text, found, reader, truncated=truncated)
+    with quickly() if algebra is None else nullcontext():
+        found = extract(text_of(completion), reader)
+        verdict = _judge(gold, gold_text, found, reader, truncated=truncated)
     verdict.seconds = perf_counter() - start
     return verdict
 
