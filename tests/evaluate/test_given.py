@@ -6,6 +6,7 @@ import json
 import random
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.tiny import tiny_model
@@ -23,20 +24,23 @@ def folder(tmp_path_factory) -> Path:
     words = ["".join(dice.choices(string.ascii_lowercase, k=4)) for _ in range(24)]
     pairs = [{"prompt": w, "chosen": "".join(sorted(w)), "rejected": w[::-1] + "q"} for w in words]
     labels = [{"prompt": w, "completion": w + "z" * (n % 2), "label": n % 2 == 0} for n, w in enumerate(words)]
-    for name, rows in {"pairs": pairs, "labels": labels}.items():
+    turns = [[{"role": "user", "content": w}, {"role": "assistant", "content": w[::-1]}] for w in words]
+    talks = [{"messages": [*turns[n], *turns[n - 1]]} for n in range(len(words))]
+    for name, rows in {"pairs": pairs, "labels": labels, "talks": talks}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-def run(folder: Path, algorithm: str, data: str) -> pt.Run:
+def run(folder: Path, algorithm: str, file: str, **settings: Any) -> pt.Run:
     return pt.train(
         {
             "model": str(folder / "model"),
             "algorithm": algorithm,
-            "data": {"train": str(folder / data), "eval_fraction": 0.25},
+            "data": {"train": str(folder / file), "eval_fraction": 0.25} | settings.pop("data", {}),
             "train": {"steps": 2, "prompts_per_step": 8, "learning_rate": 1e-3},
             "output": str(folder / f"run-{algorithm}"),
             "report": False,
+            **settings,
         }
     )
 
@@ -55,6 +59,37 @@ def test_a_run_is_measured_again_as_it_measured_itself(folder, algorithm, data, 
     again = evaluate_given(trained.folder).measured
     for name in names:
         assert again[name]["mean"] == pytest.approx(trained.evaluation["trained"][name]["mean"], abs=1e-4)
+
+
+def test_the_settings_of_the_run_that_decide_a_number_are_kept(folder):
+    """Which answers of a conversation count, which rows are too long, how many there are, and how sure one is to be."""
+    settings = {"data": {"train_on": "last"}, "evaluation": {"prompts": 4, "confidence": 0.5}}
+    template = folder / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
+    model = {"path": str(folder / "model"), "chat_template": str(template)}
+    trained = run(folder, "sft", "talks.jsonl", model=model, **settings)
+    again, theirs = evaluate_given(trained.folder).measured, trained.evaluation["trained"]
+    assert [again[name] for name in ("prompts", "tokens", "confidence")] == [4, theirs["tokens"], 0.5]
+    assert again["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "reward_model"])
+def test_rows_that_were_too_long_for_the_run_are_left_out_again_and_counted(folder, algorithm):
+    rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    long = [{**row, "chosen": row["chosen"] * (1 + 9 * (n % 3 == 0))} for n, row in enumerate(rows)]
+    (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in long))
+    settings = {"data": {"max_length": 24}, "evaluation": {"prompts": 3, "confidence": 0.5}}
+    trained = run(folder, algorithm, "long.jsonl", output=str(folder / f"run-long-{algorithm}"), **settings)
+    again = evaluate_given(trained.folder)
+    assert "longer than 24 tokens" in again.dropped
+    assert again.dropped in again.render()
+    theirs = trained.evaluation["trained"]
+    for name in ("pairs", "confidence"):
+        assert again.measured[name] == theirs[name]
+    assert again.measured["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-4)
 
 
 def test_any_model_is_measured_on_any_file(folder):

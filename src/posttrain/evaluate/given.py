@@ -16,6 +16,7 @@ from typing import Any, cast
 from transformers import AutoConfig
 
 from posttrain.config import RunConfig, load_config
+from posttrain.data.dropped import Kept
 from posttrain.data.examples import render_examples
 from posttrain.data.forms import Kind, fits
 from posttrain.data.labels import render_labels
@@ -35,6 +36,7 @@ from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
 from posttrain.train.heldout_scores import HeldOutPairs, HeldOutRatings, HeldOutScores, Subject
 from posttrain.train.heldout_steps import HeldOutSteps
 from posttrain.train.measure import HeldOutLoss, Measure
+from posttrain.train.row_scores import first
 from posttrain.train.scoring import ScoringForward, scores_of_rows, scores_of_steps
 from posttrain.train.setup import load_policy, policy_forward
 from posttrain.train.source import longest_row
@@ -51,12 +53,37 @@ class GivenEvaluation:
     model: str
     kind: Kind
     measured: Mapping[str, Any]
+    dropped: str = ""
+    """Rows that could not be used and why, in a sentence; "" for none."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"model": self.model, "kind": self.kind, **self.measured}
+        return {"model": self.model, "kind": self.kind, "dropped": self.dropped, **self.measured}
 
     def render(self) -> str:
-        return f"{self.model}: {evaluation_line(self.measured)}"
+        line = f"{self.model}: {evaluation_line(self.measured)}"
+        return f"{line}\n{self.dropped}" if self.dropped else line
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What is measured, and the run whose settings it keeps: where that held out the rows, the numbers are its own."""
+
+    path: str
+    kind: Kind
+    rows: Sequence[Row]
+    own: RunConfig | None
+    most: int
+    """Usable rows that are measured, at most."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Settings that decide how rows are rendered, and which of them are too long."""
+        kept = {"system_prompt", "chat", "train_on", "max_length", "max_dropped"}
+        return {} if self.own is None else self.own.data.model_dump(include=kept)
+
+    @property
+    def confidence(self) -> float:
+        return 0.95 if self.own is None else self.own.evaluation.confidence
 
 
 def kind_named(name: str | None) -> Kind | None:
@@ -83,8 +110,8 @@ def evaluate_given(
     """Measure a model folder, or the newest checkpoint of a run, on `data` or on the rows that the run held out.
 
     `kind` says what the rows are where columns leave that open: pairs, labels, examples, ratings or steps. A model with
-    a score head is measured by its scores, a language model by its log-probabilities; at most `max_rows` rows are used.
-    Raises ConfigError, DataError or ModelError.
+    a score head is measured by its scores, a language model by its log-probabilities; the first `max_rows` rows are
+    used. Raises ConfigError, DataError or ModelError.
     """
     own = _config_of_run(Path(model))
     if own is None and data is None:
@@ -110,11 +137,13 @@ def evaluate_given(
             allowed=", ".join(known),
             fix=f"Set kind = {known[0]}, or evaluate another model.",
         )
-    rows = rows[: max_rows or (own.evaluation.prompts if own and data is None else len(rows))]
-    measure = _of_scores(path, kind, rows) if scores else _of_policy(path, kind, rows, own)
+    rows = rows if max_rows is None else rows[:max_rows]
+    most = own.evaluation.prompts if own and data is None and max_rows is None else len(rows)
+    subject = _Subject(path=path, kind=kind, rows=rows, own=own, most=most)
+    measure, found = _of_scores(subject) if scores else _of_policy(subject)
     with tempfile.TemporaryDirectory() as scratch:
         measured = measure(Path(scratch), "baseline")["baseline"]
-    return GivenEvaluation(model=str(model), kind=kind, measured=measured)
+    return GivenEvaluation(model=str(model), kind=kind, measured=measured, dropped=found.dropped_summary)
 
 
 def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) -> Kind:
@@ -126,59 +155,61 @@ def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) 
     return known[0]
 
 
-def _of_policy(path: str, kind: Kind, rows: Sequence[Row], own: RunConfig | None) -> Measure:
+def _of_policy(subject: _Subject) -> tuple[Measure, Kept]:
     """By log-probabilities, rendered as the run rendered its data."""
-    kept = {} if own is None else {"system_prompt": own.data.system_prompt, "chat": own.data.chat}
+    kind, rows, own = subject.kind, subject.rows, subject.own
     same = {"attention", "precision", "device", "trust_remote_code", "chat_template", "chat_template_kwargs"}
     base = {} if own is None else own.model.model_dump(include=same)
     config = load_config(
         {
-            "model": {**base, "path": path},
+            "model": {**base, "path": subject.path},
             "algorithm": LIKE[kind],
-            "data": {**kept, "train": "given"},
+            "data": {**subject.data, "train": "given"},
             "train": {"steps": 1},
-            "evaluation": {"prompts": len(rows)},
+            "evaluation": {"prompts": subject.most, "confidence": subject.confidence},
         }
     ).config
     loaded = load_policy(config)
     forward = policy_forward(config, loaded, config.algorithm.build())
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    limits: dict[str, Any] = {
-        "max_length": longest_row(config, loaded),
-        "max_dropped": config.data.max_dropped,
-        "what": "the data",
-    }
+    limits = _limits(longest_row(config, loaded), config.data.max_dropped)
     if kind == "examples":
         found = render_examples(rows, renderer, eos_ids=loaded.eos_ids, **limits)
-        return HeldOutLoss(config, forward, found.examples, loaded.pad_id)
+        return HeldOutLoss(config, forward, found.examples, loaded.pad_id), found
     if kind == "pairs":
-        return HeldOutPolicyPairs(
-            config, forward, render_pairs(rows, renderer, eos_ids=loaded.eos_ids, **limits).pairs, loaded.pad_id
-        )
+        pairs = render_pairs(rows, renderer, eos_ids=loaded.eos_ids, **limits)
+        return HeldOutPolicyPairs(config, forward, pairs.pairs, loaded.pad_id), pairs
     judged = render_labels(rows, renderer, eos_ids=loaded.eos_ids, **limits)
     if judged.pairs is not None:
-        return HeldOutPolicyPairs(config, forward, judged.pairs, loaded.pad_id)
-    return HeldOutLabels(config, forward, judged.rows, loaded.pad_id)
+        return HeldOutPolicyPairs(config, forward, judged.pairs, loaded.pad_id), judged
+    return HeldOutLabels(config, forward, judged.rows, loaded.pad_id), judged
 
 
-def _of_scores(path: str, kind: Kind, rows: Sequence[Row]) -> Measure:
+def _of_scores(subject: _Subject) -> tuple[Measure, Kept]:
     """By the scores of a reward model, which knows how its rows are rendered."""
-    reward = load_model_reward(path, {})
-    loaded, facts = reward.loaded, reward.facts
-    longest = loaded.context_length or sys.maxsize
-    limits: dict[str, Any] = {"max_length": longest, "max_dropped": 0.5, "what": "the data"}
+    reward = load_model_reward(subject.path, {})
+    loaded, facts, rows = reward.loaded, reward.facts, subject.rows
+    longest = min(loaded.context_length or sys.maxsize, subject.data.get("max_length") or sys.maxsize)
+    limits = _limits(longest, subject.data.get("max_dropped", 0.5))
     batching = {"pad_id": loaded.pad_id, "tokens_per_microbatch": TOKENS_PER_PASS}
-    if kind == "steps":
+    found: Kept
+    if subject.kind == "steps":
         found = render_steps(rows, reward.renderer, separator=facts.separator or "\n", **limits)
         how = partial(aggregate, how=facts.aggregate)
-        subject: Subject = HeldOutSteps(ScoringForward(loaded, scores_of_steps), found.rows, how, **batching)
-    elif kind == "ratings":
-        rated = render_ratings(rows, reward.renderer, eos_ids=reward.eos_ids, **limits)
-        subject = HeldOutRatings(ScoringForward(loaded, scores_of_rows), rated.rows, facts, **batching)
+        forward = ScoringForward(loaded, scores_of_steps)
+        heldout: Subject = HeldOutSteps(forward, first(found.rows, subject.most), how, **batching)
+    elif subject.kind == "ratings":
+        found = render_ratings(rows, reward.renderer, eos_ids=reward.eos_ids, **limits)
+        forward = ScoringForward(loaded, scores_of_rows)
+        heldout = HeldOutRatings(forward, first(found.rows, subject.most), facts, **batching)
     else:
-        pairs = render_pairs(rows, reward.renderer, eos_ids=reward.eos_ids, **limits).pairs
-        subject = HeldOutPairs(ScoringForward(loaded, scores_of_rows), pairs, **batching)
-    return HeldOutScores(subject, 0.95)
+        found = render_pairs(rows, reward.renderer, eos_ids=reward.eos_ids, **limits)
+        heldout = HeldOutPairs(ScoringForward(loaded, scores_of_rows), first(found.pairs, subject.most), **batching)
+    return HeldOutScores(heldout, subject.confidence), found
+
+
+def _limits(max_length: int, max_dropped: float) -> dict[str, Any]:
+    return {"max_length": max_length, "max_dropped": max_dropped, "what": "the data"}
 
 
 def _scores(path: str) -> bool:
