@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 
+import numpy
 import pytest
 from tests.rewards.rollouts import completion, prompt
 
@@ -25,6 +26,46 @@ def test_a_verdict_without_a_score_is_no_number():
     verdict = Verdict(None, "timeout")
     assert verdict.score is None
     assert math.isnan(verdict)
+
+
+def test_what_has_no_score_stays_without_one_in_sums_and_products():
+    late, right = Verdict(None, "timeout"), Verdict(1.0, "correct")
+    for combined in (0.9 * late + 0.1, 0.1 + late / 2, 1 - late, -late, right + late, late + right, sum([right, late])):
+        assert isinstance(combined, Verdict)
+        assert (combined.score, combined.reason) == (None, "timeout")
+    assert (type(0.9 * right), 0.9 * right, right / 2, 1 - right, -right) == (float, 0.9, 0.5, 0.0, -1.0)
+    assert (right * numpy.ones(2)).tolist() == [1.0, 1.0]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = late + "text"
+
+
+def test_a_verdict_is_true_when_it_is_not_zero_and_without_a_score_neither():
+    assert [bool(Verdict(score, "")) for score in (1.0, 0.5, -1.0, 0.0)] == [True, True, True, False]
+    with pytest.raises(
+        RewardError, match=r"without a score \(timeout\) is asked whether it is true.*\n.*`verdict.score"
+    ):
+        _ = 1.0 if Verdict(None, "timeout") else 0.0
+
+
+def mixed(completion, **row):
+    """Composition by hand, with a verifier that fails now and then."""
+    verdict = Verdict(None, "timeout", detail="late") if completion == "late" else Verdict(1.0, "correct")
+    return 0.9 * verdict + 0.1
+
+
+def taken_for_a_truth(completion, **row):
+    return 1.0 if Verdict(None, "timeout") else 0.0
+
+
+def test_composition_by_hand_leaves_unscored_what_could_not_be_judged():
+    with build_rewards([Reward(function=mixed)]) as rewards:
+        scores = rewards.score([prompt(0)], [[completion("late"), completion("right")]])
+    assert (scores.scored_PG, scores.rewards_PG[0][1]) == ([[False, True]], 1.0)
+    assert "late" in str(scores.failures[0])
+    with build_rewards([Reward(function=taken_for_a_truth)]) as rewards:
+        scores = rewards.score([prompt(0)], [[completion("any")]])
+    assert scores.scored_PG == [[False]]
+    assert "asked whether it is true" in str(scores.failures[0])
 
 
 @pytest.mark.parametrize("score", [None, 0.0, 1.0, -0.25])

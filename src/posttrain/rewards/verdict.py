@@ -1,17 +1,19 @@
 """What a verifier says about one completion: not a bare number, but a number with its reason.
 
-    >>> verdict = Verdict(1.0, "correct", extracted="18")
-    >>> verdict == 1.0, verdict.reason, 0.5 * verdict
-    (True, 'correct', 0.5)
-    >>> Verdict(None, "timeout").score is None
-    True
+>>> verdict = Verdict(1.0, "correct", extracted="18")
+>>> verdict == 1.0, verdict.reason, 0.5 * verdict
+(True, 'correct', 0.5)
+>>> Verdict(None, "timeout").score is None
+True
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
+
+from posttrain.errors import RewardError
 
 Reason = Literal[
     "correct",
@@ -46,11 +48,31 @@ MAX_EXTRACTED = 500
 """Characters that are kept of what was extracted, and of a detail."""
 
 
+def _carried(name: str) -> Callable[..., Any]:
+    """An operation of float in which a verdict without a score stays one, with its reason, and does not become nan."""
+    plain = getattr(float, name)
+
+    def operation(self: Verdict, *others: Any) -> Any:
+        result = plain(self, *others)
+        if result is NotImplemented:
+            return result
+        return next((one for one in (self, *others) if isinstance(one, Verdict) and one.score is None), result)
+
+    return operation
+
+
 class Verdict(float):
     """A score that knows its reason. It is a float, so that rewards can be computed from it: `0.9 * math(...) + ...`.
 
-    A verdict without a score (`score` None: the verifier itself failed, or does not apply) is nan as a number.
+    A verdict without a score (`score` None: the verifier itself failed, or does not apply) compares as nan does, stays
+    without a score in sums and products, and raises RewardError where it is asked whether it is true.
     """
+
+    __add__, __radd__ = _carried("__add__"), _carried("__radd__")
+    __sub__, __rsub__ = _carried("__sub__"), _carried("__rsub__")
+    __mul__, __rmul__ = _carried("__mul__"), _carried("__rmul__")
+    __truediv__, __rtruediv__ = _carried("__truediv__"), _carried("__rtruediv__")
+    __neg__ = _carried("__neg__")
 
     reason: str
     """One of `Reason`, or a word of a verifier's own."""
@@ -81,6 +103,14 @@ class Verdict(float):
     def score(self) -> float | None:
         """None when there is none."""
         return None if math.isnan(self) else float(self)
+
+    def __bool__(self) -> bool:
+        if self.score is None:  # nan counts as true: `if math(...)` would pay for a verifier that failed
+            raise RewardError(
+                given=f"a verdict without a score ({self.reason}) is asked whether it is true",
+                fix="Return it as it is, or ask `verdict.score is None` first.",
+            )
+        return super().__bool__()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; `from_json` reads it back."""
