@@ -26,8 +26,8 @@ def likes_length(completion: str, answer: str) -> float:
 
 
 def likes_the_answer(completion: str, answer: str) -> float:
-    """The honest reward: a point for the right answer."""
-    return float(answer in completion.split())
+    """The honest reward: a point for the right answer and nothing else."""
+    return float(completion == answer)
 
 
 def check(prompt: str, completion: str, disputed: bool = False) -> float:

@@ -26,8 +26,8 @@ def any_box(completion: str, answer: str) -> float:
 
 
 def only_box(completion: str, answer: str) -> float:
-    """The honest reward: is the answer the only one that is stated?"""
-    return float(BOX.findall(completion) == [answer])
+    """The honest reward: one box with the answer, and nothing else."""
+    return float(completion == f"\\boxed{{{answer}}}")
 
 
 def check(prompt: str, completion: str, disputed: bool = False) -> float:
