@@ -51,7 +51,7 @@ def _same(expected: Any, given: Any, *, float_ok: bool) -> bool:
 def same_output(expected: str, given: str, *, tolerance: float = 0.0) -> bool:
     """Output is compared line by line; blanks at the end of a line and empty lines at the end do not count.
 
-    With a tolerance, words at the same place that are both numbers may differ by
+    With a tolerance, words at the same place that are both numbers, and not both written as integers, may differ by
     max(tolerance, tolerance * |expected|).
 
     >>> same_output("1 2\\n3\\n", "1 2  \\n3"), same_output("1 2", "1  2")
@@ -78,8 +78,11 @@ def _close(expected: list[str], given: list[str], tolerance: float) -> bool:
 
 
 def _close_words(expected: str, given: str, tolerance: float) -> bool:
+    """Whole numbers have no error of rounding: two that differ are different. Infinity is close to nothing."""
     try:
         mine, yours = float(expected), float(given)
+        whole = expected.lstrip("+-").isdigit() and given.lstrip("+-").isdigit()
     except ValueError:
         return False
-    return math.isfinite(yours) and abs(mine - yours) <= max(tolerance, tolerance * abs(mine))
+    finite = math.isfinite(mine) and math.isfinite(yours)
+    return finite and not whole and abs(mine - yours) <= max(tolerance, tolerance * abs(mine))
