@@ -7,6 +7,7 @@ stdin, stdout and stderr. Each travels as its length in 4 bytes, big-endian, and
 from __future__ import annotations
 
 import atexit
+import builtins
 import linecache
 import os
 import random
@@ -30,6 +31,7 @@ def run() -> None:
     sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")  # noqa: SIM115 (they stay open)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] (of site, which is not imported; many use them)
     random.seed(0)  # the same program behaves the same each time
     code = _finish(_execute(source))
     os._exit(code)
