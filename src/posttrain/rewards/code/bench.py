@@ -63,12 +63,15 @@ class Bench:
     def too_late(self) -> Problem:
         return Problem("timeout", f"all tests together took more than {self.rules.seconds:g} s")
 
-    def run(self, source: str, stdin: bytes = b"", message: bytes | None = None) -> Ran | Problem:
-        """A fresh process to its end. SandboxUnavailable: it could not be run, twice."""
+    def run(self, source: str, stdin: bytes = b"", message: bytes | None = None, *, output: int = 0) -> Ran | Problem:
+        """A fresh process to its end. SandboxUnavailable: it could not be run, twice.
+
+        `output`: bytes that it may write where that is more than the limit.
+        """
         try:
-            ran = self._run_once(source, stdin, message)
+            ran = self._run_once(source, stdin, message, output)
         except SandboxUnavailable:
-            ran = self._run_once(source, stdin, message)
+            ran = self._run_once(source, stdin, message, output)
         return _ended_badly(ran) or ran
 
     def ask(self, task: dict[str, Any]) -> Answer | Problem:
@@ -89,9 +92,9 @@ class Bench:
         except NotPlain as error:
             return Problem("error", f"the program sent {error}")
 
-    def _run_once(self, source: str, stdin: bytes, message: bytes | None) -> Ran:
+    def _run_once(self, source: str, stdin: bytes, message: bytes | None, output: int) -> Ran:
         usual = self.rules.limits
-        limits = replace(usual, wall=min(usual.wall, max(self.left, 0.1)))
+        limits = replace(usual, wall=min(usual.wall, max(self.left, 0.1)), output=max(usual.output, output))
         process = self.sandbox.start(source, stdin=stdin, limits=limits)
         if message is not None:
             process.send(message)

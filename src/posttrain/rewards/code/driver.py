@@ -23,6 +23,12 @@ from typing import Any
 from posttrain.rewards.code.plain import dump, load, pack, unpack
 
 PROGRAM = "<program>"
+LEETCODE = """
+import bisect, collections, functools, heapq, itertools, math, random, re, string
+from bisect import *; from collections import *; from functools import *; from heapq import *; from itertools import *
+from math import gcd, inf; from typing import *
+"""
+"""What is there before a class `Solution` where such programs come from, and what its first lines take for granted."""
 
 
 def answer_call(task: dict[str, Any]) -> bytes:
@@ -79,6 +85,8 @@ def _stub(target: str, ask: Callable[[bytes], bytes]) -> Callable[..., Any]:
 def _evaluate(task: dict[str, Any]) -> Any:
     module = _module("program")
     names = module.__dict__
+    if "class Solution" in task["program"]:
+        exec(LEETCODE, names)
     exec(compile(task["program"], PROGRAM, "exec"), names)
     if task["setup"]:
         exec(compile(task["setup"], "<setup>", "exec"), names)

@@ -31,7 +31,8 @@ _FENCE = re.compile(
 """As in Markdown; one that names Python may also stand at the end of a line. Possessive: a line takes one pass."""
 _THOUGHT_END = "</think>"
 _THOUGHT = "<think>"
-_BODY = "\n    pass\n"
+BODY = "\n    pass\n"
+"""Of a function of which the prompt holds the first line only."""
 _NAME = "<program>"
 warnings.filterwarnings("ignore", module=_NAME)  # what Python has to say about a model's escape sequences
 
@@ -142,7 +143,7 @@ def prompt_code(prompt: Any, function: str | None) -> str:
     last message; empty when there is none."""
     text = last_turn(prompt)
     for source in (text, *(block.source for block in python_blocks(text))):
-        if defines(source, function) or defines(source + _BODY, function):
+        if defines(source, function) or defines(source + BODY, function):
             return source
     return ""
 
@@ -170,7 +171,7 @@ def _complete(source: str, prompt: str, function: str | None) -> str | None:
     if not source.strip():
         return None
     if defines(source, function):
-        return f"{prompt if parses(prompt) else prompt + _BODY}\n\n{source}"
+        return f"{prompt if parses(prompt) else prompt + BODY}\n\n{source}"
     head = prompt if prompt.endswith("\n") else prompt + "\n"
     for body in (source, source.lstrip("\n"), textwrap.indent(textwrap.dedent(source), "    ")):
         for continuation in (body, _first_part(body)):

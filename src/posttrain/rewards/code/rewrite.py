@@ -2,7 +2,7 @@
 
 `assert f(3) == [1, 2]` becomes the call `f(3)` and the expected value `[1, 2]`: what is asked goes into the sandbox,
 what is expected does not. An assertion of another form stays what it is: a script, which runs in a sandbox of its own
-and reaches the program through a stub (`split.py`).
+and reaches the program through a stub (`script.py`).
 
 Only text of the dataset is read here. Names are judged by the tests alone, never by the program, which could otherwise
 take the place of a `sorted` or a `set` that a test uses.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from posttrain.errors import DataError
 BUILTIN_NAMES = frozenset(dir(builtins))
 PROGRAM_MODULES = frozenset({"solution", "main"})
 """What tests call the file that the program would be in."""
+_METHOD = re.compile(r"Solution\(\)\.\w+")
 Relation = Literal["equal", "unequal", "is", "is not", "true", "false"]
 
 
@@ -54,7 +56,8 @@ def rewrite_assertion(test: str, setup: str = "", prelude: str = "") -> list[Cal
     `setup` stands before it and may use the program's classes; `prelude` holds imports.
     """
     tree = _parse(test)
-    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+    asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    if not any(not isinstance(node.test, ast.Tuple) for node in asserts):  # a tuple is always true
         raise DataError(given=f"a test without an assert: {test[:80]!r}", allowed="for example `assert f(1) == 2`")
     functions = _functions(tree, defined=_bound(_parse(prelude)) | _bound(_parse(setup)))
     if not functions:
@@ -155,8 +158,11 @@ _RELATIONS: dict[type[ast.cmpop], Relation] = {
 
 
 def _is_call(node: ast.expr, functions: set[str]) -> bool:
-    """A call of one of these functions, in whose arguments no other of them is called."""
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in functions
+    """A call of one of these functions, or of a method of `Solution()`."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    return called in functions or ("Solution" in functions and _METHOD.fullmatch(called) is not None)
 
 
 def _functions(tree: ast.Module, defined: set[str]) -> set[str]:
@@ -216,9 +222,11 @@ def foreign_imports(source: str) -> list[str]:
 
 
 def _says_nothing(node: ast.stmt) -> bool:
-    """A docstring, a lonely name, `pass`, `assert True`: HumanEval has them."""
+    """A docstring, a lonely name, `pass`, `assert True`: HumanEval has them. A tuple, as in `assert (f(1) == 2, "no")`,
+    is always true."""
     if isinstance(node, ast.Assert):
-        return isinstance(node.test, ast.Constant) and node.test.value is True
+        always = isinstance(node.test, ast.Tuple) and len(node.test.elts) > 0
+        return always or (isinstance(node.test, ast.Constant) and node.test.value is True)
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(node, ast.Pass) or isinstance(value, ast.Constant | ast.Name)
 

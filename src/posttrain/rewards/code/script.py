@@ -6,6 +6,7 @@ equal to everything, not with a patched `assert`, not by ending early.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from posttrain.rewards.code.bench import Bench, Problem
@@ -16,6 +17,10 @@ from posttrain.rewards.sandbox import Limits, Process, SandboxUnavailable
 
 MAX_CALLS = 2_000
 """Calls of the program that one script may make."""
+
+_NAN = re.compile(rb'\{"(?:f":"nan"|c":\["nan"|c":\["[^"]*","nan")')
+"""In a packed value; quotes within texts are escaped. `not abs(nan - 1) > 0.1` and `max(0.0, nan) < 0.1` hold, so that
+a NaN would pass tests whose author did not think of it."""
 
 
 def run_script(program: str, script: Script, bench: Bench) -> Problem | None:
@@ -42,8 +47,12 @@ def _run(program: str, script: Script, bench: Bench) -> Problem | None:
             answer = bench.ask({"program": program, "setup": "", "expression": "", **message["call"]})
             if isinstance(answer, Problem):
                 return answer
-            reply = {"error": answer.error, "text": answer.text} if answer.error else {"value": pack(answer.value)}
-            checker.send(dump(reply))
+            reply = dump(
+                {"error": answer.error, "text": answer.text} if answer.error else {"value": pack(answer.value)}
+            )
+            if _NAN.search(reply) and "nan" not in script.source.casefold():
+                return Problem("wrong", f"{message['call']['target']} gave a NaN")
+            checker.send(reply)
     return Problem("error", f"the tests called the program more than {MAX_CALLS} times")
 
 

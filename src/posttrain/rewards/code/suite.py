@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.code.program import PYTHON, prompt_code
+from posttrain.rewards.code.plain import NotPlain, pack
+from posttrain.rewards.code.program import BODY, PYTHON, parses, prompt_code
 from posttrain.rewards.code.rewrite import (
     Call,
     Script,
@@ -92,7 +93,8 @@ def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
         tests += _assertions([*_list(given, "test_list"), *_list(given, "challenge_test_list")], given)
     if "test" in given:
         source = _text(given["test"], "test") or ""
-        tests += rewrite_check(source, entry_point, prompt) if entry_point else rewrite_script(source, None)
+        helpers = prompt if parses(prompt) else prompt + BODY
+        tests += rewrite_check(source, entry_point, helpers) if entry_point else rewrite_script(source, None)
     if "input_output" in given:
         tests += _apps(_json(given["input_output"], "input_output"), entry_point)
     if "verification_info" in given:
@@ -106,6 +108,7 @@ def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
             allowed=f"one of the columns {', '.join(COLUMNS)}",
             fix="Rename the column that holds the tests; docs/code.md shows the forms.",
         )
+    _check_values(tests)
     if bare:
         _check_imports(tests)
     names = names_of(test for test in tests if isinstance(test, Call | Script))
@@ -113,9 +116,30 @@ def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
     return Suite(tuple(tests), entry_point or (names[0] if names else None), prompt)
 
 
+def _check_values(tests: Sequence[Test]) -> None:
+    """Values have to cross into the sandbox and back, and some test has to ask for something."""
+    for test in tests:
+        if isinstance(test, Value):
+            try:
+                pack([list(test.arguments), dict(test.keywords), list(test.expected)])
+            except NotPlain as error:
+                raise DataError(
+                    given=f"a test of {test.function} with {error}", allowed="plain data of at most 300,000 parts"
+                ) from None
+    silent = [test for test in tests if (isinstance(test, Stdio) and not test.output.strip())]
+    silent += [test for test in tests if isinstance(test, Value) and test.expected == (None,)]
+    if len(silent) == len(tests):
+        raise DataError(
+            given="tests that all expect nothing: a program that does nothing would pass them",
+            allowed="at least one test with an output",
+            fix="Correct or drop these rows; functions that work in place have to return what they changed.",
+        )
+
+
 def _check_imports(tests: Sequence[Test]) -> None:
     for test in tests:
         source = f"{test.helpers}\n{test.source}" if isinstance(test, Script) else ""
+        source = test.setup if isinstance(test, Call) else source
         if foreign := foreign_imports(source):
             raise DataError(
                 given=f"tests that import {foreign[0]}, which the sandbox does not have",
