@@ -120,7 +120,7 @@ class JudgeConfig(Part):
                 allowed="capital letters, digits and underscores",
                 fix="Put the key into a variable (export JUDGE_API_KEY=...) and set judge.api_key_env = JUDGE_API_KEY.",
             )
-        if self.url is not None and not re.fullmatch(r"https?://[^\s@/]+(/[^\s@?#]*)?", self.url):
+        if self.url is not None and not re.fullmatch(r"https?://[^\s@/?#]+(/[^\s@?#]*)?", self.url):
             raise ConfigError(
                 given="judge.url is not the base of an endpoint",
                 allowed="http or https, host and path, without a name, a password or a query",

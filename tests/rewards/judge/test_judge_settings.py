@@ -43,6 +43,7 @@ RUN: dict[str, Any] = {
         ({"model": "policy", "cache": "here"}, r"what the policy says changes with its weights"),
         ({**SERVED, "url": "localhost:8000"}, r"judge.url is not the base of an endpoint"),
         ({**SERVED, "url": "http://localhost:8000/v1?key=1"}, r"judge.url is not the base of an endpoint"),
+        ({**SERVED, "url": "http://localhost:8000?key=1"}, r"judge.url is not the base of an endpoint"),
     ],
 )
 def test_settings_that_would_do_nothing_or_cannot_be_meant(settings, message):
