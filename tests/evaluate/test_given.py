@@ -12,7 +12,7 @@ import pytest
 from tests.tiny import tiny_model
 
 import posttrain as pt
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, ModelError
 from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
 
 
@@ -110,3 +110,6 @@ def test_what_cannot_be_measured_is_said(folder):
         kind_named("thumbs")
     with pytest.raises(ConfigError, match=r"rows of kind steps for .* writes them"):
         evaluate_given(folder / "model", str(folder / "pairs.jsonl"), kind="steps")
+    (folder / "nothing").mkdir()
+    with pytest.raises(ModelError, match=r"config\.json"):
+        evaluate_given(folder / "nothing", str(folder / "pairs.jsonl"))

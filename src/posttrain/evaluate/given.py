@@ -5,6 +5,7 @@ It is what a run that learns from such data measures before and after, for any m
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-
-from transformers import AutoConfig
 
 from posttrain.config import RunConfig, load_config
 from posttrain.data.dropped import Kept
@@ -214,7 +213,10 @@ def _limits(max_length: int, max_dropped: float) -> dict[str, Any]:
 
 def _scores(path: str) -> bool:
     """Has the model of the folder a score head?"""
-    declared = AutoConfig.from_pretrained(path).architectures or [] if Path(path).is_dir() else []
+    try:
+        declared = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    except (OSError, ValueError):  # no model, or one of the Hub: loading it will say
+        declared = []
     return any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in declared)
 
 
