@@ -426,6 +426,11 @@ def test_sharing_what_is_shared_already_leaves_nothing_behind(tmp_path):
     for _ in range(2):
         share(file, other, 2)
     assert [path.name for path in other.parent.iterdir()] == ["x.f32"]
+    killed = other.with_name("x.killed.part")  # while it was copied to another disk
+    killed.write_bytes(b"half")
+    os.utime(killed, (1e9, 1e9))
+    share(file, other, 2)
+    assert [path.name for path in other.parent.iterdir()] == ["x.f32"]
     share(tmp_path / "missing.f32", tmp_path / "run" / "y.f32", 2)
     assert not (tmp_path / "run" / "y.f32").exists()
 

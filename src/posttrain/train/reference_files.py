@@ -72,6 +72,7 @@ def share(file: Path, other: Path, count: int) -> None:
     draft = other.with_name(f"{other.stem}.{uuid.uuid4().hex}.part")
     try:
         other.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(other)
         try:
             os.link(file, draft)
         except OSError:
