@@ -40,7 +40,7 @@ def test_what_has_no_score_stays_without_one_in_sums_and_products():
 
 
 def test_a_verdict_is_true_when_it_is_not_zero_and_without_a_score_neither():
-    assert [bool(Verdict(score, "")) for score in (1.0, 0.5, -1.0, 0.0)] == [True, True, True, False]
+    assert [bool(Verdict(score, "partial")) for score in (1.0, 0.5, -1.0, 0.0)] == [True, True, True, False]
     with pytest.raises(
         RewardError, match=r"without a score \(timeout\) is asked whether it is true.*\n.*`verdict.score"
     ):
@@ -79,6 +79,14 @@ def test_a_verdict_survives_json_and_pickle(score):
 def test_long_findings_are_cut():
     verdict = Verdict(0.0, "wrong", extracted="7" * 10_000, detail="d" * 10_000)
     assert len(verdict.extracted or "") == len(verdict.detail) == 500
+
+
+@pytest.mark.parametrize("reason", [None, ["wrong"], "", "wrong/late", "got 1\ninstead", "w" * 41])
+def test_a_reason_is_a_name_for_a_metric(reason):
+    """Where it was none, a run ended in the count of reasons, without a word about the reward."""
+    with pytest.raises(RewardError, match=r"a verdict with the reason .*; allowed: a word or a few"):
+        Verdict(1.0, reason)
+    assert Verdict(1.0, "off by one").reason == "off by one"
 
 
 def test_the_documented_reasons_are_all_of_them():

@@ -10,6 +10,7 @@ True
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
@@ -43,6 +44,8 @@ Reason = Literal[
     not_applicable  the verifier has nothing to say about this completion (no score)
 """
 REASONS: tuple[str, ...] = get_args(Reason)
+
+_REASON = re.compile(r"\w[\w -]{0,39}")
 
 MAX_EXTRACTED = 500
 """Characters that are kept of what was extracted, and of a detail."""
@@ -92,6 +95,12 @@ class Verdict(float):
         seconds: float = 0.0,
         detail: str = "",
     ) -> Verdict:
+        if not isinstance(reason, str) or not _REASON.fullmatch(reason):
+            raise RewardError(
+                given=f"a verdict with the reason {str(reason)[:60]!r}",
+                allowed="a word or a few, of letters, digits, _, - and spaces: shares of reasons are metrics",
+                fix="Put what changes with the completion into `detail` or `extracted`.",
+            )
         verdict = super().__new__(cls, math.nan if score is None else score)
         verdict.reason = reason
         verdict.extracted = extracted if extracted is None else extracted[:MAX_EXTRACTED]
