@@ -50,6 +50,10 @@ ADD = "class Solution:\n    def add(self, a: List[int], b: Optional[int]) -> int
         (ADD, {"input_output": json.dumps({"fn_name": "add", "inputs": [[[1, 2], 3]], "outputs": [6]})}),
         (ADD, {"test_list": ["assert Solution().add([1, 2], 3) == 6"]}),
         (ADD, {"test": "def check(c):\n    assert c(a=[1], b=1) == 2\n", "entry_point": "Solution().add"}),
+        (
+            "print(int(input()) + 1)",
+            {"answer": json.dumps({"inputs": ["1"], "outputs": ["2"]})},
+        ),
         ("print(int(input()) + 1)\nexit()", {"tests": [{"input": "1", "output": "2"}]}),
         ("print('1 ' * 200_000)", {"tests": [{"input": "1", "output": "1 " * 200_000}]}),
         ("print(1.9999999)", {"tests": [{"input": "1", "output": "2"}], "tolerance": 1e-6}),
@@ -59,7 +63,7 @@ ADD = "class Solution:\n    def add(self, a: List[int], b: Optional[int]) -> int
              "test": "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"},
         ),
     ],
-    ids=range(7),
+    ids=range(8),
 )  # fmt: skip
 def test_honest_programs_of_the_usual_forms_are_paid(source: str, row: dict[str, Any]):
     verdict = code(fenced(source), **row)
@@ -74,6 +78,8 @@ def test_output_beyond_what_is_asked_for_and_the_limit_is_too_much():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        ({"answer": "def f(): pass"}, "a row without tests"),
+        ({"answer": '{"inputs": ["1"], "outputs": []}'}, "do not pair up"),
         ({"tests": [{"input": "1", "output": "\n"}]}, "all expect nothing"),
         ({"tests": [{"input": [[1]], "output": None}], "entry_point": "f"}, "all expect nothing"),
         ({"tests": [{"input": [[0] * 400_000], "output": 0}], "entry_point": "f"}, "a value of too many parts"),

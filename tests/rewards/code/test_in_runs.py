@@ -66,6 +66,15 @@ def test_unsafe_is_warned_of_in_each_run_on_file_and_in_the_report(folder: Path)
         assert "nothing is confined" in (folder / name / "report.html").read_text()
 
 
+def test_rows_in_the_form_of_verl_are_judged_by_their_ground_truth(folder: Path):
+    truth = json.dumps({"inputs": ["1"], "outputs": ["2"]})
+    rows = [{"prompt": f"add {n}", "reward_model": {"style": "rule", "ground_truth": truth}} for n in range(8)]
+    write(folder / "verl.jsonl", rows)
+    data = {"train": str(folder / "verl.jsonl"), "eval_fraction": 0.25}
+    posttrain.train(config_of(folder, "verl", data=data))
+    assert any("sandbox" in message for _, message in events_of(folder / "verl"))
+
+
 def test_rows_whose_tests_cannot_be_read_end_the_run_before_it_starts_and_are_named(folder: Path):
     write(folder / "broken.jsonl", [*ROWS, {"prompt": "add 9", "test_list": ["assert f("]}])
     with pytest.raises(

@@ -42,6 +42,7 @@ def code(
     entry_point: Any = None,
     input_output: Any = None,
     verification_info: Any = None,
+    answer: Any = None,
     partial: bool = False,
     float_ok: bool | None = None,
     tolerance: float = 0.0,

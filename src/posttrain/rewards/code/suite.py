@@ -5,8 +5,9 @@
     tests                                                              a list of {"input", "output"} or of assertions
     input_output                                                       APPS, TACO: {"inputs", "outputs", "fn_name"}
     verification_info                                                  open-r1: {"language", "test_cases"}
+    answer                                                             verl: its ground truth, in the form of APPS
 
-`tests` and the last two may be JSON text. A test without a function is a program's standard input and output.
+`tests` and the last three may be JSON text. A test without a function is a program's standard input and output.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ COLUMNS = (
     "entry_point",
     "input_output",
     "verification_info",
+    "answer",
 )
 """The columns that say what a program has to do."""
 
@@ -102,6 +104,8 @@ def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
         if isinstance(info, Mapping) and info.get("language", "python") not in PYTHON:
             raise DataError(given=f"tests for programs in {info['language']}", allowed="Python")
         tests += _cases(info.get("test_cases") if isinstance(info, Mapping) else info, entry_point, given)
+    if not tests and str(given.get("answer")).lstrip().startswith("{"):  # not a reference solution
+        tests += _cases(_json(given["answer"], "answer"), entry_point, given)
     if not tests:
         raise DataError(
             given="a row without tests",
