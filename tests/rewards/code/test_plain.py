@@ -178,6 +178,12 @@ def test_the_parts_of_a_value_are_counted_on_both_sides(data):
         unpack(data)
 
 
+def test_a_frame_of_too_many_objects_is_not_even_read():
+    with pytest.raises(NotPlain, match="too many parts"):
+        load(b'{"value":[' + b"[]," * 400_000 + b"[]]}")
+    assert len(load(dump({"value": pack([0.5] * 299_000)}))["value"]) == 299_000
+
+
 def test_whatever_can_be_packed_is_read_however_deep():
     value: object = 0
     for n in range(99):
