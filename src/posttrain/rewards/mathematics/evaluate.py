@@ -100,6 +100,8 @@ class Evaluator:
         base, exponent = self(node.base), self(node.exponent)
         if isinstance(node.base, Sum) and not free_symbols(node):
             self.computations.add("power")
+        if Symbol("∞") in (node.base, node.exponent) or (not base.above and not exponent.above):
+            raise Unreadable("wrong", "a power that has no value")
         if exponent.rational is not None:
             return self.algebra.power(base, exponent.rational)
         return self._general_power(base, exponent)

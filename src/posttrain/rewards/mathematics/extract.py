@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from posttrain.rewards.mathematics import places
 from posttrain.rewards.mathematics.compare import same
+from posttrain.rewards.mathematics.denials import is_denied, is_guess, is_task, retractions
 from posttrain.rewards.mathematics.guard import MAX_CHARS, NeedsAlgebra, Unreadable, look_at_the_clock
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
@@ -29,10 +30,8 @@ from posttrain.rewards.mathematics.sentences import (
     HEDGE,
     atoms_of,
     is_claimed,
-    is_denied,
     is_offered,
     is_prose,
-    is_task,
     pattern_of,
     without_dollars,
 )
@@ -60,8 +59,12 @@ _FILLER = re.compile(
     re.IGNORECASE,
 )
 _EXPLANATION = re.compile(
-    r"[,;]?\s+(?:because|since|which|where|when|if|so\s+that|as\s+(?:the|we|it))\b.*|\s+\([A-Za-z][^()]*\)$", re.DOTALL
+    r"[,;]?\s+(?:because|since|which|where|when|if|so\s+that|as\s+(?:the|we|it))\b.*|\s+\((?!or\b|maybe|perhaps|possibly|alternat)[A-Za-z][^()]*\)$",
+    re.DOTALL,
 )
+_RESULT = re.compile(r"=|≈|\b(?:get|gives?|obtain|yields?|makes?)\b")
+"""What an order says with its result: `Multiply by 2 to get 18`."""
+_OPENING = re.compile(r"^(?:so|thus|hence|therefore|then|and|now)\b[\s,:]*", re.IGNORECASE)
 _CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|final answer)\b[\s,:*]*", re.IGNORECASE)
 _ABOUT = r"\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$"
 _CLAIM = re.compile(
@@ -163,7 +166,7 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     explicit = shown + [tag for tag in tagged if tag]
     if not explicit and (boxes or tags):
         return Extracted(None, reason="no_answer", detail="the box is empty" if boxes else "the answer tag is empty")
-    statements = [statement for statement in statements if "\\boxed" not in statement]
+    statements = [said for statement in statements if (said := _before_box(statement))]
     claims = [claim for said in statements if not _denied(said) and (claim := _claim(said, reader))]
     denied = [one for said in statements if (one := _denied(said))]
     if not explicit:
@@ -179,7 +182,11 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     answer = distinct[0]
     if any(is_denied(segment, box.start, box.closing + 1) for box in boxes):
         return Extracted(None, reason="no_answer", detail="the words around the box deny it")
+    if any(_is_part(segment, box) for box in boxes):
+        return Extracted(None, reason="ambiguous", detail="the box is a part of a larger formula")
     others = [other for box in boxes for other in _offered_beside(segment, box) if not reader.same(answer, other)]
+    if boxes:
+        others += _taken_back(answer, segment, boxes[-1].closing + 1, reader)
     if others:
         return _ambiguous(2, detail=f"{others[0]!r} is offered beside the box")
     contradicting = [claim for claim in claims if _is_definite(claim, reader) and not reader.same(answer, claim)]
@@ -197,6 +204,13 @@ def _too_many(segment: str) -> Extracted:
     return _ambiguous(places.MAX_PLACES, detail=f"more than {places.MAX_PLACES} answers")
 
 
+def _before_box(statement: str) -> str:
+    """What a statement that ends in a box says before it, if it is a number alone: the 8 of `8: \\boxed{7}`."""
+    said, box, _ = statement.partition("\\boxed")
+    alone = not box or re.fullmatch(r"[-+\s]*[0-9][0-9.,]*[\s:;,.)(*]+\$*", said)
+    return said.rstrip(" :;,.(*$") if box and alone else said if alone else ""
+
+
 def _denied(statement: str) -> str:
     """The value that a statement denies, if it does: the 7 of "not 7"."""
     first = next(iter(atoms_of(statement)), None)
@@ -208,7 +222,10 @@ def _stated(claims: list[str], denied: list[str], segment: str, reader: Reader) 
     definite = [claim for claim in claims if _is_definite(claim, reader)]
     if definite or claims:
         distinct = _distinct(definite or claims[-1:], reader)
-        return Extracted(distinct[0], 1) if len(distinct) == 1 else _ambiguous(len(distinct))
+        if len(distinct) > 1:
+            return _ambiguous(len(distinct))
+        others = _taken_back(distinct[0], segment, places.end_of_statements(segment), reader)
+        return _ambiguous(2, detail=f"{others[0]!r} takes the statement back") if others else Extracted(distinct[0], 1)
     if denied:
         return Extracted(None, reason="no_answer", detail=f"{denied[-1]!r} is denied, and nothing else stated")
     return _concluded(segment, reader)
@@ -241,6 +258,25 @@ def _are_joined(segment: str, boxes: list[places.Box]) -> bool:
         if len(between) > 80 or not (_JOINT.fullmatch(between) or _NAMED_JOINT.fullmatch(between)):
             return False
     return True
+
+
+def _is_part(segment: str, box: places.Box) -> bool:
+    """Whether a digit, a decimal or an exponent stands right beside a box: `1\\boxed{7}`, `\\boxed{7}.5`."""
+    behind = segment[box.closing + 1 : box.closing + 4] if segment[box.closing : box.closing + 1] == "}" else ""
+    before = segment[max(box.start - 6, 0) : box.start]
+    return bool(re.match(r"[0-9]|\.[0-9]|\^[0-9{]", behind) or re.search(r"[0-9][{$]?$|\\sqrt\{?$", before))
+
+
+def _taken_back(answer: str, segment: str, start: int, reader: Reader) -> list[str]:
+    """The other answers that take an answer back which ends at `start`."""
+    found: list[str] = []
+    for at in retractions(segment, start):
+        other = next(iter(atoms_of(segment[at : at + 120])), ("", 1, 1))
+        text = other[0] if other[1] == 0 else segment[at : at + 10]
+        listed = text in answer and re.search(r"\bor\b|[,;]", answer) is not None
+        if not listed and not reader.same(answer, text) and "\\boxed" not in text:
+            found.append(text)
+    return found
 
 
 def _offered_beside(segment: str, box: places.Box) -> list[str]:
@@ -293,12 +329,16 @@ def _concluded(segment: str, reader: Reader) -> Extracted:
     conclusion = None
     for sentence in places.sentences_backwards(segment):
         atoms = atoms_of(sentence)
-        if conclusion is None and is_task(sentence) and "=" not in sentence.rstrip("?"):
+        if conclusion is None and is_task(sentence) and (sentence.endswith("?") or not _RESULT.search(sentence)):
             return Extracted(None, reason="no_answer", detail="the text ends in a question or a task")
-        if not atoms:
+        if conclusion is None and not atoms:
             continue
         if conclusion is None:
             conclusion = sentence, atoms
+            continue
+        if not atoms and is_task(sentence) and not NUMBER.fullmatch(conclusion[0]) and "=" not in conclusion[0]:
+            return Extracted(None, reason="no_answer", detail="the formula is what is asked about")
+        if not atoms:
             continue
         if sentence != conclusion[0] and pattern_of(sentence, atoms) == pattern_of(
             *conclusion
@@ -307,11 +347,23 @@ def _concluded(segment: str, reader: Reader) -> Extracted:
         break
     if conclusion is None:
         return Extracted(None, reason="no_answer")
+    if is_guess(conclusion[0]):
+        return _ambiguous(2, detail="a guess")
     return _of_sentence(conclusion[0], reader)
 
 
+def _breaks_a_chain(clause: str, atoms: list[tuple[str, int, int]], reader: Reader) -> bool:
+    """Whether two numbers are called equal that are not: `8 = 7`; of `8 - 1 = 7` the 1 is a part of a formula."""
+    return any(
+        clause[end:start].strip() == "="
+        and not re.search(r"(?:[-−+*/×÷·^(_%:]|\\[a-z]+|\bx|\bof|\bby)\s*\$?$", clause[:begin])
+        and not reader.same(one, other)
+        for (one, begin, end), (other, start, _) in pairwise(atoms)
+    )
+
+
 def _of_sentence(sentence: str, reader: Reader) -> Extracted:
-    whole = without_dollars(sentence)
+    whole = without_dollars(_OPENING.sub("", sentence))
     if not is_prose(sentence) and len(whole) <= MAX_CHARS and _has_number(reader.value(whole)):
         return Extracted(whole, 1)
     *_, start = 0, *(match.end() for match in _CONCLUSION.finditer(sentence))
@@ -326,6 +378,8 @@ def _of_sentence(sentence: str, reader: Reader) -> Extracted:
         a for a, s, e in atoms if is_denied(clause, s, e)
     ):
         atoms = said
+    if _breaks_a_chain(clause, atoms, reader):
+        return _ambiguous(len(atoms), detail="a chain of equations whose sides differ")
     texts = list(dict.fromkeys(atom for atom, _, _ in atoms))
     if len(texts) == 1:
         offered = any(is_offered(clause, start, end) for _, start, end in atoms)

@@ -43,12 +43,20 @@ _BRACE_OR_BOX = re.compile(
 )
 _ANSWER_TAG = re.compile(r"<answer>(.*?)(</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _MARKER = re.compile(
-    r"(?P<denial>\b(?:not?|never|doubt|deny|false|wrong|untrue|unlikely|unless|if|cannot|neither|nor)\b|n['’]t\b)?"
-    r"(?(denial)[^.!?,;:\n]{0,40}?)(?:#{4,}+|\bfinal\s+answer[\s*_]*\n"
-    r"|(?<!check our )(?<!check the )(?<!verify our )(?<!verify the )"
-    r"\banswer(?:[*_]*\s{1,3}(?:is\b|should\s+be\b|must\s+be\b|=)|\s?[*_]*\s?:))",
+    r"#{4,}+|\bfinal\s+answer[\s*_]*\n"
+    r"|\banswer(?<!check our answer)(?<!check the answer)(?<!verify our answer)(?<!verify the answer)"
+    r"(?:[*_]*\s{1,3}(?:is\b|should\s+be\b|must\s+be\b|=)|\s?[*_]*\s?:)",
     re.IGNORECASE,
 )
+_DENIAL_BEFORE = re.compile(
+    r"(?:\b(?:not?|never|doubt|deny|false|wrong|untrue|unlikely|unless|if|cannot|neither|nor)\b|n['’]t\b)[^.!?,;:\n]{0,40}$",
+    re.IGNORECASE,
+)
+_FIRST = re.compile(
+    r"[\s*_:]*(?:\$\$[^$]+\$\$|\$[^$\n0-9][^$\n]*\$|\$[0-9][^$\n]*[0-9})]\$(?![0-9])|\\\(.+?\\\)|\\\[.+?\\\]|[^\s.;!?,(]++(?:[.,][0-9]++)*)",
+    re.DOTALL,
+)
+"""The number or formula that a statement begins with."""
 _SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?=[\s\"*)]|$)")
 _LABEL = re.compile(r"^(?:A|Ans(?:wer)?|Result|Solution|Total)\s*[*_]*\s*:\s*")
 PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
@@ -179,8 +187,20 @@ def find_statements(text: str) -> list[str] | None:
         if len(found) >= MAX_PLACES:
             return None
         stated = _stated(text, marker.end(), whole_line=marker.group().endswith("#"))
-        found.append(f"not {stated}" if marker["denial"] else stated)
+        asked = text[text.find(stated, marker.end()) + len(stated) :][:12].lstrip(" *_$)").startswith("?")
+        found.append(
+            f"not {stated}"
+            if asked or _DENIAL_BEFORE.search(text, max(marker.start() - 60, 0), marker.start())
+            else stated
+        )
     return found
+
+
+def end_of_statements(text: str) -> int:
+    """Where the last of them ends, or begins to: behind the marker and a number or formula."""
+    *_, end = len(text), *(marker.end() for marker in _MARKER.finditer(text))
+    first = _FIRST.match(text, end)
+    return first.end() if first else end
 
 
 def _stated(text: str, start: int, *, whole_line: bool) -> str:

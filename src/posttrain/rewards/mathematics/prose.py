@@ -32,6 +32,12 @@ _VARIABLE = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _SEVERAL = re.compile(r"[,;](?![0-9])|\b(?:and|or)\b")
 _SPACED_MINUS = re.compile(r"^\s*[-−]\s+")
 _FORMULA = re.compile(r"[0-9{}\\^+*×·÷!√_<>]|(?<![A-Za-z])/|/(?![A-Za-z])|(?<!\w)[-−]|[-−](?![A-Za-z]{2})")
+_DOUBT = re.compile(
+    r"\b(?:or|nor|not|never|maybe|perhaps|possibly|either|neither|except|unless|between|than|wrong|incorrect|false|"
+    r"zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)\b|n['’]t\b|n(?:ish|-ish)\b",
+    re.IGNORECASE,
+)
+"""Words that name another number, or take the one beside them back."""
 _GLUED_LETTER = re.compile(r"[A-Za-z](?![A-Za-z])")
 
 
@@ -91,6 +97,8 @@ def _lone_number(text: str) -> Number | None:
         return None
     start, end = matches[0].span()
     rest = text[:start] + "n" + text[end:]
+    if _DOUBT.search(rest):
+        return None
     if _FORMULA.search(rest) or _GLUED_LETTER.match(text, end):
         return None
     return to_number(matches[0])

@@ -11,31 +11,8 @@ HEDGE = r"(?:or|maybe|perhaps|possibly|alternatively|otherwise)\b"
 FORMULA = re.compile(
     r"(?<!\\)\$\$(?P<a>[^$]+)\$\$|(?<!\\)\$(?P<b>(?:[^$\\]|\\.)+)\$|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]", re.DOTALL
 )
-AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}")
-"""The beginning of `$5 and $6`, which is no formula."""
-_DENIAL = (
-    r"(?:\bnot|n['’]t|\bnever|\bcannot|\bneither|\bnor|\bno\s+longer|\bother\s+than|\banything\s+but|\bexcept|"
-    r"\binstead\s+of|\brather\s+than|\bfar\s+from|\bdifferent\s+from|\bwrong\s+to\s+say|\bdoubt|\bdeny)"
-)
-_BARE = r"(?:\s|[$*_`\"'“(\[{:]|\\[(\[]|\\text(?:bf)?\{)"
-_DENIED_BEFORE = re.compile(
-    rf"{_DENIAL}(?:{_BARE}+(?:be|is|it|it's|that|equal|equals|to|exactly|simply|just|really|actually|the|a|an|my|our|"
-    rf"final|correct|right|number|value|answer|result|say|called)(?![A-Za-z]))*+{_BARE}*$",
-    re.IGNORECASE,
-)
-_DENIED_BEHIND = re.compile(
-    r"(?:[\s$*_`\"'”)\]},.;:—-]|\\[)\]])*(?:(?:but|and|which|that|it|this)\s+)*(?:(?:is|was|are|would\s+be|seems|looks|can|could|must)\s*)?"
-    r"(?:(?:not|n['’]t|never)\s+(?:be\s+)?(?:the|right|correct|true|my|our|it\b|what|possible|an?\s+answer)|"
-    r"(?:(?<=is\s)|(?<=was\s)|(?<=be\s)|(?<=seems\s)|(?<=looks\s))(?:wrong|incorrect|false|untrue|impossible|mistaken))",
-    re.IGNORECASE,
-)
-_TASK = re.compile(
-    r"(?:[\s*_#>]|\\\[)*(?:(?:please|now|first|then|let\s+us|let's|hence|problem|question|task|exercise|q|[0-9]+)\b[\s:.,)*_]*)*"
-    r"(?:find|compute|evaluate|simplify|determine|calculate|express|write|factor|factori[sz]e|expand|convert|rationali[sz]e|"
-    r"solve|prove|show|estimate|round|enter|give|list|state|what|which|who|when|where|why|how|is|are|does|do|can|could)\b",
-    re.IGNORECASE,
-)
-"""How a question or an order begins."""
+AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}|\$\s*[0-9][^$\\]*[-+*/=×]\s*\$(?=[0-9]|$)")
+"""The beginning of `$5 and $6` and of `$2 = $2`, which are no formulas."""
 _OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
 _NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
 
@@ -53,25 +30,6 @@ def without_dollars(text: str) -> str:
         return match.group() if AMOUNTS.match(match.group()) else match[match.lastgroup or 0].strip()
 
     return FORMULA.sub(bare, text).strip()
-
-
-def is_denied(text: str, start: int, end: int) -> bool:
-    """Whether the words around an answer deny it: `not 7`, `isn't 7`, `7 is wrong`.
-
-    >>> is_denied("It is not 7.", 10, 11), is_denied("It is not odd, so 7.", 18, 19), is_denied("7 is not it", 0, 1)
-    (True, False, True)
-    """
-    before = text[max(start - 120, 0) : start]
-    return bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(text, end, end + 80))
-
-
-def is_task(sentence: str) -> bool:
-    r"""Whether a sentence asks or orders, and so concludes nothing.
-
-    >>> is_task("Simplify $\\sqrt{242}$"), is_task("What is 3 + 4?"), is_task("So it is 7")
-    (True, True, False)
-    """
-    return _TASK.match(sentence) is not None or sentence.rstrip(" *_").endswith("?")
 
 
 def is_offered(clause: str, start: int, end: int) -> bool:

@@ -1,0 +1,77 @@
+r"""Words that take an answer back, question it or only ask for one."""
+
+from __future__ import annotations
+
+import re
+
+_DENIAL = (
+    r"(?:\bnot|n['’]t|\bnever|\bcannot|\bneither|\bnor|\bno\s+longer|\bother\s+than|\banything\s+but|\bexcept|"
+    r"\b(?:more|less|greater|fewer|bigger|smaller|higher|lower|larger)\s+than|\binstead\s+of|\brather\s+than|\bfar\s+from|\bdifferent\s+from|\bwrong\s+to\s+say|\bdoubt|\bdeny)"
+)
+_BARE = r"(?:\s|[$*_`\"'“(\[{:]|\\[(\[]|\\text(?:bf)?\{)"
+_STRUCK = (
+    r"(?:~~|<(?:del|s|strike)>)|(?:<!--|\\(?:x?cancel|bcancel|[hv]?phantom|sout|st|iffalse)\b|\\neq?\b|≠|\\[lg]t\b|"
+    r"[\w)}\]][ ]+[<>]|^%|\n%)[\s{$]*"
+)
+_DENIED_BEFORE = re.compile(
+    rf"(?:{_STRUCK})$|{_DENIAL}(?:{_BARE}+(?:be|is|it|it's|that|equal|equals|to|exactly|simply|just|really|actually|the|a|an|my|our|"
+    rf"final|correct|right|number|value|answer|result|say|called)(?![A-Za-z]))*+{_BARE}*$",
+    re.IGNORECASE,
+)
+_DENIED_BEHIND = re.compile(
+    r"\W{0,3}\?\s*(?:no|nope|wrong)\b|(?:[\s$*_`\"'”)\]},.;:—-]|\\[)\]])*(?:(?:but|and|which|that|it|this)\s+)*(?:(?:is|was|are|would\s+be|seems|looks|can|could|must)\s*)?"
+    r"(?:(?:not|n['’]t|never)\s+(?:be\s+)?(?:the|right|correct|true|my|our|it\b|what|possible|an?\s+answer)|"
+    r"(?:(?<=is\s)|(?<=was\s)|(?<=be\s)|(?<=seems\s)|(?<=looks\s))(?:wrong|incorrect|false|untrue|impossible|mistaken))",
+    re.IGNORECASE,
+)
+_GUESS = re.compile(
+    r"\b(?:guess|candidates?|attempt|option\s+[A-Z0-9]\b|(?:might|may)\s+be|maybe|perhaps|possibly)", re.IGNORECASE
+)
+_NUMBER_WORDS = "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+_OTHER = (
+    r"(?:(?:or|nope|no|wait|sorry|alternatively|hm+|oops|perhaps|maybe|correction|actually|scratch\s+that|I\s+meant|rather|"
+    r"on\s+second\s+thought|otherwise|else)\b[\s,:.!*—-]*)+"
+    r"(?:(?:I|meant|mean|it['’]s|that['’]s|it|is|that|the|answer|final|correct|should|be|was|probably|might|could|also|even|"
+    r"equals?|if\s+not|less|more|fewer|greater)\b[\s,:*]*)*+"
+    rf"(?P<other>[$\\(=]*[0-9]|\$|\\[(\[f]|(?:{_NUMBER_WORDS}|(?<=\bless)|(?<=\bmore)|(?<=fewer))\b)"
+)
+_TAKEN_BACK_AT_ONCE = re.compile(rf"[\s$*_)\],.;:!?(\[—-]*(?:but\s+|and\s+)?{_OTHER}", re.IGNORECASE)
+_TAKEN_BACK_LATER = re.compile(rf"(?:[.!?]\s|\n)[\s*_]*{_OTHER}", re.IGNORECASE)
+_TASK = re.compile(
+    r"(?:[\s*_#>]|\\\[)*(?:(?:please|now|first|then|let\s+us|let's|hence|problem|question|task|exercise|q)\b[\s:.,)*_]*|[0-9]+[.)]\s+)*"
+    r"(?:find|compute|evaluate|simplify|determine|calculate|express|write|factor|factori[sz]e|expand|convert|rationali[sz]e|"
+    r"(?:completely|fully)\s+\w+|multiply|add|subtract|divide|reduce|rewrite|solve|prove|show|estimate|round|enter|give|list|state|what|which|who|when|where|why|how|is|are|does|do|can|could)\b",
+    re.IGNORECASE,
+)
+"""How a question or an order begins."""
+
+
+def is_denied(text: str, start: int, end: int) -> bool:
+    """Whether the words around an answer deny it: `not 7`, `isn't 7`, `7 is wrong`.
+
+    >>> is_denied("It is not 7.", 10, 11), is_denied("It is not odd, so 7.", 18, 19), is_denied("7 is not it", 0, 1)
+    (True, False, True)
+    """
+    before = text[max(start - 120, 0) : start]
+    return bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(text, end, end + 80))
+
+
+def is_task(sentence: str) -> bool:
+    r"""Whether a sentence asks or orders, and so concludes nothing.
+
+    >>> is_task("Simplify $\\sqrt{242}$"), is_task("What is 3 + 4?"), is_task("So it is 7")
+    (True, True, False)
+    """
+    return _TASK.match(sentence) is not None or sentence.rstrip(" *_").endswith("?")
+
+
+def is_guess(sentence: str) -> bool:
+    """Whether a sentence offers what it says as a guess."""
+    return _GUESS.search(sentence) is not None
+
+
+def retractions(text: str, start: int) -> list[int]:
+    """Where that begins which takes back what was said before `start`: `. Actually, 8`, `(or 8)`."""
+    at_once = _TAKEN_BACK_AT_ONCE.match(text, start, start + 120)
+    later = _TAKEN_BACK_LATER.finditer(text, start, start + 400)
+    return [match.start("other") for match in ([at_once] if at_once else []) + list(later)]
