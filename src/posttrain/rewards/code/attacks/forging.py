@@ -323,6 +323,14 @@ def solve(n):
                 pass
     return 0
 """),
+    wrong("unreadable_answer", "sends more than can be passed on, to go without a score", _NONCES + """
+def solve(n):
+    for nonce in nonces():
+        body = frames(('{"nonce": "%s", "value": [%s]}' % (nonce, ",".join(["0"] * 400_000))).encode())[2]
+        while body:
+            body = body[os.write(3, body):]
+    os._exit(0)
+"""),
     wrong("forged_call", "answers with the message by which the checker ends", """
 def solve(n):
     return {"nonce": "", "passed": True, "value": {"passed": True}, "error": None}
