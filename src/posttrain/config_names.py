@@ -82,6 +82,7 @@ _NO_ENGINE = Nothing(
     "posttrain samples with its own engine, in the process that trains; there is nothing to place or tune"
 )
 _NO_SHARDING = Nothing("This version trains on one device; there is nothing to shard")
+_OVERLONG = _near("rewards", "{name: soft_overlong, weight: 1, settings: {max_length: ..., buffer: ...}}")
 _NO_TRACKER = Nothing("The run folder has every metric (metrics.jsonl, report.html); nothing is sent anywhere")
 _NO_QUANTISED = Nothing("Weights are held in float32; model.precision is the precision of the computation")
 _A_REWARD_MODEL = (
@@ -393,6 +394,13 @@ VERL: dict[str, Entry] = {
     "custom_reward_function.path": _near("rewards", "a list: [{function: file.py:name}]"),
     "custom_reward_function.name": _near("rewards", "a list: [{function: file.py:name}]"),
     "reward_manager": _near("rewards", "a list: [{name: math}] or [{function: file.py:name}]"),
+    "overlong_buffer.enable": _OVERLONG,
+    "overlong_buffer.len": _OVERLONG,
+    "overlong_buffer.penalty_factor": _OVERLONG,
+    "overlong_buffer_cfg.enable": _OVERLONG,
+    "overlong_buffer_cfg.len": _OVERLONG,
+    "overlong_buffer_cfg.penalty_factor": _OVERLONG,
+    "sandbox_fusion.url": _near("rewards", "{name: code}, whose settings.sandbox chooses a sandbox of our own"),
     "algorithm.filter_groups.enable": _near("algorithm.dynamic_sampling", _REFILL),
     "algorithm.filter_groups.max_num_gen_batches": Ours("train.max_sampling_rounds"),
     "algorithm.filter_groups.metric": Nothing(
@@ -488,6 +496,9 @@ OPENRLHF: dict[str, Entry] = {
     "normalize_reward": _BY_ALGORITHM,
     "dynamic_filtering": _near("algorithm.dynamic_sampling", _REFILL),
     "dynamic_filtering_reward_range": _NO_RANGE,
+    "stop_properly_penalty_coef": _near("rewards", "{name: finished}, the gate of the others for 0"),
+    "overlong_buffer_len": _OVERLONG,
+    "overlong_penalty_factor": _OVERLONG,
     "remote_rm_url": _near("rewards", _A_REWARD_MODEL),
     "reward_pretrain": _near("rewards", _A_REWARD_MODEL),
     "enable_vllm_is_correction": _CORRECTION,
@@ -567,6 +578,7 @@ def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = 
     *sections, name = path.split(".")
     return (
         _family(sections)
+        or _of_a_reward(path, value, known)
         or foreign(path, value, own)
         or _misplaced(path, value, known)
         or (None if sections else _without_section(name, value, own))
@@ -635,6 +647,15 @@ def _misspelt(path: str, value: str, known: list[str], own: Collection[str]) -> 
     names = {key.rpartition(".")[2]: key for names in FOREIGN.values() for key in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
     return foreign(names[close[0]], value, own) if close else None
+
+
+def _of_a_reward(path: str, value: str, known: list[str]) -> Hint | None:
+    """A setting of the reward itself, written beside its name: no misspelling of what may stand there."""
+    section, _, name = path.rpartition(".")
+    siblings = {key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == section}
+    if section not in ("rewards", "check") or difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
+        return None
+    return Hint(f"What belongs to the reward itself stands in its settings: settings: {{{name}: {value}}}.")
 
 
 def _family(parts: Iterable[str]) -> Hint | None:

@@ -59,6 +59,19 @@ def resolve(function: str, folder: Path | None = None) -> Target:
     return Target(module=module, name=name)
 
 
+ELSEWHERE = {
+    **dict.fromkeys(("accuracy", "accuracy_reward", "math_verify", "math_dapo", "prime_math"), "math"),
+    **dict.fromkeys(("think_format_reward", "format_reward", "tag_count_reward"), "format"),
+    **dict.fromkeys(("code_reward", "binary_code_reward", "prime_code", "sandbox_fusion"), "code"),
+    **dict.fromkeys(("get_soft_overlong_punishment", "soft_overlong_punishment"), "soft_overlong"),
+    "cosine_scaled_reward": "cosine",
+    "len_reward": "kimi_length",
+    "repetition_penalty_reward": "repetition",
+    "json_format": "json_schema",
+}
+"""Names of rewards in TRL, open-r1 and verl, and what does the same here."""
+
+
 def find_named(name: str) -> Target:
     """The reward that another package publishes under this name; ConfigError with a suggestion when there is none."""
     from importlib.metadata import entry_points  # 10 ms that no worker needs
@@ -67,8 +80,9 @@ def find_named(name: str) -> Target:
     if name in published:
         return Target(module=published[name].module, name=published[name].attr)
     known = sorted({*BUILTINS, *published})
+    meant = f"; here it is {ELSEWHERE[name]!r}" if name in ELSEWHERE else suggestion(name, known)
     raise ConfigError(
-        given=f"rewards.name = {name!r}, and there is no such reward{suggestion(name, known)}",
+        given=f"rewards.name = {name!r}, and there is no such reward{meant}",
         allowed=", ".join(known) + f", or the name of an entry point of group {ENTRY_POINTS}",
         fix="Your own function is given with `function: path/to/file.py:name`.",
     )
