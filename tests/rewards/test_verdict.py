@@ -189,3 +189,21 @@ def test_scores_keep_their_verdicts_when_they_are_picked_and_joined():
     assert reasons(joined.verdicts["mine"]) == [["correct"], [None], ["wrong"], [None]]
     assert reasons(joined.at([2, 0]).verdicts["mine"]) == [["wrong"], ["correct"]]
     assert third.verdicts == {}
+
+
+def test_what_was_extracted_may_be_a_number():
+    assert Verdict(1.0, "correct", extracted=18).extracted == "18"
+
+
+def all_fail(completions):
+    import time
+
+    time.sleep(0.2)
+    raise ValueError("not today")
+
+
+def test_the_time_of_a_call_that_failed_is_divided_among_its_rows():
+    with build_rewards([Reward(function=all_fail, label="mine")]) as rewards:
+        scores = rewards.score([prompt(0)], [[completion("a"), completion("b"), completion("c"), completion("d")]])
+    seconds = [verdict.seconds for verdict in scores.verdicts["mine"][0] if verdict is not None]
+    assert sum(seconds) == pytest.approx(scores.seconds["mine"])

@@ -41,7 +41,7 @@ def draw(
     names: Sequence[str] = (),
 ) -> Chart:
     """A plot of lines; `mark` is a limit with its name."""
-    key = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+    key = "".join(letter if letter.isalnum() or letter == "_" else "-" for letter in title.lower())
     svg = line_chart(
         lines, label=_spoken(title, lines, form), chart_id=key, form=form, y_range=y_range, log=log, mark=mark
     )

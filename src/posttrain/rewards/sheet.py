@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.errors import RewardError
@@ -86,7 +86,7 @@ class Sheet:
             return self.outcomes
         outcome, size = self.outcomes[0], len(rows)
         if outcome.failed:
-            return [outcome] * size
+            return [replace(outcome, seconds=outcome.seconds / size)] * size
         if outcome.kind == "invalid" or not isinstance(outcome.value, list) or len(outcome.value) != size:
             got = f"{len(outcome.value)} values" if isinstance(outcome.value, list) else outcome.message or "one number"
             raise RewardError(

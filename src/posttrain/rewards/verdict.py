@@ -103,7 +103,7 @@ class Verdict(float):
             )
         verdict = super().__new__(cls, math.nan if score is None else score)
         verdict.reason = reason
-        verdict.extracted = extracted if extracted is None else extracted[:MAX_EXTRACTED]
+        verdict.extracted = None if extracted is None else str(extracted)[:MAX_EXTRACTED]
         verdict.seconds = seconds
         verdict.detail = detail[:MAX_EXTRACTED]
         return verdict

@@ -280,7 +280,8 @@ class Run:
         self.optimizer.restore(tensors["optimizer"])
         self.weigh.load_state_dict(plain["algorithm"])
         self.guards.load_state(plain["guards"])
-        self.watch.load_state(plain["watch"])
+        if "watch" in plain:  # checkpoints of versions without alarms have none
+            self.watch.load_state(plain["watch"])
         self.step, self.num_tokens = checkpoint.step, plain["num_tokens"]
         if self.held and "held" in tensors:
             self.held.restore(tensors["held"], plain["published"])
