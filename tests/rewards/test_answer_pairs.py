@@ -44,3 +44,19 @@ def test_a_declared_option_brings_the_lenient_reading_back(benchmark):
     for row in (5, 6, 7, 17):
         assert benchmark.math(rows[row].given, rows[row].gold, decimal_comma=True) == 1.0, rows[row]
     assert benchmark.math(rows[30].given, rows[30].gold, require_evaluated=False) == 1.0
+
+
+@pytest.mark.parametrize("file", ["answer_pairs_math_verify.jsonl", "answer_pairs_qwen_math100.jsonl"])
+def test_where_labels_follow_the_rules_we_err_no_more_than_math_verify(benchmark, file):
+    """With the options that a row declares, and without the rows whose label contradicts a stated rule, for both."""
+    kept = [pair for pair in benchmark.pairs(file, declared=True) if not pair.rule]
+    count, accepts, rejects = benchmark.counts(kept, ours=True)
+    their_count, their_accepts, their_rejects = benchmark.counts(kept, ours=False)
+    assert count == their_count >= 244
+    assert accepts <= their_accepts
+    assert rejects <= their_rejects
+
+
+def test_only_departures_are_set_aside(benchmark):
+    """A row whose label suits us stays in the count, whatever rule it may contradict."""
+    assert benchmark.CONTRADICTIONS.keys() <= benchmark.REASONS.keys()

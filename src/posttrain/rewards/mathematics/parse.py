@@ -21,7 +21,7 @@ from posttrain.rewards.mathematics.regions import united
 from posttrain.rewards.mathematics.statements import Statements
 from posttrain.rewards.mathematics.structure import closing_of, spelled, split
 from posttrain.rewards.mathematics.tokens import Token, tokenise
-from posttrain.rewards.mathematics.values import Listing, Number, Region, Unread, Value, Words
+from posttrain.rewards.mathematics.values import Bracket, Listing, Number, Region, Unread, Value, Words
 
 _PLAIN = re.compile(r"\s*(-?)([1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?\.?\s*")
 _FRACTION = re.compile(
@@ -94,6 +94,8 @@ def _not_mathematics(tokens: Sequence[Token]) -> Words | Unread:
 def _value(tokens: Sequence[Token], statements: Statements) -> Value:
     """One statement, or the list of several."""
     tokens = _bare(tokens)
+    if (solutions := _solutions(tokens, statements)) is not None:
+        return solutions
     parts, joints = split(tokens, (",", ";", "or", "and"))
     if len(parts) > 1 and not all(parts):
         parts, joints = _without_gaps(parts, joints)
@@ -110,6 +112,24 @@ def _value(tokens: Sequence[Token], statements: Statements) -> Value:
     regions = [item.meaning for item in items if isinstance(item.meaning, Region)]
     if set(joints) == {"or"} and len(regions) == len(items) and len({item.name for item in items}) == 1:
         return Value(spelled(tokens), united(regions, statements.options), name=items[0].name, computations=undone)
+    return Value(spelled(tokens), Listing(tuple(items)), computations=undone)
+
+
+def _solutions(tokens: Sequence[Token], statements: Statements) -> Value | None:
+    """`p = 5, q = 2; p = 7, q = 2` as the points (5, 2), (7, 2)."""
+    groups = [split(group, (",",))[0] for group in split(tokens, (";",))[0]]
+    if len(groups) < 2 or len(groups[0]) < 2 or any(not part for group in groups for part in group):
+        return None
+    if sum(map(len, groups)) > MAX_ITEMS or any(
+        "=" not in [t.text for t in part] for group in groups for part in group
+    ):
+        return None
+    points = [[statements.read(_bare(part)) for part in group] for group in groups]
+    names = [[item.name for item in point] for point in points]
+    if None in names[0] or len(set(names[0])) < len(names[0]) or any(other != names[0] for other in names):
+        return None
+    undone = frozenset().union(*(item.computations for point in points for item in point))
+    items = [Value("", Bracket("(", tuple(replace(item, name=None) for item in point), ")")) for point in points]
     return Value(spelled(tokens), Listing(tuple(items)), computations=undone)
 
 
