@@ -107,6 +107,22 @@ def test_a_reward_that_pays_everything_alike_is_said_to(folder, capsys):
     assert text_of(trial, "gold answers") == "right, empty and wrong answers all got 1"
 
 
+def test_where_nothing_could_be_tried_nothing_is_said_to_be_well(folder, capsys):
+    assert command(["reward", "test", "format", "--data", f"{folder}/train.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert "no reward looks at it: nothing is known to be right or wrong" in said
+    assert "Nothing was tried: " in said
+    assert "Nothing speaks against" not in said
+
+
+def test_the_numbers_game_is_tried_with_solutions(tmp_path, capsys):
+    rows = [{"prompt": "Reach it.", "target": 3 * n + 7, "nums": [3, n, 7]} for n in range(2, 42)]
+    (tmp_path / "games.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, trial = tried(capsys, "countdown", "--data", f"{tmp_path}/games.jsonl")
+    assert code == 0
+    assert text_of(trial, "gold answers") == "36 of 36 accepted, reward 1"
+
+
 def test_rows_without_a_prompt_are_an_error_that_says_so(folder, capsys):
     empty = folder / "empty.jsonl"
     empty.write_text("".join(json.dumps(row | {"prompt": ""}) + "\n" for row in ROWS))

@@ -24,6 +24,7 @@ from posttrain.evaluate.signal import ModelAnswers, about_answers, about_unscore
 from posttrain.models.load import load_model
 from posttrain.rewards import RewardSet, Scores, build_rewards
 from posttrain.rewards.audit.finding import Finding, quote
+from posttrain.rewards.audit.games import solution
 from posttrain.rewards.audit.programs import PROGRAM_FORM, reference_of
 from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
 from posttrain.rewards.audit.subject import completion
@@ -80,6 +81,8 @@ class Trial:
     def _last_line(self) -> str:
         if not self.ok:
             return "Do not start a run yet."
+        if all(f.status == "skipped" for f in self.findings):
+            return "Nothing was tried: neither right answers nor those of a model are known. Add --model."
         warned = any(f.status == "warn" for f in self.findings)
         return "A run can learn, but slowly: see the warnings." if warned else "Nothing speaks against a run."
 
@@ -102,7 +105,9 @@ def try_rewards(
     drawn for each of the first `sampled_prompts` prompts; a share of `max_truncated` of them may be cut, and one of
     `max_unscored` of all completions without a score. Raises what the rewards raise when they break their contract.
     """
-    given = [(prompt, gold) for prompt in prompts if (gold := _gold(prompt))]
+    given = (
+        [(prompt, gold) for prompt in prompts if (gold := _gold(prompt))] if _judge_answers(rewards, prompts) else []
+    )
     reads, findings, seen = _known(rewards, given, max_unscored)
     answers = None
     if sampler is not None:
@@ -123,10 +128,16 @@ def try_rewards(
 # --- completions whose worth is known --------------------------------------------------------------------------------
 
 
+def _judge_answers(rewards: RewardSet, prompts: Sequence[Prompt]) -> bool:
+    """Whether any of the rewards can tell a right answer from a wrong one: a model, or one that takes a column."""
+    available = {name for prompt in prompts for name in prompt.columns}
+    return any(one.model or one.judge or one.columns(available) for one in rewards.components)
+
+
 def _gold(prompt: Prompt) -> str:
-    """The answer that has to be accepted: a final answer, or a program; empty when the row has none."""
+    """The answer that has to be accepted: a final answer, a program or an expression; empty when the row has none."""
     answer = prompt.columns.get("answer")
-    return reference_of(prompt) if answer is None else final_of(answer)
+    return reference_of(prompt) or solution(prompt.columns) if answer is None else final_of(answer)
 
 
 def _known(
@@ -137,10 +148,11 @@ def _known(
     A completion without a score says nothing about right and wrong: it is counted by itself.
     """
     if not given:
-        text = "no row has a gold answer, so nothing is known to be right or wrong"
+        text = "no row has a gold answer, or no reward looks at it: nothing is known to be right or wrong"
         return None, [finding("gold answers", "skipped", None, "", text)], []
     prompts, golds = [prompt for prompt, _ in given], [gold for _, gold in given]
-    forms = [PROGRAM_FORM] if "answer" not in prompts[0].columns else list(FORMS)
+    is_program = "answer" not in prompts[0].columns and bool(reference_of(prompts[0]))
+    forms = [PROGRAM_FORM] if is_program else list(FORMS)
     tried = {form: Answers.of(rewards, prompts, [fill(form, gold) for gold in golds]) for form in forms}
     worst = min((value for answers in tried.values() for value in answers.values), default=0.0)
     form = max(forms, key=lambda name: tried[name].mean_with(worst))

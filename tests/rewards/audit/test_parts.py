@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.rewards.audit.planted.honest import marked, number
 from tests.rewards.audit.rows import planted, sums
 
+from posttrain.errors import DataError
 from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit
 from posttrain.rewards.audit.cheats import Target, cheats, made_for
 from posttrain.rewards.audit.checks import Check
@@ -145,6 +146,28 @@ def test_a_scale_of_its_own_is_halved_to_tell_accepted_from_not():
         return 10 * marked(completion, answer) - 3
 
     assert audit(scaled, sums(), only=["false_accepts", "false_rejects", "length_slope"]).ok
+
+
+def games(number=60):
+    return [{"prompt": "Reach it.", "target": 3 * n + 7, "nums": [3, n, 7]} for n in range(2, number + 2)]
+
+
+def test_the_numbers_game_is_audited_by_solutions_that_were_searched_for():
+    report = audit("countdown", games(), only=["false_accepts", "false_rejects", "length_slope"])
+    assert report.kind == "exact"
+    assert [finding.status for finding in report.checks] == ["ok", "ok", "ok"], report.render()
+    assert report.reads
+    with pytest.raises(DataError, match="no row has a target that its numbers reach; its columns are target, nums"):
+        audit("countdown", [row | {"target": -1000} for row in games()])
+
+
+def test_a_reward_of_which_nothing_is_scored_has_no_slope():
+    def broken(completion, answer):
+        raise RuntimeError("down")
+
+    report = audit(broken, sums(), only=["length_slope", "format_slope", "contract"])
+    assert [report[check].status for check in ("length_slope", "format_slope")] == ["skipped", "skipped"]
+    assert report["contract"].status == "fail"
 
 
 def test_a_form_of_its_own_is_given():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards.audit.checks import CHECKS
 from posttrain.rewards.audit.finding import AuditReport
+from posttrain.rewards.audit.games import solved
 from posttrain.rewards.audit.kinds import kind_of
 from posttrain.rewards.audit.programs import PROGRAM_FORM, references
 from posttrain.rewards.audit.renderings import final_of, last_line
@@ -22,6 +23,7 @@ from posttrain.rewards.load import suggestion
 from posttrain.rewards.making import make_component
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.reward_set import as_reward
+from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -133,6 +135,8 @@ def audit_prompts(
         golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
         if kind == "code":
             prompts, golds = references(prompts)
+        elif component.builtin is BUILTINS["countdown"]:
+            prompts, golds = solved(prompts)
         subject = Subject(
             component=component,
             pool=pool,

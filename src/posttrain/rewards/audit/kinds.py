@@ -18,6 +18,7 @@ DECLARED: dict[str, Kind] = {
     "exact_match": "literal",
     "fuzzy_match": "literal",
     "regex": "format",
+    "countdown": "exact",
     **dict.fromkeys(("soft_overlong", "l1_exact", "l1_max", "cosine", "kimi_length", "arora_zanette"), "length"),
 }
 """Built-ins of which their columns do not tell it."""

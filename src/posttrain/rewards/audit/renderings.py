@@ -27,6 +27,7 @@ FORMS: dict[str, str] = {
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _MAX_DIGITS = 30
 _TYPESETTING = re.compile(r"\\(?:left|right|text|mathrm|[,;! ])|(?<=\\)[dt](?=frac)|[\s{}$]")
+_FORMULA = re.compile(r"[\d^_=+*/<>]|(?:^|\s)-|\\(?!text|mathrm|[,;! ])")
 _NAME = re.compile(r"^[a-zA-Z]\w{0,2}=")
 
 
@@ -74,10 +75,14 @@ def number_of(answer: str) -> Fraction | None:
 
 
 def sort_of(answer: str) -> str:
-    """Whether an answer is a number, a formula or words."""
+    r"""Whether an answer is a number, a formula or words.
+
+    >>> [sort_of(answer) for answer in ("1,300", "p - q", r"\pi", "x^2", r"\text{Evelyn}", "well-known")]
+    ['number', 'formula', 'formula', 'formula', 'words', 'words']
+    """
     if number_of(answer) is not None:
         return "number"
-    return "formula" if re.search(r"[\d^_=]", answer) else "words"
+    return "formula" if _FORMULA.search(answer) else "words"
 
 
 def differ(one: str, other: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 
@@ -49,6 +50,9 @@ def _compared(subject: Subject, base: str, variants: dict[str, str]) -> Measured
         for name, means in scores.items()
         for what, before, after in zip(("right", "wrong"), plain, means, strict=False)
     }
+    changes = {name: change for name, change in changes.items() if not math.isnan(change)}
+    if not changes:
+        return Measured(text="no such completion was scored: see contract")
     worst = max(changes, key=lambda name: abs(changes[name]))
     declared = "" if subject.forms else "; if that is what it is for, say so: --kind length or --kind format"
     return Measured(
