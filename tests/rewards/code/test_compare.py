@@ -68,3 +68,30 @@ def test_every_value_is_itself(value):
 )
 def test_output_is_compared_line_by_line(expected, given, tolerance, equal):
     assert same_output(expected, given, tolerance=tolerance) is equal
+
+
+@pytest.mark.parametrize(
+    ("expected", "given", "close"),
+    [
+        (0.3, 0.1 + 0.2, True),
+        ([0.3, (1.0,)], [0.1 + 0.2, (1.0 + 1e-12,)], True),
+        ({"a": 0.3}, {"a": 0.1 + 0.2}, True),
+        (1e12, 1e12 + 100.0, True),
+        (0.3, 0.31, False),
+        (3, 4, False),
+        (10**400, 10**400 + 1, False),
+        (float("inf"), 1e308, False),
+        (0.0, float("nan"), False),
+        (1, True, False),
+        (1, 1.0, False),
+    ],
+)
+def test_with_a_tolerance_floats_may_be_close_and_nothing_else(expected, given, close):
+    assert same(expected, given, "exact", tolerance=1e-9) is close
+    assert same(expected, given, "exact") is False or expected == given
+
+
+def test_with_float_ok_a_tolerance_holds_between_a_float_and_an_integer_that_fits_one():
+    assert same(3, 3.0000000001, "float_ok", tolerance=1e-6)
+    assert not same(3, 4, "float_ok", tolerance=10.0)
+    assert not same(10**400, 1e308, "float_ok", tolerance=1e-6)

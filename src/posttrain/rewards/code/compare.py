@@ -20,32 +20,54 @@ Equality = Literal["exact", "float_ok", "python"]
 """
 
 
-def same(expected: Any, given: Any, equality: Equality) -> bool:
-    """No NaN is equal to anything."""
+def same(expected: Any, given: Any, equality: Equality, *, tolerance: float = 0.0) -> bool:
+    """No NaN is equal to anything.
+
+    With a tolerance, two floats, and where `float_ok` allows it a float and an integer, may differ by
+    max(tolerance, tolerance * |expected|), in items of sets and keys of dictionaries excepted. It changes nothing about
+    "python", where the author of the test says how close is close.
+
+    >>> same(0.3, 0.1 + 0.2, "exact"), same([0.3], [0.1 + 0.2], "exact", tolerance=1e-9)
+    (False, True)
+    """
     if equality == "python":
         return bool(expected == given)
-    return _same(expected, given, float_ok=equality == "float_ok")
+    return _same(expected, given, float_ok=equality == "float_ok", tolerance=tolerance)
 
 
-def _same(expected: Any, given: Any, *, float_ok: bool) -> bool:
+def _same(expected: Any, given: Any, **rules: Any) -> bool:
     kind = type(expected)
     if kind is not type(given):
-        numbers = {kind, type(given)} == {int, float}
-        return float_ok and numbers and expected == given
+        return rules["float_ok"] and {kind, type(given)} == {int, float} and _same_number(expected, given, **rules)
+    if kind is float:
+        return _same_number(expected, given, **rules)
     if kind in (list, tuple):
         return len(expected) == len(given) and all(
-            _same(mine, yours, float_ok=float_ok) for mine, yours in zip(expected, given, strict=True)
+            _same(mine, yours, **rules) for mine, yours in zip(expected, given, strict=True)
         )
     if kind in (set, frozenset):
         found = {item: item for item in given}
-        return expected == given and all(_same(item, found[item], float_ok=float_ok) for item in expected)
+        return expected == given and all(_same(item, found[item], **rules) for item in expected)
     if kind is dict:
         keys = {key: key for key in given}
         return expected.keys() == given.keys() and all(
-            _same(key, keys[key], float_ok=float_ok) and _same(value, given[key], float_ok=float_ok)
-            for key, value in expected.items()
+            _same(key, keys[key], **rules) and _same(value, given[key], **rules) for key, value in expected.items()
         )
     return bool(expected == given)
+
+
+def _same_number(expected: float, given: float, *, tolerance: float, float_ok: bool) -> bool:
+    return expected == given or (bool(tolerance) and _is_close(expected, given, tolerance))
+
+
+def _is_close(expected: float, given: float, tolerance: float) -> bool:
+    """Infinity is close to nothing, and neither is an integer that no float can hold."""
+    try:
+        mine, yours = float(expected), float(given)
+    except OverflowError:
+        return False
+    finite = math.isfinite(mine) and math.isfinite(yours)
+    return finite and abs(mine - yours) <= max(tolerance, tolerance * abs(mine))
 
 
 def same_output(expected: str, given: str, *, tolerance: float = 0.0) -> bool:
@@ -78,11 +100,10 @@ def _close(expected: list[str], given: list[str], tolerance: float) -> bool:
 
 
 def _close_words(expected: str, given: str, tolerance: float) -> bool:
-    """Whole numbers have no error of rounding: two that differ are different. Infinity is close to nothing."""
+    """Whole numbers have no error of rounding: two that differ are different."""
     try:
         mine, yours = float(expected), float(given)
         whole = expected.lstrip("+-").isdigit() and given.lstrip("+-").isdigit()
     except ValueError:
         return False
-    finite = math.isfinite(mine) and math.isfinite(yours)
-    return finite and not whole and abs(mine - yours) <= max(tolerance, tolerance * abs(mine))
+    return not whole and _is_close(mine, yours, tolerance)

@@ -75,7 +75,9 @@ def _task(program: str, test: Value | Call) -> dict[str, Any]:
 def _compare(test: Value | Call, given: Any, rules: Rules) -> Problem | None:
     if isinstance(test, Value):
         given = _with_lists(given) if test.tuple_ok else given
-        holds = any(same(expected, given, _equality(test, rules)) for expected in test.expected)
+        holds = any(
+            same(expected, given, _equality(test, rules), tolerance=rules.tolerance) for expected in test.expected
+        )
         wanted = short(test.expected[0])
     elif test.relation in ("true", "false"):
         holds, wanted = bool(given) is (test.relation == "true"), f"something that is {test.relation}"

@@ -59,7 +59,7 @@ def code(
 
     `float_ok`: a float may stand for an integer and an integer for a float. By default values are compared by type and
     value, and an assertion of the data means Python's `==`.
-    `tolerance`: relative or absolute, whichever is larger, of numbers in the output of programs.
+    `tolerance`: relative or absolute, whichever is larger, of floats that are returned and numbers that are printed.
     `wall`, `cpu` (seconds), `memory` and `output` (bytes) are the limits of one test.
     """
     row = {name: value for name, value in locals().items() if name in COLUMNS}
