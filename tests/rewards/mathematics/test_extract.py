@@ -135,4 +135,5 @@ def test_hostile_text_costs_milliseconds(piece):
         return time.process_time() - start
 
     short = min(seconds(1000) for _ in range(5))
-    assert seconds(20_000) < max(100 * short, 0.3)
+    long = min(seconds(20_000) for _ in range(2))  # one of them may have to collect the garbage of other tests
+    assert long < max(100 * short, 0.3)

@@ -6,12 +6,17 @@ import re
 
 _DENIAL = (
     r"(?:\bnot|n['’]t|\bnever|\bcannot|\bneither|\bnor|\bno\s+longer|\bother\s+than|\banything\s+but|\bexcept|"
-    r"\b(?:more|less|greater|fewer|bigger|smaller|higher|lower|larger)\s+than|\binstead\s+of|\brather\s+than|\bfar\s+from|\bdifferent\s+from|\bwrong\s+to\s+say|\bdoubt|\bdeny)"
+    r"\bnicht|\bno\s+es|\bnão(?:\s+é)?|(?<!\w)не\b|\bnon\s+è|\bpas|不是|不等于|并非|\binstead\s+of|\brather\s+than|\bfar\s+from|\bdifferent\s+from|\bwrong\s+to\s+say|\bdoubt|\bdeny)"
 )
 _BARE = r"(?:\s|[$*_`\"'“(\[{:]|\\[(\[]|\\text(?:bf)?\{)"
 _STRUCK = (
     r"(?:~~|<(?:del|s|strike)>)|(?:<!--|\\(?:x?cancel|bcancel|[hv]?phantom|sout|st|iffalse)\b|\\neq?\b|≠|\\[lg]t\b|"
-    r"[\w)}\]][ ]+[<>]|^%|\n%)[\s{$]*"
+    r"[\w)}\]](?:[ ]+[<>]|<)|^%|\n%)[\s{$]*"
+)
+_CHANGED_BEFORE = re.compile(
+    r"(?:\b(?:(?:more|less|greater|fewer|bigger|smaller|higher|lower|larger)\s+than|(?:half|third|root|opposite|reciprocal|"
+    r"inverse|logarithm)\s+of|minus|negative|twice|double|triple|thrice|log|ln))[\s$({]*$",
+    re.IGNORECASE,
 )
 _DENIED_BEFORE = re.compile(
     rf"(?:{_STRUCK})$|{_DENIAL}(?:{_BARE}+(?:be|is|it|it's|that|equal|equals|to|exactly|simply|just|really|actually|the|a|an|my|our|"
@@ -19,7 +24,7 @@ _DENIED_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _DENIED_BEHIND = re.compile(
-    r"\W{0,3}\?\s*(?:no|nope|wrong)\b|(?:[\s$*_`\"'”)\]},.;:—-]|\\[)\]])*(?:(?:but|and|which|that|it|this)\s+)*(?:(?:is|was|are|would\s+be|seems|looks|can|could|must)\s*)?"
+    r"\W{0,3}\?\s*(?:no|nope|wrong)\b|\W{0,3}(?:incorrect|wrong|ではない|じゃない|不是|不对)|(?:[\s$*_`\"'”)\]},.;:—-]|\\[)\]])*(?:(?:but|and|which|that|it|this)\s+)*(?:(?:is|was|are|would\s+be|seems|looks|can|could|must)\s*)?"
     r"(?:(?:not|n['’]t|never)\s+(?:be\s+)?(?:the|right|correct|true|my|our|it\b|what|possible|an?\s+answer)|"
     r"(?:(?<=is\s)|(?<=was\s)|(?<=be\s)|(?<=seems\s)|(?<=looks\s))(?:wrong|incorrect|false|untrue|impossible|mistaken))",
     re.IGNORECASE,
@@ -30,13 +35,16 @@ _GUESS = re.compile(
 _NUMBER_WORDS = "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
 _OTHER = (
     r"(?:(?:or|nope|no|wait|sorry|alternatively|hm+|oops|perhaps|maybe|correction|actually|scratch\s+that|I\s+meant|rather|"
-    r"on\s+second\s+thought|otherwise|else)\b[\s,:.!*—-]*)+"
+    r"on\s+second\s+thought|otherwise|else|also\s+be|be)\b[\s,:.!*—-]*)+"
     r"(?:(?:I|meant|mean|it['’]s|that['’]s|it|is|that|the|answer|final|correct|should|be|was|probably|might|could|also|even|"
     r"equals?|if\s+not|less|more|fewer|greater)\b[\s,:*]*)*+"
     rf"(?P<other>[$\\(=]*[0-9]|\$|\\[(\[f]|(?:{_NUMBER_WORDS}|(?<=\bless)|(?<=\bmore)|(?<=fewer))\b)"
 )
-_TAKEN_BACK_AT_ONCE = re.compile(rf"[\s$*_)\],.;:!?(\[—-]*(?:but\s+|and\s+)?{_OTHER}", re.IGNORECASE)
-_TAKEN_BACK_LATER = re.compile(rf"(?:[.!?]\s|\n)[\s*_]*{_OTHER}", re.IGNORECASE)
+_TAKEN_BACK_AT_ONCE = re.compile(rf"(?:\\footnote\{{)?[\s$*_)\],.;:!?(\[—-]*(?:but\s+|and\s+)?{_OTHER}", re.IGNORECASE)
+_TAKEN_BACK_LATER = re.compile(
+    rf"(?:[.!?]\s|\n)[\s*_]*(?:but\s+)?(?:(?:it|this|that|the\s+answer)\s+(?=could|might|may)(?:could|might|may)\s+)?{_OTHER}",
+    re.IGNORECASE,
+)
 _TASK = re.compile(
     r"(?:[\s*_#>]|\\\[)*(?:(?:please|now|first|then|let\s+us|let's|hence|problem|question|task|exercise|q)\b[\s:.,)*_]*|[0-9]+[.)]\s+)*"
     r"(?:find|compute|evaluate|simplify|determine|calculate|express|write|factor|factori[sz]e|expand|convert|rationali[sz]e|"
@@ -54,6 +62,11 @@ def is_denied(text: str, start: int, end: int) -> bool:
     """
     before = text[max(start - 120, 0) : start]
     return bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(text, end, end + 80))
+
+
+def is_changed(text: str, start: int) -> bool:
+    """Whether the word before a number makes another one of it: `negative 7`, `half of 7`, `more than 7`."""
+    return _CHANGED_BEFORE.search(text, max(start - 40, 0), start) is not None
 
 
 def is_task(sentence: str) -> bool:

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from posttrain.rewards.mathematics import places
 from posttrain.rewards.mathematics.compare import same
-from posttrain.rewards.mathematics.denials import is_denied, is_guess, is_task, retractions
+from posttrain.rewards.mathematics.denials import is_changed, is_denied, is_guess, is_task, retractions
 from posttrain.rewards.mathematics.guard import MAX_CHARS, NeedsAlgebra, Unreadable, look_at_the_clock
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
@@ -51,7 +51,8 @@ _NAMED_JOINT = re.compile(
     r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad|\\text)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
 )
 _HEDGE_BEHIND = re.compile(
-    rf"[\s$,.;:)]*[(,—-]?\s*{HEDGE}[^.\n0-9\\$]{{0,30}}(?=[$0-9]|\\(?!boxed|fbox))", re.IGNORECASE
+    r"[ $,.;:)]*[(,—-]?\s*(?:or|maybe|perhaps|possibly)\b[^.\n0-9\\$]{0,30}(?=[$0-9]|\\(?!boxed|fbox))",
+    re.IGNORECASE,
 )
 _HEDGE_BEFORE = re.compile(rf"[\s,]+(?:{HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
 _FILLER = re.compile(
@@ -180,7 +181,7 @@ def _decide(segment: str, reader: Reader) -> Extracted:
         joined = not tagged and _are_joined(segment, [box for box in boxes if places.box_content(segment, box)])
         return _ambiguous(len(distinct), distinct if joined else None)
     answer = distinct[0]
-    if any(is_denied(segment, box.start, box.closing + 1) for box in boxes):
+    if any(is_denied(segment, box.start, box.closing + 1) or is_changed(segment, box.start) for box in boxes):
         return Extracted(None, reason="no_answer", detail="the words around the box deny it")
     if any(_is_part(segment, box) for box in boxes):
         return Extracted(None, reason="ambiguous", detail="the box is a part of a larger formula")
@@ -264,7 +265,7 @@ def _is_part(segment: str, box: places.Box) -> bool:
     """Whether a digit, a decimal or an exponent stands right beside a box: `1\\boxed{7}`, `\\boxed{7}.5`."""
     behind = segment[box.closing + 1 : box.closing + 4] if segment[box.closing : box.closing + 1] == "}" else ""
     before = segment[max(box.start - 6, 0) : box.start]
-    return bool(re.match(r"[0-9]|\.[0-9]|\^[0-9{]", behind) or re.search(r"[0-9][{$]?$|\\sqrt\{?$", before))
+    return bool(re.match(r"[0-9]|\.[0-9]|\^[0-9{]|[\[{(][0-9]", behind) or re.search(r"[0-9][{$]?$|\\sqrt\{?$", before))
 
 
 def _taken_back(answer: str, segment: str, start: int, reader: Reader) -> list[str]:
@@ -355,7 +356,7 @@ def _concluded(segment: str, reader: Reader) -> Extracted:
 def _breaks_a_chain(clause: str, atoms: list[tuple[str, int, int]], reader: Reader) -> bool:
     """Whether two numbers are called equal that are not: `8 = 7`; of `8 - 1 = 7` the 1 is a part of a formula."""
     return any(
-        clause[end:start].strip() == "="
+        clause[end:start].strip() in ("=", "→", "->", "=>", "⇒")
         and not re.search(r"(?:[-−+*/×÷·^(_%:]|\\[a-z]+|\bx|\bof|\bby)\s*\$?$", clause[:begin])
         and not reader.same(one, other)
         for (one, begin, end), (other, start, _) in pairwise(atoms)
@@ -371,6 +372,8 @@ def _of_sentence(sentence: str, reader: Reader) -> Extracted:
     atoms = atoms_of(clause)
     if len(atoms) > places.MAX_PLACES:
         return _ambiguous(len(atoms))
+    if atoms and is_changed(clause, atoms[-1][1]):
+        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is what another number is told by")
     said = [(atom, start, end) for atom, start, end in atoms if not is_denied(clause, start, end)]
     if atoms and not said:
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is denied")

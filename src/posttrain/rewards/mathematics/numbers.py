@@ -15,6 +15,7 @@ from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
 from posttrain.rewards.mathematics.prose import Number, single_number
+from posttrain.rewards.mathematics.units import same_unit
 from posttrain.rewards.mathematics.values import Number as NumberValue
 from posttrain.rewards.mathematics.verify import Message, hidden_characters, no_answer, text_of
 from posttrain.rewards.verdict import Verdict, correct
@@ -93,7 +94,7 @@ def read_number(text: str) -> Number | None:
     if number is not None:
         return number
     value = parse(text, WORDS)
-    if not isinstance(meaning := value.meaning, NumberValue):
+    if not isinstance(meaning := value.meaning, NumberValue) or not same_unit(None, value.unit, any_noun=True):
         return None
     if value.computations:
         raise Unreadable("unevaluated", f"a computation is left undone: {', '.join(sorted(value.computations))}")

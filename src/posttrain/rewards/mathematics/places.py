@@ -58,7 +58,7 @@ _FIRST = re.compile(
 )
 """The number or formula that a statement begins with."""
 _SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?=[\s\"*)]|$)")
-_LABEL = re.compile(r"^(?:A|Ans(?:wer)?|Result|Solution|Total)\s*[*_]*\s*:\s*")
+_LABEL = re.compile(r"^(?:A|[Aa]ns(?:wer)?|Result|Solution|Total)\s*[*_]*\s*[:=]\s*")
 PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
 _MINUS_BEFORE = re.compile(r"(?:^|[^\w)\]}.\s])\s*([-−])[\s$]*$|(?:^|\s(?:is|are|be|equals))\s*([-−])[\s$]*$")
 DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))

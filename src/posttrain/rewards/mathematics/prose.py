@@ -7,6 +7,7 @@ Nothing here evaluates text.
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -34,10 +35,14 @@ _SPACED_MINUS = re.compile(r"^\s*[-−]\s+")
 _FORMULA = re.compile(r"[0-9{}\\^+*×·÷!√_<>]|(?<![A-Za-z])/|/(?![A-Za-z])|(?<!\w)[-−]|[-−](?![A-Za-z]{2})")
 _DOUBT = re.compile(
     r"\b(?:or|nor|not|never|maybe|perhaps|possibly|either|neither|except|unless|between|than|wrong|incorrect|false|"
-    r"zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)\b|n['’]t\b|n(?:ish|-ish)\b",
+    r"zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand|million|billion|"
+    r"trillion|squared|cubed|factorial|minus|negative|twice|thrice|root|log|ln|sin|cos|tan)\b|n['’]t\b|n-?ish\b|"
+    r"[;~|\[\]]|n\s?\?|n['’](?![a-z])|n\.\.|\b[a-z]\(n\)",
     re.IGNORECASE,
 )
-"""Words that name another number, or take the one beside them back."""
+"""What names another number, changes the one beside it, or takes it back."""
+_SIGNS = frozenset({"Sm", "So", "No", "Mn", "Me", "Cs", "Co", "Cn"})
+"""Unicode categories of signs and marks that change a number: ±, ½, ≠, a stroke through a digit."""
 _GLUED_LETTER = re.compile(r"[A-Za-z](?![A-Za-z])")
 
 
@@ -97,7 +102,7 @@ def _lone_number(text: str) -> Number | None:
         return None
     start, end = matches[0].span()
     rest = text[:start] + "n" + text[end:]
-    if _DOUBT.search(rest):
+    if _DOUBT.search(rest) or (not rest.isascii() and any(unicodedata.category(c) in _SIGNS for c in rest)):
         return None
     if _FORMULA.search(rest) or _GLUED_LETTER.match(text, end):
         return None

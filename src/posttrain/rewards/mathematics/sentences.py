@@ -13,6 +13,8 @@ FORMULA = re.compile(
 )
 AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}|\$\s*[0-9][^$\\]*[-+*/=×]\s*\$(?=[0-9]|$)")
 """The beginning of `$5 and $6` and of `$2 = $2`, which are no formulas."""
+_LETTER = re.compile(r"^\W*[A-Za-z][).:]\s*|\([a-z]\)")
+"""What tells the parts of a list: `a)`, `B.`, `(c)`."""
 _OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
 _NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
 
@@ -20,7 +22,7 @@ _NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
 def is_prose(sentence: str) -> bool:
     """Whether words stand around the formulas: more than the unit of a number."""
     words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", FORMULA.sub(" ", sentence))
-    return len(words) > 1 or (len(words) == 1 and FORMULA.search(sentence) is not None)
+    return len(words) > 1 or (len(words) == 1 and (FORMULA.search(sentence) is not None or " is " in sentence))
 
 
 def without_dollars(text: str) -> str:
@@ -64,9 +66,9 @@ def _numbers(sentence: str, start: int, end: int) -> list[tuple[str, int, int]]:
 
 
 def pattern_of(sentence: str, atoms: list[tuple[str, int, int]]) -> str:
-    """A sentence with its numbers and formulas left out."""
+    """A sentence with its numbers, formulas and the letters of a list left out."""
     pieces, at = [], 0
     for _, start, end in atoms:
         pieces.append(sentence[at:start])
         at = end
-    return "#".join([*pieces, sentence[at:]])
+    return _LETTER.sub("", "#".join([*pieces, sentence[at:]]))
