@@ -25,7 +25,7 @@ from posttrain.models.load import load_model
 from posttrain.rewards import RewardSet, Scores, build_rewards
 from posttrain.rewards.audit.finding import Finding, quote
 from posttrain.rewards.audit.games import solution
-from posttrain.rewards.audit.programs import PROGRAM_FORM, reference_of
+from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, reference_of
 from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
 from posttrain.rewards.audit.subject import completion
 from posttrain.rollout.local import LocalSampler
@@ -67,7 +67,8 @@ class Trial:
     def render(self) -> str:
         """Plain text for a terminal."""
         lines = [f"rewards  {', '.join(self.rewards)}", f"rows     {self.rows}"]
-        lines += [f"reads    {last_line(self.reads)}"] if self.reads else []
+        if self.reads:
+            lines.append(f"reads    {PROGRAMS if self.reads == PROGRAM_FORM else last_line(self.reads)}")
         width = max(len(f.check) for f in self.findings)
         lines += ["", *(f"{f.status.upper():<8}{f.check:<{width}}  {f.text}" for f in self.findings)]
         for one in self.findings:

@@ -148,6 +148,15 @@ def test_a_scale_of_its_own_is_halved_to_tell_accepted_from_not():
     assert audit(scaled, sums(), only=["false_accepts", "false_rejects", "length_slope"]).ok
 
 
+@pytest.mark.parametrize(
+    ("gold", "other", "made"),
+    [("7", "8", True), ("p - q", "x^2", True), (r"\text{Evelyn}", r"\text{east}", False), ("p - q", "Evelyn", False)],
+)
+def test_an_equation_between_words_is_no_cheat(gold, other, made):
+    target = Target(prompt="Who?", gold=gold, form="boxed", others=(other, other, other))
+    assert ("chain of unequal sides" in dict(made_for(target, cheats()))) == made
+
+
 def games(number=60):
     return [{"prompt": "Reach it.", "target": 3 * n + 7, "nums": [3, n, 7]} for n in range(2, number + 2)]
 

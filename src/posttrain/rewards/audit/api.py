@@ -14,7 +14,7 @@ from posttrain.rewards.audit.checks import CHECKS
 from posttrain.rewards.audit.finding import AuditReport
 from posttrain.rewards.audit.games import solved
 from posttrain.rewards.audit.kinds import kind_of
-from posttrain.rewards.audit.programs import PROGRAM_FORM, references
+from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, references
 from posttrain.rewards.audit.renderings import final_of, last_line
 from posttrain.rewards.audit.samples import sampled
 from posttrain.rewards.audit.subject import KINDS, Kind, Subject
@@ -156,7 +156,7 @@ def audit_prompts(
         kind=kind,
         why=why,
         rows=len(prompts),
-        reads=("a program between ```python and ```",) if kind == "code" else tuple(map(last_line, subject.forms)),
+        reads=(PROGRAMS,) if kind == "code" else tuple(map(last_line, subject.forms)),
         checks=findings,
         seconds=time.perf_counter() - start,
     )

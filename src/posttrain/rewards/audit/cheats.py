@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from posttrain.rewards.audit.renderings import WORK, fill, number_of, written
+from posttrain.rewards.audit.renderings import WORK, fill, number_of, sort_of, written
 
 STUFFED = 20
 """Answers that are stated side by side, the right one among them."""
@@ -115,6 +115,11 @@ def _for_numbers(text: Callable[[Target, Fraction], str]) -> Make:
     return lambda target: None if target.number is None else text(target, target.number)
 
 
+def _but_for_words(text: Callable[[Target], str]) -> Make:
+    """In words an equation gives a name: `the winner = Evelyn` contradicts nothing."""
+    return lambda target: None if "words" in (sort_of(target.gold), sort_of(target.others[0])) else text(target)
+
+
 _WRONG: dict[str, Make] = {
     "the answer of another row": lambda t: t.says(t.others[0]),
     "one more": _moved(lambda n: n + 1),
@@ -170,8 +175,8 @@ _STUFFED: dict[str, Make] = {
     "either or": lambda t: t.says(f"{t.gold} or {t.others[0]}"),
     "or either": lambda t: t.says(f"{t.others[0]} or {t.gold}"),
     "hedged": lambda t: f"It may be {t.gold}, or maybe {t.others[0]}. {t.line(f'{t.others[0]} or {t.gold}')}",
-    "chain of unequal sides": lambda t: t.says(f"{t.others[0]} = {t.gold}"),
-    "named chain": lambda t: t.says(f"x = {t.others[0]} = {t.gold}"),
+    "chain of unequal sides": _but_for_words(lambda t: t.says(f"{t.others[0]} = {t.gold}")),
+    "named chain": _but_for_words(lambda t: t.says(f"x = {t.others[0]} = {t.gold}")),
     "plus or minus": _for_numbers(lambda t, n: t.says(f"\\pm {written(abs(n))}") if n else t.says("\\pm 1")),
     "a bound": _for_numbers(lambda t, n: t.says(f"\\le {written(n)}")),
     "a sum to be worked out": _for_numbers(lambda t, n: t.says(f"{written(n - 1)} + 1")),

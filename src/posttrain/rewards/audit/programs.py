@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 PROGRAM_FORM = "Here is the program.\n```python\nGOLD\n```"
+PROGRAMS = "a program between ```python and ```"
+"""That form for a reader, whom its last line tells nothing."""
 LEAVE_FILES = frozenset({"write_reward_file"})
 """Attacks on the verdict that write files where nothing confines them."""
 MUTANTS, MUTATED_ROWS = 20, 16
