@@ -10,6 +10,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import exact_match, math, numeric, regex
 from posttrain.rewards.mathematics.golds import math_gold
 from posttrain.rewards.mathematics.presets import math_quick
+from posttrain.rewards.verifiers import BUILTINS
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
 needs_data = pytest.mark.skipif(not MATH.is_dir(), reason="the shared data folder is not there")
@@ -18,6 +19,19 @@ needs_data = pytest.mark.skipif(not MATH.is_dir(), reason="the shared data folde
 def rows(name: str) -> list[dict]:
     content = (MATH / name).read_bytes()
     return [json.loads(line) for line in (gzip.decompress(content) if name.endswith(".gz") else content).splitlines()]
+
+
+def test_every_builtin_is_found_where_the_package_says():
+    """Four share their name with a module, or with a function of Python's."""
+    import posttrain.rewards
+
+    elsewhere = {"code", "format", "language", "repetition"}
+    assert {name for name in BUILTINS if name not in posttrain.rewards.__all__} == elsewhere
+    for name, builtin in BUILTINS.items():
+        if name not in elsewhere:
+            assert getattr(posttrain.rewards, name) is builtin.function
+    assert posttrain.rewards.format_tags is BUILTINS["format"].function
+    assert all(name in (posttrain.rewards.__doc__ or "") for name in elsewhere)
 
 
 def test_exact_match_ignores_only_surrounding_space():
