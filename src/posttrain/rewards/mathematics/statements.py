@@ -34,6 +34,59 @@ _RELATIONS = ("=", "≈", "∈", *_ORDER)
 _PERCENT = frozenset({"percent", "pct", "percentage"})
 
 
+_QUANTITIES = frozenset(
+    [
+        "answer",
+        "result",
+        "solution",
+        "value",
+        "total",
+        "sum",
+        "difference",
+        "product",
+        "quotient",
+        "area",
+        "volume",
+        "perimeter",
+        "circumference",
+        "length",
+        "width",
+        "height",
+        "radius",
+        "diameter",
+        "distance",
+        "slope",
+        "speed",
+        "rate",
+        "time",
+        "cost",
+        "price",
+        "profit",
+        "number",
+        "probability",
+        "ratio",
+        "angle",
+        "day",
+        "remainder",
+        "degree",
+        "mean",
+        "median",
+        "mode",
+        "average",
+        "range",
+        "domain",
+        "expression",
+        "equation",
+        "formula",
+        "function",
+        "polynomial",
+        "center",
+        "vertex",
+    ]
+)
+"""Words that name what letters stand for: Area = x². Any other word would be an answer of its own."""
+
+
 class Statements(Things):
     """Reads statements."""
 
@@ -55,10 +108,14 @@ class Statements(Things):
     def _equality(self, sides: list[Sequence[Token]], relations: list[str]) -> Value:
         """The value of the last side of a chain of equals, which all agree; of one equation with symbols, itself."""
         names: list[str] = []
+        foreign = False
         while len(sides) > 1 and (name := name_of(sides[0])) is not None:
             names.append(name)
+            foreign |= all(token.kind == "word" for token in sides[0]) and name.lower() not in _QUANTITIES
             sides, relations = sides[1:], relations[1:]
         values = [self.thing(side) for side in sides]
+        if foreign and any(isinstance(value.meaning, Words) or _has_symbols(value) for value in values):
+            raise Unreadable("ambiguous", "a word that is said to equal something else in words or letters")
         if len(values) == 1:
             return replace(values[0], name=names[-1] if names else None)
         if all(_is_constant(value) for value in values):
@@ -137,6 +194,10 @@ class Statements(Things):
                 end = Value(exactly(bound), Number(bound))
                 return Value("", self._half_line(end, relation, below=slope > 0), name=symbol.key)
         return Value("", Equation(difference, relation))
+
+
+def _has_symbols(value: Value) -> bool:
+    return isinstance(value.meaning, Expression) and bool(free_symbols(value.meaning.node))
 
 
 def _is_name(value: Value) -> bool:
