@@ -19,7 +19,7 @@ from posttrain.evaluate.forgetting import read_texts
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
-from posttrain.train.alarms import respond
+from posttrain.train.alarms import respond, untold
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.heldout_scores import in_words
@@ -206,7 +206,7 @@ def carry_out(run: Run) -> Run:
 def catch_up(run: Run) -> None:
     """The evaluation of a step comes after its checkpoint: a run that is resumed there has it on file, or makes it now.
 
-    What it set off was told then; a run that shall stop stops again.
+    What it set off was told then, unless a kill came between; a run that shall stop stops again.
     """
     name, evaluation = f"step {run.step}", run.config.evaluation
     if not 0 < run.step < run.config.train.steps or not due(evaluation.every, run.step):
@@ -214,7 +214,9 @@ def catch_up(run: Run) -> None:
     measured = run.store.read_evaluation_of(name)
     if measured is None:
         run.measure_model(name)
-    elif (alarms := run.watch.evaluated(run.step, measured)) and run.config.alarms.on_alarm == "stop":
+        return
+    alarms = run.watch.evaluated(run.step, measured)
+    if run.config.alarms.on_alarm == "stop" or untold(run, alarms):
         respond(run, alarms)
 
 

@@ -204,9 +204,13 @@ class RunStore:
 
     def read_evaluation_of(self, name: str) -> dict[str, Any] | None:
         """What the last event about the evaluation of this name says; None where it was not made yet."""
-        events = [event for line in self._lines("events.jsonl") if (event := _parse(line)) is not None]
-        about = [event for event in events if event.get("kind") == "evaluation" and event.get("message") == name]
+        about = [event for event in self.read_events("evaluation") if event.get("message") == name]
         return about[-1].get("evaluation") if about else None
+
+    def read_events(self, kind: EventKind) -> list[dict[str, Any]]:
+        """The events of a kind so far; a line that was cut by a kill is left out."""
+        events = (_parse(line) for line in self._lines("events.jsonl"))
+        return [event for event in events if event is not None and event.get("kind") == kind]
 
     def truncate_after(self, step: int) -> None:
         """Make the folder that of a run which has just finished `step`, and record what went.

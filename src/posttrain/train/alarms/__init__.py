@@ -12,7 +12,7 @@ held-out score, and the answers themselves.
 
 from posttrain.train.alarms.check import IndependentCheck
 from posttrain.train.alarms.records import Alarm
-from posttrain.train.alarms.respond import respond
+from posttrain.train.alarms.respond import respond, untold
 from posttrain.train.alarms.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch
 
-__all__ = ["NOTHING_SEEN", "Alarm", "IndependentCheck", "Looked", "Watch", "nothing_to_watch", "respond"]
+__all__ = ["NOTHING_SEEN", "Alarm", "IndependentCheck", "Looked", "Watch", "nothing_to_watch", "respond", "untold"]

@@ -103,13 +103,18 @@ class IndependentCheck:
     def look_at(self, judged: Judged, places: Sequence[Place], *, accepted: int, accepts_at: float) -> Checked:
         """Score the answers at these places, chosen of `accepted` ones; of several checks each has to agree."""
         started = time.perf_counter()
-        by_prompt: dict[int, list[int]] = {}
+        chosen: dict[int, list[Place]] = {}
+        """By row of the data: where an epoch ends within a step, a step has one twice."""
         for p, g in sorted(places):
-            by_prompt.setdefault(p, []).append(g)
-        groups = [[judged.groups[p][g] for g in chosen] for p, chosen in by_prompt.items()]
-        said = self._judges.score([judged.prompts[p] for p in by_prompt], groups)
+            chosen.setdefault(judged.prompts[p].index, []).append((p, g))
+        groups = [[judged.groups[p][g] for p, g in those] for those in chosen.values()]
+        said = self._judges.score([judged.prompts[those[0][0]] for those in chosen.values()], groups)
         scores = {
-            label: {(p, g): part[i][j] for i, (p, chosen) in enumerate(by_prompt.items()) for j, g in enumerate(chosen)}
+            label: {
+                place: score
+                for those, found in zip(chosen.values(), part, strict=True)
+                for place, score in zip(those, found, strict=True)
+            }
             for label, part in said.parts.items()
         }
         agrees: dict[Place, bool] = {}
@@ -117,14 +122,13 @@ class IndependentCheck:
             found = [score for one in scores.values() if (score := one[place]) is not None]
             if found:
                 agrees[place] = min(found) >= accepts_at
-        number_of = {judged.prompts[p].index: chosen for p, chosen in by_prompt.items()}
         return Checked(
             accepted=accepted,
             scores=scores,
             agrees=agrees,
             seconds=time.perf_counter() - started,
             judgements=tuple(
-                replace(one, label=f"check/{one.label}", completion=number_of[one.prompt][one.completion])
+                replace(one, label=f"check/{one.label}", completion=chosen[one.prompt][one.completion][1])
                 for one in said.judgements
             ),
             failure=str(said.failures[0]) if said.failures else "",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from posttrain.functional.texts import distinct_ngrams
@@ -23,15 +24,14 @@ Suspicion = Callable[[Row], tuple[float, ...]]
 
 
 def suspicious(folder: Path, alarm: Alarm) -> list[dict[str, Any]]:
-    """At most 20 answers since the change, the most suspicious first; one of each text."""
-    first = max(1, alarm.change_point, alarm.step - LONGEST_LOOK_BACK + 1)
-    rows = [row for step in range(first, alarm.step + 1) for row in rows_of(folder, step)]
-    rows = [row for row in rows if row["reward"] is not None and not row["discarded"]]
-    kept: dict[str, Row] = {}
-    for row in sorted(rows, key=suspicion_of(alarm), reverse=True):
-        kept.setdefault(row["completion"], row)
-        if len(kept) == KEPT:
-            break
+    """At most 20 answers since the change, the most suspicious first; one of each text.
+
+    One step is in memory at a time: those of a large run do not fit together.
+    """
+    kept: list[Row] = []
+    for step in range(max(1, alarm.change_point, alarm.step - LONGEST_LOOK_BACK + 1), alarm.step + 1):
+        rows = [row for row in rows_of(folder, step) if row["reward"] is not None and not row["discarded"]]
+        kept = first_of_each([*kept, *rows], suspicion_of(alarm))
     shown = ("step", "prompt_index", "row", "prompt", "completion", "reward", "advantage")
     return [
         {
@@ -40,22 +40,32 @@ def suspicious(folder: Path, alarm: Alarm) -> list[dict[str, Any]]:
             "tokens": len(row["completion_ids"]),
             **{name: value for name, value in row.items() if name.startswith(("check/", "reward/"))},
         }
-        for row in kept.values()
+        for row in kept
     ]
 
 
+def first_of_each(rows: Iterable[Row], suspicion: Suspicion) -> list[Row]:
+    """The 20 most suspicious rows with different texts, the most suspicious first."""
+    kept: dict[str, Row] = {}
+    for row in sorted(rows, key=suspicion, reverse=True):
+        kept.setdefault(row["completion"], row)
+        if len(kept) == KEPT:
+            break
+    return list(kept.values())
+
+
 def rows_of(folder: Path, step: int) -> list[dict[str, Any]]:
-    """The stored answers of a step; none where its file is missing."""
-    path = folder / "rollouts" / f"step-{step:06d}.parquet"
-    if not path.exists():
+    """The stored answers of a step; none where its file is missing or damaged: evidence is no reason to end a run."""
+    try:
+        with parquet.ParquetFile(folder / "rollouts" / f"step-{step:06d}.parquet") as file:
+            names = [
+                name
+                for name in file.schema_arrow.names
+                if name in COLUMNS or name.startswith("check/") or (name.startswith("reward/") and name.count("/") == 1)
+            ]
+            return file.read(columns=names).to_pylist()
+    except (OSError, pa.ArrowException):
         return []
-    with parquet.ParquetFile(path) as file:
-        names = [
-            name
-            for name in file.schema_arrow.names
-            if name in COLUMNS or name.startswith("check/") or (name.startswith("reward/") and name.count("/") == 1)
-        ]
-        return file.read(columns=names).to_pylist()
 
 
 def suspicion_of(alarm: Alarm) -> Suspicion:

@@ -45,11 +45,20 @@ def first_look(answers: Path, *, accepted_at: float | None, check_accepts_at: fl
     scores = [answer.score for record in records for answer in (record.greedy, *record.samples)]
     known = sorted(score for score in scores if score is not None and math.isfinite(score))
     if accepted_at is None:
-        accepted_at = 1.0 if are_marks(known) else statistics.quantiles(known, n=4, method="inclusive")[2]
+        accepted_at = 1.0 if are_marks(known) else best_quarter(known)
     greedy = [r.greedy for r in records if r.greedy.score is not None and r.greedy.score >= accepted_at - 1e-9]
     opinions = [[score for score in answer.check.values() if score is not None] for answer in greedy]
     judged = [min(found) >= check_accepts_at for found in opinions if found]
     return FirstLook(accepted_at=accepted_at, accepted=len(judged), rejected=judged.count(False))
+
+
+def best_quarter(scores: list[float]) -> float:
+    """What the best quarter of the scores, of one or more, reach.
+
+    >>> best_quarter([3.0]), best_quarter([0.0, 1.0, 2.0, 3.0, 4.0])
+    (3.0, 3.0)
+    """
+    return statistics.quantiles(scores, n=4, method="inclusive")[2] if len(scores) > 1 else scores[0]
 
 
 def are_marks(scores: list[float]) -> bool:

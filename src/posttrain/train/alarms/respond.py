@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None:
     """Keep what shows the reason of each alarm and tell of it; raises `AlarmStop` where the run shall not go on.
 
-    A run that `is_over` cannot pause, and still ends as one that an alarm has stopped.
+    A run that `is_over` cannot pause, and still ends as one that an alarm has stopped. What was told before a run was
+    resumed is not told again.
     """
     if not alarms:
         return
-    for alarm in alarms:
+    for alarm in untold(run, alarms):
         tell(run, alarm)
     if run.config.alarms.on_alarm == "pause" and not is_over:
         run.save(required=True)
@@ -37,6 +38,12 @@ def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None
             allowed="a reward that pays for what is meant; alarms.on_alarm = warn goes on",
             fix=f"Read {run.folder}/alarms and mend the reward (`posttrain reward audit` finds how it can be gamed).",
         )
+
+
+def untold(run: Run, alarms: Sequence[Alarm]) -> list[Alarm]:
+    """Those that are not on file yet."""
+    told = {(event.get("alarm"), event.get("step")) for event in run.store.read_events("alarm")}
+    return [alarm for alarm in alarms if (alarm.kind, alarm.step) not in told]
 
 
 def tell(run: Run, alarm: Alarm) -> None:
