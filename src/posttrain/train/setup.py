@@ -311,9 +311,8 @@ class Judges(NamedTuple):
         return [fact for judges in self._sets for fact in judges.facts]
 
     @property
-    def _sets(self) -> list[RewardSet]:
-        check = None if self.check is None else self.check.in_evaluations
-        return [judges for judges in (self.rewards, check) if judges is not None]
+    def _sets(self) -> list[RewardSet | IndependentCheck]:
+        return [judges for judges in (self.rewards, self.check) if judges is not None]
 
 
 def publishing(

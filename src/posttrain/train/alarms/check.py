@@ -93,6 +93,15 @@ class IndependentCheck:
     def labels(self) -> tuple[str, ...]:
         return self._judges.labels
 
+    @property
+    def notes(self) -> list[str]:
+        """What the user should be warned of, and how it judges (`facts`): sentences, never a score."""
+        return self._judges.notes
+
+    @property
+    def facts(self) -> list[str]:
+        return self._judges.facts
+
     def require(self, prompts: Sequence[Prompt], what: str) -> None:
         """Before training: ConfigError for a column that is missing, DataError for golds that cannot be used."""
         self._judges.check(prompts, what)
