@@ -2,7 +2,8 @@
 
     python benchmarks/verifiers.py        prints the table of docs/math.md
 
-Every completion is a different text, because readers of formulas remember what they have read.
+Every completion is a different text, because readers of formulas remember what they have read. The rows of surds and
+polynomials time the quick path of the process that trains: what takes it 5 ms is left to a worker.
 """
 
 from __future__ import annotations
@@ -53,10 +54,8 @@ def main() -> None:
 
 def _seconds(verifier: Callable[..., Any], call: tuple[Any, ...]) -> float:
     start = time.perf_counter()
-    verdict = verifier(*call)
-    seconds = time.perf_counter() - start
-    assert verdict is not None
-    return seconds
+    verifier(*call)
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -90,3 +90,28 @@ def test_one_answer_earns_its_reward_however_it_is_said(completion, verifier):
 @pytest.mark.parametrize(("gold", "completion"), OTHER_RIGHT)
 def test_the_same_answer_earns_its_reward(gold, completion):
     assert presets.math(completion, gold).score == 1.0
+
+
+def test_algebra_follows_the_options():
+    """log(x)² and ln(x)² are one where `log` is the natural logarithm, beyond what multiplies out as well."""
+    gold, given = r"\tan(\ln x)", r"\boxed{\frac{\sin(\log x)}{\cos(\ln x)}}"
+    assert presets.math(given, gold).score == 0.0
+    assert presets.math(given, gold, natural_log=True).score == 1.0
+
+
+def test_what_would_hold_up_the_training_is_left_to_a_worker():
+    """Sixty boxes whose contents take milliseconds each: the quick path gives up, the worker's verdict is the same."""
+    dear = [case for case in OWN if case.key.startswith("dos_dear")]
+    assert len(dear) == 3
+    for case in dear:
+        start = time.process_time()
+        assert presets.math_quick(case.completion, case.gold) is None
+        assert presets.in_time(presets.gsm8k)(case.completion, case.gold) is None
+        assert time.process_time() - start < 2  # it was 18 s
+    assert presets.math_quick(r"\boxed{7}", "7").reason == "correct"
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_a_gold_with_half_a_character_is_refused(verifier):
+    with pytest.raises(DataError, match="lone surrogate"):
+        VERIFIERS[verifier](r"\boxed{7}", "7\ud800")

@@ -60,7 +60,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
     >>> is_denied("It is not 7.", 10, 11), is_denied("It is not odd, so 7.", 18, 19), is_denied("7 is not it", 0, 1)
     (True, False, True)
     """
-    before = text[max(start - 120, 0) : start]
+    before = text[max(start - 60, 0) : start]
     return bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(text, end, end + 80))
 
 

@@ -34,56 +34,13 @@ _RELATIONS = ("=", "≈", "∈", *_ORDER)
 _PERCENT = frozenset({"percent", "pct", "percentage"})
 
 
-_QUANTITIES = frozenset(
-    [
-        "answer",
-        "result",
-        "solution",
-        "value",
-        "total",
-        "sum",
-        "difference",
-        "product",
-        "quotient",
-        "area",
-        "volume",
-        "perimeter",
-        "circumference",
-        "length",
-        "width",
-        "height",
-        "radius",
-        "diameter",
-        "distance",
-        "slope",
-        "speed",
-        "rate",
-        "time",
-        "cost",
-        "price",
-        "profit",
-        "number",
-        "probability",
-        "ratio",
-        "angle",
-        "day",
-        "remainder",
-        "degree",
-        "mean",
-        "median",
-        "mode",
-        "average",
-        "range",
-        "domain",
-        "expression",
-        "equation",
-        "formula",
-        "function",
-        "polynomial",
-        "center",
-        "vertex",
-    ]
-)
+_QUANTITIES = frozenset({
+    "answer", "result", "solution", "value", "total", "sum", "difference", "product", "quotient", "area", "volume",
+    "perimeter", "circumference", "length", "width", "height", "radius", "diameter", "distance", "slope", "speed",
+    "rate", "time", "cost", "price", "profit", "number", "probability", "ratio", "angle", "day", "remainder", "degree",
+    "mean", "median", "mode", "average", "range", "domain", "expression", "equation", "formula", "function",
+    "polynomial", "center", "vertex",
+})  # fmt: skip
 """Words that name what letters stand for: Area = x². Any other word would be an answer of its own."""
 
 
