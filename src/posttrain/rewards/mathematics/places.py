@@ -183,9 +183,10 @@ def find_statements(text: str) -> list[str] | None:
     """What is stated behind `####`, "the answer is", "Answer:" and their like, each up to the end of its sentence;
     None when there are too many. One that is denied ("I doubt that the answer is 7") begins with "not"."""
     found: list[str] = []
-    if "####" not in text and "answer" not in text.lower():
+    first = min((at for at in (text.find("####"), text.lower().find("answer")) if at >= 0), default=-1)
+    if first < 0:
         return found
-    for marker in _MARKER.finditer(text):
+    for marker in _MARKER.finditer(text, max(first - 20, 0)):
         if len(found) >= MAX_PLACES:
             return None
         stated = _stated(text, marker.end(), whole_line=marker.group().endswith("#"))
@@ -200,7 +201,8 @@ def find_statements(text: str) -> list[str] | None:
 
 def end_of_statements(text: str) -> int:
     """Where the last of them ends, or begins to: behind the marker and a number or formula."""
-    *_, end = len(text), *(marker.end() for marker in _MARKER.finditer(text))
+    last = _MARKER.match(text, max(text.rfind("####"), text.lower().rfind("answer"), 0))
+    *_, end = (last.end(),) if last else (len(text), *(marker.end() for marker in _MARKER.finditer(text)))
     first = _FIRST.match(text, end)
     return first.end() if first else end
 
