@@ -170,6 +170,12 @@ def test_the_numbers_game_is_audited_by_solutions_that_were_searched_for():
         audit("countdown", [row | {"target": -1000} for row in games()])
 
 
+def test_rows_that_a_run_would_refuse_are_refused():
+    rows = [row | {"answer": "nobody knows"} if number == 7 else row for number, row in enumerate(sums())]
+    with pytest.raises(DataError, match=r'the rows of the audit: reward "gsm8k" cannot use the gold answer of row 7: '):
+        audit("gsm8k", rows, only=["constant_guess"])
+
+
 def test_a_reward_of_which_nothing_is_scored_has_no_slope():
     def broken(completion, answer):
         raise RuntimeError("down")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from posttrain.rewards.components import RewardLike
 from posttrain.rewards.load import suggestion
 from posttrain.rewards.making import make_component
 from posttrain.rewards.pool import WorkerPool
-from posttrain.rewards.reward_set import as_reward
+from posttrain.rewards.reward_set import RewardSet, as_reward
 from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def audit_prompts(
         if component.runner is not None:
             stack.callback(component.runner.close)
         component.columns({name for prompt in prompts for name in prompt.columns})
-        if component.judge is not None:
-            component.judge.check(prompts)
+        if not component.is_told:  # what is told takes no gold answer, and cannot stand without its gate
+            RewardSet([replace(component, weight=1.0, gate=None)], pool).check(prompts, "the rows of the audit")
         kind, why = (options.kind, "declared") if options.kind else kind_of(component, pool, prompts)
         golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
         if kind == "code":
