@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.report.alarms import UNCHECKED, alarms_html, alarms_of, read_answers, watch_charts
+from posttrain.report.charts import learning_charts
 from posttrain.report.page import render
 from posttrain.report.samples import _row_html
 from posttrain.report.store import read_run
@@ -59,8 +60,9 @@ def test_the_verdict_begins_with_the_alarm(gamed):
     run = read_run(gamed)
     found = verdict(run)
     assert found.headline == (
-        "An alarm fired at step 12: the check rejects what the reward accepts. " + measured_verdict(run).headline
+        "An alarm fired at step 12: the check rejects what the reward accepts. By its reward the model improved."
     )
+    assert measured_verdict(run).headline == "The model improved."
     assert found.tone == "bad"
     assert found.change == measured_verdict(run).change, "what was measured stays what it is"
     assert in_brief(run)["alarms"] == ["disagreement"]
@@ -101,7 +103,42 @@ def test_a_run_without_a_check_says_that_nobody_looks(watched):
     config.write_text(
         config.read_text().replace("check:\n- name: exact_match  # file: demo.yaml\n", "check: []  # default\n")
     )
-    assert UNCHECKED in alarms_html(read_run(watched))
+    told = alarms_html(read_run(watched))
+    assert UNCHECKED in told
+    assert "An independent check" not in told
+
+
+def test_a_check_that_saw_held_out_answers_only_is_not_said_to_have_seen_more(watched):
+    assert "looks at held-out answers." in alarms_html(read_run(watched))
+    add(watched, {"check/accepted": 12.0})
+    assert "looks at a sample of what the reward accepts." in alarms_html(read_run(watched))
+
+
+def test_a_reward_that_is_no_share_is_not_drawn_as_one(watched):
+    def legend() -> list[str]:
+        (chart,) = [one for one in watch_charts(read_run(watched)) if one.title == "Reward against the check"]
+        return [name for _, name, _ in chart.legend]
+
+    assert "training reward" in legend()
+    add(watched, {"reward": 7.5})
+    assert legend() == ["accepted answers that the check accepts", "held-out answers by the check"]
+
+
+def test_the_time_of_the_check_is_a_phase(watched):
+    assert "checking" not in phases_drawn(watched)
+    add(watched, {"time/check": 0.01})
+    assert "checking" in phases_drawn(watched)
+
+
+def phases_drawn(folder: Path) -> list[str]:
+    (chart,) = [one for one in learning_charts(read_run(folder)) if one.title == "Time per step"]
+    return [name for _, name, _ in chart.legend]
+
+
+def add(folder: Path, values: dict[str, float]) -> None:
+    """To every step."""
+    rows = [json.loads(line) | values for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_a_run_from_before_there_were_alarms_has_no_panel(run_folder):

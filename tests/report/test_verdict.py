@@ -64,7 +64,10 @@ def test_a_lower_loss_is_better():
 def test_a_check_that_fell_while_the_reward_rose_is_pointed_out():
     check = {"judge": {"baseline": evaluation(0.9)["greedy"]["score"], "trained": evaluation(0.2)["greedy"]["score"]}}
     run = evaluated(0.2, 0.9, check=check)
-    assert "it fell while the reward rose. Look at the samples for a gamed reward." in " ".join(verdict(run).sentences)
+    found = verdict(run)
+    assert "it fell while the reward rose. Look at the samples for a gamed reward." in " ".join(found.sentences)
+    assert found.headline == "By its reward the model improved; by the independent check it got worse."
+    assert (found.tone, found.change) == ("bad", 1)
     assert [proof.state for proof in proofs(run) if "independent" in proof.claim] == ["no"]
 
 

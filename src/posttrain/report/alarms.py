@@ -75,12 +75,15 @@ def alarms_html(run: RunRecord) -> str:
     if not alarms and not is_watched(run):
         return ""
     told = "".join(_alarm_html(run, alarm) for alarm in alarms) or "<p>No alarm fired.</p>"
+    lead = "An independent check, which training never sees, looks at a sample of what the reward accepts."
+    if run.setting("check") and not run.series("check/accepted"):
+        lead = "An independent check, which training never sees, looks at held-out answers."
     if not run.setting("check"):
+        lead = "Alarms for what a run looks like whose reward pays for the wrong thing."
         told += (
             f'<p class="hint">{UNCHECKED}: the alarms look at lengths and texts alone, and cannot see an answer that '
             "the reward takes for right and that is wrong. Give the run a check (docs/alarms.md).</p>"
         )
-    lead = "An independent check, which training never sees, looks at a sample of what the reward accepts."
     return f'<h2>Is the reward gamed?</h2><p class="lead">{lead}</p>{told}'
 
 
@@ -138,13 +141,16 @@ def read_answers(run: RunRecord, alarm: FiredAlarm) -> list[dict[str, Any]]:
 
 
 def _against_check(run: RunRecord) -> Chart | None:
-    """Training reward, what the check says of accepted answers, and what it says of held-out ones."""
+    """Training reward, what the check says of accepted answers, and what it says of held-out ones. A reward that is no
+    share has another scale, and its own plot."""
     agreed = [(step, 1 - value) for step, value in run.series("check/disagreement")]
     heldout = _heldout_check(run)
     if not agreed and not heldout:
         return None
+    reward = run.series("reward")
+    is_share = all(0 <= value <= 1 for _, value in reward)
     lines = [
-        Series(name="training reward", points=run.series("reward"), colour=1),
+        Series(name="training reward", points=reward if is_share else [], colour=1),
         Series(name="accepted answers that the check accepts", points=agreed, colour=3),
         Series(
             name="held-out answers by the check",
@@ -154,7 +160,7 @@ def _against_check(run: RunRecord) -> Chart | None:
             dots=True,
         ),
     ]
-    hint = "In an honest run all three rise together, and the check goes on to accept what the reward accepts."
+    hint = "In an honest run what the check says rises with the reward, and it goes on to accept what is accepted."
     names = [f"check/{name}" for name in ("accepted", "checked", "rejected", "rejected_prompts", "unscored")]
     drawn = [line for line in lines if line.points]
     return draw("Reward against the check", drawn, percent, hint, names=[*names, "check/disagreement"])

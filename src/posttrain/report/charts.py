@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from posttrain.report.chart import Chart, draw, readings
@@ -202,7 +203,9 @@ def _time_chart(run: RunRecord) -> Chart | None:
     rows = phase_rows(run)
     if not rows:
         return None
-    names = [*PHASES.values(), "other"]
+    took = [any(values[i] for _, values in rows) for i in range(len(PHASES) + 1)]
+    rows = [(step, list(compress(values, took))) for step, values in rows]
+    names = list(compress([*PHASES.values(), "other"], took))
     lines = [Series(name=name, points=[(x, v[i]) for x, v in rows], colour=i + 1) for i, name in enumerate(names)]
     sums = [math.fsum(y for _, y in line.points) for line in lines]
     total = math.fsum(sums) or 1.0
@@ -211,7 +214,7 @@ def _time_chart(run: RunRecord) -> Chart | None:
     if waits is not None:
         hint = (
             f"The trainer waits {percent(waits[0])} of the time for samples and scores, "
-            f"the sampler {percent(waits[1])} for the update."
+            f"the sampler {percent(waits[1])} for the update{' and the check' if PHASES['check'] in names else ''}."
         )
     return Chart(
         title="Time per step",

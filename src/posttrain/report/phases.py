@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from posttrain.report.store import RunRecord, number
 
-PHASES = {"sample": "sampling", "score": "scoring", "train": "training", "publish": "publishing"}
+PHASES = {"sample": "sampling", "score": "scoring", "train": "training", "publish": "publishing", "check": "checking"}
 """Metric `time/<key>` and what people call it."""
 
 
@@ -24,7 +24,7 @@ def phase_rows(run: RunRecord) -> list[tuple[float, list[float]]]:
 
 def who_waits(times: Mapping[str, float]) -> tuple[float, float] | None:
     """Shares of a synchronous step in which the trainer waits (for samples and scores) and the sampler waits (for the
-    update), from seconds by phase; None without sampling.
+    update, and the check after it), from seconds by phase; None without sampling.
 
     >>> who_waits({"sample": 6.0, "score": 1.0, "train": 2.5, "publish": 0.5})
     (0.7, 0.3)

@@ -45,13 +45,15 @@ def in_brief(run: RunRecord) -> dict[str, Any]:
 
 
 def verdict(run: RunRecord) -> Verdict:
-    """The headline of the report: baseline against trained on held-out prompts, with intervals; alarms go before."""
+    """The headline of the report: baseline against trained on held-out prompts, with intervals; alarms go before, and
+    then it is said by what the model improved."""
     found, alarms = measured_verdict(run), alarms_of(run)
     if not alarms:
         return found
     more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
     fired = f"An alarm fired at step {alarms[0].step}: {alarms[0].name}{more}."
-    return replace(found, headline=f"{fired} {found.headline}", tone="bad")
+    measured = found.headline.replace("The model", "By its reward the model")
+    return replace(found, headline=f"{fired} {measured}", tone="bad")
 
 
 def measured_verdict(run: RunRecord) -> Verdict:
@@ -74,6 +76,8 @@ def measured_verdict(run: RunRecord) -> Verdict:
         -1: (f"The model got{amount} worse.", "bad"),
     }
     headline, tone = headlines[change]
+    if change == 1 and any(b and a and _direction(b, a, None) == -1 for _, b, a in check_spans(run.evaluation)):
+        headline, tone = f"By its reward the model improved{amount}; by the independent check it got worse.", "bad"
     return Verdict(
         headline=headline,
         tone=tone,
