@@ -68,6 +68,14 @@ def test_the_verdict_begins_with_the_alarm(gamed):
     assert in_brief(run)["alarms"] == ["disagreement"]
 
 
+def test_a_run_that_an_alarm_ended_has_not_failed_by_an_error(gamed):
+    (gamed / "evaluation.json").unlink()
+    (gamed / "error.json").write_text(json.dumps({"type": "AlarmStop", "message": "stopped", "exit_code": 4}))
+    with (gamed / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 12, "kind": "error", "message": "AlarmStop: stopped"}) + "\n")
+    assert verdict(read_run(gamed)).headline.endswith("the check rejects what the reward accepts. The run ended there.")
+
+
 def test_the_panel_has_the_message_the_answers_and_the_numbers(gamed):
     page = render(read_run(gamed))
     assert ALARM["message"] in page

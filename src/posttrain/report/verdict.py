@@ -186,7 +186,9 @@ def _one_class_sentences(evaluation: Mapping[str, Any], only: str) -> list[str]:
 def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Span | None) -> Verdict:
     rewards = run.series("reward")
     sentences = []
-    if run.status == "failed":
+    if run.status == "failed" and mapping(run.error).get("type") == "AlarmStop":
+        headline, tone = "The run ended there.", "bad"
+    elif run.status == "failed":
         headline, tone = "The run stopped with an error.", "bad"
     elif run.status == "unfinished":
         headline, tone = "The run has not finished.", "plain"
