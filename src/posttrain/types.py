@@ -34,6 +34,8 @@ class Prompt:
     text was wrapped as a user turn."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the row; reward functions receive them by name."""
+    origin: str = ""
+    """Where the row stands, as errors name it: "train.jsonl:71"; empty where nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True)

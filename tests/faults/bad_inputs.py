@@ -536,7 +536,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             name="Gold answers that are no numbers",
             command="train run.yaml 'rewards=[{name: numeric}]'",
             files={"train.jsonl": rows({"prompt": "ab", "answer": "12"}, {"prompt": "cd", "answer": "none"})},
-            says='training data: reward "numeric" cannot use the gold answer of row 1: .*none.*Correct or drop',
+            says='training data: reward "numeric" cannot use the gold answer of train.jsonl:2: .*none.*Correct or drop',
         ),
         BadInput(
             name="A reward that is not a number",

@@ -240,10 +240,18 @@ def test_a_catastrophic_pattern_is_killed(score):
 def test_check_names_the_rows_whose_gold_no_verifier_can_use(built):
     golds = ["4", "", r"\frac{1}{", r"\frac{1}{2}", ""]
     rows = [prompt(10 + row, answer=gold) for row, gold in enumerate(golds)]
-    with pytest.raises(DataError, match=r"gold answer of row 11: the gold answer is ''; .*3 of 5 rows .* 11, 12, 14\)"):
+    with pytest.raises(
+        DataError, match=r"gold answer of row 11: the gold answer is ''; .*3 of 5 rows .* 11, 12 and 14\)"
+    ):
         built("math").check(rows)
     with pytest.raises(DataError, match=r"\"numeric\" cannot use the gold answer of row 2: .*'x' is not one number"):
         check_gold([{"answer": "1"}, {"answer": 2}, {"answer": "x"}], reward="numeric")
+    places = ["a.jsonl:1", "a.jsonl:3", "a.jsonl:4", "b.jsonl:1", "b.jsonl:9"]
+    rows = [replace(row, origin=place) for row, place in zip(rows, places, strict=True)]
+    with pytest.raises(
+        DataError, match=r"training data: .* of a.jsonl:3: .*3 of 5 rows .*\(a.jsonl:3, :4 and b.jsonl:9\)"
+    ):
+        built("math").check(rows, "training data")
     check_gold([{"solution": r"so \boxed{\frac{1}{2}}"}, {"solution": "#### 7"}], column="solution")
 
 

@@ -20,13 +20,17 @@ def plain_prompts(rows: Sequence[Row], config: DataConfig) -> list[Prompt]:
     form = prompt_form(rows, config)
     read = [form.read(row) for row in rows]
     refuse_too_many([row for row in read if isinstance(row, Dropped)], len(rows), config.max_dropped, "training data")
-    return [_prompt(number, columns) for number, columns in enumerate(read) if not isinstance(columns, Dropped)]
+    return [
+        _prompt(number, rows[number].origin, columns)
+        for number, columns in enumerate(read)
+        if not isinstance(columns, Dropped)
+    ]
 
 
-def _prompt(number: int, columns: Mapping[str, Any]) -> Prompt:
+def _prompt(number: int, origin: str, columns: Mapping[str, Any]) -> Prompt:
     others = {name: value for name, value in columns.items() if name != "prompt"}
     prompt = columns["prompt"]
     if isinstance(prompt, str):
-        return Prompt(index=number, ids=(), text=prompt, plain=prompt, columns=others)
+        return Prompt(index=number, ids=(), text=prompt, plain=prompt, columns=others, origin=origin)
     text = "\n".join(str(message["content"]) for message in prompt)
-    return Prompt(index=number, ids=(), text=text, messages=tuple(prompt), columns=others)
+    return Prompt(index=number, ids=(), text=text, messages=tuple(prompt), columns=others, origin=origin)

@@ -162,7 +162,7 @@ def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_l
     if len(ids) > max_length:
         return Dropped(row.origin, f"prompt longer than {max_length} tokens")
     plain = prompt if isinstance(prompt, str) else None
-    return Prompt(index=index, ids=ids, text=text, plain=plain, messages=messages, columns=columns)
+    return Prompt(index=index, ids=ids, text=text, plain=plain, messages=messages, columns=columns, origin=row.origin)
 
 
 def prompt_form(rows: Iterable[Row], config: DataConfig) -> Form:

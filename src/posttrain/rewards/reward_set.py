@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from posttrain.rollout.local import LocalSampler
     from posttrain.types import Completion, Prompt
 
+MOST_NAMED = 20
+"""Rows that an error names."""
+
 
 def build_rewards(
     rewards: Sequence[RewardLike | str | Callable[..., Any]],
@@ -106,14 +109,14 @@ class RewardSet:
     def check(self, prompts: Sequence[Prompt], what: str = "") -> None:
         """Before training: ConfigError for a column that is missing, DataError for gold answers that cannot be used.
 
-        `what` names the prompts in errors: rows are counted within it.
+        `what` names the prompts in errors: rows whose origin nobody knows are counted within it.
         """
         available = {name for prompt in prompts for name in prompt.columns}
         for component in self.components:
             component.columns(available)
             if (judge := component.model or component.judge) is not None:
                 judge.check(prompts)
-        self.check_rows(((prompt.index, prompt.columns) for prompt in prompts), what)
+        self.check_rows(((prompt.origin or prompt.index, prompt.columns) for prompt in prompts), what)
 
     def bind(self, policy: LocalSampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
         """What judges need to know of a run: who samples with the policy's present weights, and in which file it is
@@ -125,10 +128,11 @@ class RewardSet:
                     label = re.sub(r"[^\w.-]", "_", component.label)
                     component.judge.keep_ledger(ledger.with_name(f"{ledger.name}-{label}.jsonl"))
 
-    def check_rows(self, rows: Iterable[tuple[int, Mapping[str, Any]]], what: str = "") -> None:
+    def check_rows(self, rows: Iterable[tuple[int | str, Mapping[str, Any]]], what: str = "") -> None:
         """Score a trivial completion of each row: what a built-in verifier then raises is wrong with the gold answer.
 
-        `rows` are numbers and columns; equal golds are looked at once. `what` names them in the error.
+        `rows` are columns, each with where it stands or its number; equal golds are looked at once. `what` names all
+        of them in the error.
         """
         known = list(rows)
         sheets: list[tuple[Sheet, dict[str, list[int]]]] = []
@@ -137,9 +141,9 @@ class RewardSet:
                 continue
             golds: dict[str, dict[str, Any]] = {}
             rows_of: dict[str, list[int]] = {}
-            for number, row in known:
+            for place, (_, row) in enumerate(known):
                 gold = {name: row.get(name) for name in columns}
-                rows_of.setdefault(repr(gold), []).append(number)
+                rows_of.setdefault(repr(gold), []).append(place)
                 golds[repr(gold)] = gold
             calls = [component.trial() | gold for gold in golds.values()]
             sheets.append((Sheet(component, calls), rows_of))
@@ -148,7 +152,9 @@ class RewardSet:
             found = zip(rows_of, sheet.outcomes, strict=True)
             problems = {key: outcome.message for key, outcome in found if outcome.kind != "value"}
             if problems:
-                raise _gold_error(sheet.component.label, problems, rows_of, what)
+                wrong = sorted((place, message) for key, message in problems.items() for place in rows_of[key])
+                names = [known[place][0] for place, _ in wrong]
+                raise _gold_error(sheet.component.label, wrong[0][1], names, len(known), what)
 
     def score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> Scores:
         """Score G completions of each of P prompts; `groups[p][g]` answers `prompts[p]`.
@@ -254,14 +260,30 @@ def _grouped(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
     return [list(values[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
-def _gold_error(label: str, problems: Mapping[str, str], rows_of: Mapping[str, Sequence[int]], what: str) -> DataError:
-    rows = sorted(row for key in problems for row in rows_of[key])
-    first = next(key for key in problems if rows[0] in rows_of[key])
-    named = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
+def _gold_error(label: str, problem: str, rows: Sequence[int | str], total: int, what: str) -> DataError:
+    """The error that these of `total` rows bring about; `problem` is what is wrong with the first."""
     where = f"{what}: " if what else ""
+    first = rows[0] if isinstance(rows[0], str) else f"row {rows[0]}"
+    counted = "" if isinstance(rows[0], str) else "counted from 0: "
     return DataError(
-        given=f'{where}reward "{label}" cannot use the gold answer of row {rows[0]}: {problems[first]}',
-        allowed=f"an answer that the reward can read; {len(rows)} of {sum(map(len, rows_of.values()))} rows have none "
-        f"(counted from 0: {named})",
+        given=f'{where}reward "{label}" cannot use the gold answer of {first}: {problem}',
+        allowed=f"an answer that the reward can read; {len(rows)} of {total} rows have none ({counted}{_named(rows)})",
         fix="Correct or drop these rows.",
     )
+
+
+def _named(rows: Sequence[int | str]) -> str:
+    """The first rows by their names, a file's only where it changes.
+
+    >>> _named(["train.jsonl:71", "train.jsonl:75", "more.jsonl:2"])
+    'train.jsonl:71, :75 and more.jsonl:2'
+    """
+    shown: list[str] = []
+    last = ""
+    for row in map(str, rows[:MOST_NAMED]):
+        file, _, line = row.rpartition(":")
+        shown.append(f":{line}" if file and file == last and line.isdigit() else row)
+        last = file
+    if len(rows) > MOST_NAMED:
+        shown.append(f"{len(rows) - MOST_NAMED} more")
+    return ", ".join(shown[:-1]) + " and " + shown[-1] if len(shown) > 1 else shown[0]

@@ -78,6 +78,8 @@ def test_rows_in_the_form_of_verl_are_judged_by_their_ground_truth(folder: Path)
 def test_rows_whose_tests_cannot_be_read_end_the_run_before_it_starts_and_are_named(folder: Path):
     write(folder / "broken.jsonl", [*ROWS, {"prompt": "add 9", "test_list": ["assert f("]}])
     with pytest.raises(
-        DataError, match=r'reward "code" cannot use the gold answer of row 8: a test that is not Python'
+        DataError, match=r'reward "code" cannot use the gold answer of broken.jsonl:9: a test that is not Python'
     ):
-        posttrain.train(config_of(folder, "broken", data={"train": str(folder / "broken.jsonl"), "eval_fraction": 0}))
+        posttrain.train(
+            config_of(folder, "broken", data={"train": str(folder / "broken.jsonl"), "eval_fraction": 0.25})
+        )
