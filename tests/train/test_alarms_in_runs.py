@@ -280,5 +280,5 @@ def test_nothing_that_trains_names_the_check():
             holders |= {name} if called == "IndependentCheck" else set()
             readers |= {name} if called in ("in_evaluations", "_judges") and "alarms/check.py" not in name else set()
     inside = {name for name in holders if name.startswith("train/alarms/")}
-    assert holders - inside == {"train/setup.py", "train/measure.py"}
+    assert holders - inside == {"train/judges.py", "train/measure.py"}
     assert readers == {"train/measure.py"}

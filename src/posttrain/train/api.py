@@ -23,12 +23,13 @@ from posttrain.train.alarms import respond, untold
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.heldout_scores import in_words
+from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
 from posttrain.train.same_data import check_same, put_on_file
-from posttrain.train.setup import Judges, set_up
+from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore, holds_run, never_began
 
 MOSTLY_REJECTED = 0.5

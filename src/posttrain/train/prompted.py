@@ -12,7 +12,7 @@ from posttrain.train.source import context_length
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.train.setup import Judges
+    from posttrain.train.judges import Judges
 
 
 def checked_prompts(config: RunConfig, rows: Split, loaded: LoadedModel, judges: Judges) -> tuple[PromptSet, PromptSet]:

@@ -40,7 +40,7 @@ from posttrain.types import Completion, Pair, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig, SampledPairsConfig
-    from posttrain.train.setup import Judges, Samplers
+    from posttrain.train.judges import Judges, Samplers
 
 PROMPTS_PER_PART = 64
 """Prompts that are answered and scored together, and kept when the run is killed after that."""

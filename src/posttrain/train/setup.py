@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from posttrain.algorithms import Algorithm
 from posttrain.algorithms.base import Need
-from posttrain.config_stages import in_folder
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -23,11 +21,9 @@ from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
-from posttrain.rewards import RewardSet, build_rewards
-from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.publish import DeliveryProof, tolerance_for
 from posttrain.tasks.tiny import resolve_model_path
-from posttrain.train.alarms import IndependentCheck, Watch
+from posttrain.train.alarms import Watch
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.critic import build_critic, critic_updates
@@ -35,6 +31,7 @@ from posttrain.train.feed import SampledFeed
 from posttrain.train.frozen import load_frozen
 from posttrain.train.guards import Guards
 from posttrain.train.injected import injection_notes
+from posttrain.train.judges import Judges, Samplers
 from posttrain.train.loop import microbatches
 from posttrain.train.measure import HeldOutAnswers, WithForgetting
 from posttrain.train.offline import labelled, preferences, supervised
@@ -59,7 +56,7 @@ from posttrain.train.weigh import (
 )
 
 if TYPE_CHECKING:
-    from posttrain.config import CheckConfig, Resolved, RewardConfig, RunConfig
+    from posttrain.config import Resolved, RunConfig
     from posttrain.report.terminal import TerminalView
     from posttrain.train.store import RunStore
     from posttrain.types import Metrics
@@ -250,69 +247,6 @@ def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:
 
 def updates_per_batch(config: RunConfig) -> int:
     return config.train.epochs * config.train.minibatches
-
-
-def _decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
-    """Shared modules decode under autocast when the computation is not float32."""
-    return None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-
-
-class Samplers(NamedTuple):
-    """What answers prompts."""
-
-    training: LocalSampler
-    """With the weights that were published last; its own copy of them where that is not after every step."""
-    evaluation: LocalSampler
-    """With the present weights."""
-
-    @staticmethod
-    def of(config: RunConfig, loaded: LoadedModel) -> Samplers:
-        def sampler(*, shared: bool) -> LocalSampler:
-            dtype = _decoding_dtype(loaded)
-            return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, dtype=dtype)
-
-        present = sampler(shared=True)
-        return Samplers(present if config.train.publish_every == 1 else sampler(shared=False), present)
-
-
-class Judges(NamedTuple):
-    """What scores answers."""
-
-    rewards: RewardSet | None
-    """None for an algorithm that imitates."""
-    check: IndependentCheck | None
-    """Never passed to what trains."""
-
-    @staticmethod
-    def of(config: RunConfig, folder: Path, resources: ExitStack) -> Judges:
-        """Found, imported and understood; `folder` is that of the run, `resources` ends their processes."""
-
-        def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig]) -> RewardSet | None:
-            found = build_rewards(in_folder(entries, folder), device=config.model.device) if entries else None
-            return resources.enter_context(found) if found is not None else None
-
-        rewards, check = build(config.rewards), build(config.check)
-        return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
-
-    def bind(self, policy: LocalSampler, config: RunConfig, folder: Path) -> None:
-        """Let language models among them know the policy, and what the run has spent on them before."""
-        for name, judges in self._asdict().items():
-            if judges is not None:
-                judges.bind(policy, config.model.chat_template_kwargs, ledger=folder / "judgements" / f"spent-{name}")
-
-    @property
-    def notes(self) -> list[str]:
-        """What the user should be warned of."""
-        return [note for judges in self._sets for note in judges.notes]
-
-    @property
-    def facts(self) -> list[str]:
-        """By what is judged; known once the data has been checked."""
-        return [fact for judges in self._sets for fact in judges.facts]
-
-    @property
-    def _sets(self) -> list[RewardSet | IndependentCheck]:
-        return [judges for judges in (self.rewards, self.check) if judges is not None]
 
 
 def publishing(

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
     from posttrain.report.terminal import TerminalView
     from posttrain.train.feed import Feed
+    from posttrain.train.judges import Judges, Samplers
     from posttrain.train.measure import Measure
     from posttrain.train.policy import Forward
-    from posttrain.train.setup import Judges, Samplers
     from posttrain.train.store import EventKind, RunStore
 
 

@@ -1,0 +1,82 @@
+"""Who answers prompts in a run, and who scores the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from posttrain.config_stages import in_folder
+from posttrain.models.load import LoadedModel
+from posttrain.rewards import RewardSet, build_rewards
+from posttrain.rollout.local import LocalSampler
+from posttrain.train.alarms.check import IndependentCheck
+
+if TYPE_CHECKING:
+    from posttrain.config import CheckConfig, RewardConfig, RunConfig
+
+
+def decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
+    """Shared modules decode under autocast when the computation is not float32."""
+    return None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+
+
+class Samplers(NamedTuple):
+    """What answers prompts."""
+
+    training: LocalSampler
+    """With the weights that were published last; its own copy of them where that is not after every step."""
+    evaluation: LocalSampler
+    """With the present weights."""
+
+    @staticmethod
+    def of(config: RunConfig, loaded: LoadedModel) -> Samplers:
+        def sampler(*, shared: bool) -> LocalSampler:
+            dtype = decoding_dtype(loaded)
+            return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, dtype=dtype)
+
+        present = sampler(shared=True)
+        return Samplers(present if config.train.publish_every == 1 else sampler(shared=False), present)
+
+
+class Judges(NamedTuple):
+    """What scores answers."""
+
+    rewards: RewardSet | None
+    """None for an algorithm that imitates."""
+    check: IndependentCheck | None
+    """Never passed to what trains."""
+
+    @staticmethod
+    def of(config: RunConfig, folder: Path, resources: ExitStack) -> Judges:
+        """Found, imported and understood; `folder` is that of the run, `resources` ends their processes."""
+
+        def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig]) -> RewardSet | None:
+            found = build_rewards(in_folder(entries, folder), device=config.model.device) if entries else None
+            return resources.enter_context(found) if found is not None else None
+
+        rewards, check = build(config.rewards), build(config.check)
+        return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
+
+    def bind(self, policy: LocalSampler, config: RunConfig, folder: Path) -> None:
+        """Let language models among them know the policy, and what the run has spent on them before."""
+        for name, judges in self._asdict().items():
+            if judges is not None:
+                judges.bind(policy, config.model.chat_template_kwargs, ledger=folder / "judgements" / f"spent-{name}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should be warned of."""
+        return [note for judges in self._sets for note in judges.notes]
+
+    @property
+    def facts(self) -> list[str]:
+        """By what is judged; known once the data has been checked."""
+        return [fact for judges in self._sets for fact in judges.facts]
+
+    @property
+    def _sets(self) -> list[RewardSet | IndependentCheck]:
+        return [judges for judges in (self.rewards, self.check) if judges is not None]
