@@ -119,6 +119,21 @@ def test_one_held_out_answer_says_what_counts_as_accepted(tmp_path):
     assert (look.accepted_at, look.accepted, look.rejected) == (3.5, 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("scores", "accepted_at", "accepted"),
+    [([-1.0] * 7 + [0.25], 0.25, 1), ([-1.0] * 4, -1 + 1e-6, 0), ([-1.0, -1.0, 0.25, 0.5], 0.3125, 1)],
+    ids=["one above the lowest", "nothing but the lowest", "a quarter"],
+)
+def test_answers_with_the_lowest_reward_are_not_accepted(tmp_path, scores, accepted_at, accepted):
+    answers = [Answer(text="a", ids=(1,), finish_reason="eos", score=s, check={"sound": 1.0}) for s in scores]
+    records = [Record(index=index, prompt="?", greedy=answer) for index, answer in enumerate(answers)]
+    (tmp_path / "baseline.jsonl").write_text("".join(json.dumps(asdict(record)) + "\n" for record in records))
+    look = first_look(tmp_path / "baseline.jsonl", accepted_at=None, check_accepts_at=0.5)
+    assert look is not None
+    assert look.accepted_at == pytest.approx(accepted_at, abs=1e-9)
+    assert look.accepted == accepted
+
+
 # --- an alarm of an evaluation, whose step has its checkpoint before it -----------------------------------------------
 
 FUNCTIONS = """

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 CERTAIN = 3.0
 """Standard errors by which a gap has grown."""
+ABOVE = 1e-6
+"""Relative: how much more than the lowest score is more, where no answer got more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,8 @@ class FirstLook:
 def first_look(answers: Path, *, accepted_at: float | None, check_accepts_at: float) -> FirstLook | None:
     """Read the answers of the first evaluation; None without any.
 
-    Marks go from 0 to 1, and 1 means right. Of other scores the best quarter counts as accepted.
+    Marks go from 0 to 1, and 1 means right. Of other scores those of the best quarter count as accepted,
+    and never the lowest.
     """
     if not answers.exists():
         return None
@@ -53,12 +56,19 @@ def first_look(answers: Path, *, accepted_at: float | None, check_accepts_at: fl
 
 
 def best_quarter(scores: list[float]) -> float:
-    """What the best quarter of the scores, of one or more, reach.
+    """What the best quarter of the sorted scores, of one or more, reach: above the lowest, where two can be compared.
 
-    >>> best_quarter([3.0]), best_quarter([0.0, 1.0, 2.0, 3.0, 4.0])
-    (3.0, 3.0)
+    Where three quarters or more have the lowest score, reaching it is nothing that tells an answer from another.
+
+    >>> best_quarter([3.0]), best_quarter([0.0, 1.0, 2.0, 3.0, 4.0]), best_quarter([-1.0, -1.0, -1.0, -1.0, 0.5])
+    (3.0, 3.0, 0.5)
     """
-    return statistics.quantiles(scores, n=4, method="inclusive")[2] if len(scores) > 1 else scores[0]
+    if len(scores) == 1:
+        return scores[0]
+    lowest, reached = scores[0], statistics.quantiles(scores, n=4, method="inclusive")[2]
+    if reached > lowest:
+        return reached
+    return next((score for score in scores if score > lowest), lowest + ABOVE * max(1.0, abs(lowest)))
 
 
 def are_marks(scores: list[float]) -> bool:
