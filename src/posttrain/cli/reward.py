@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrain.cli.output import AsJson, answer
+from posttrain.cli.progress import Progress
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -85,6 +86,7 @@ def audit(
     model: Annotated[str | None, typer.Option(help="Model whose answers show whether groups differ.")] = None,
     step_seconds: Annotated[float, typer.Option(min=0.1, help="Of a training step, to hold scoring against.")] = 60.0,
     only: Annotated[list[str] | None, typer.Option(help="One check; repeatable.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="For the checks of one reward; the rest is skipped.")] = 120.0,
     json: AsJson = False,
 ) -> int:
     """Try to game, break and trip a reward before a model does. Exit code 1 when a check fails.
@@ -103,7 +105,9 @@ def audit(
 
     config, folder = run_config(subject, settings or [], data, {"data.prompt": prompt, "data.answer": answer_column})
     options = {"kind": kind, "stochastic": stochastic, "form": form, "model": model, "only": only or ()}
-    reports = audit_config(config, folder, step_seconds=step_seconds, **options)
+    with Progress() as progress:
+        options |= {"seconds": seconds, "progress": progress}
+        reports = audit_config(config, folder, step_seconds=step_seconds, **options)
     ok = all(report.ok for report in reports)
     text = "\n\n".join(report.render() for report in reports)
     answer({"ok": ok, "audits": [report.to_json() for report in reports]}, text, as_json=json)

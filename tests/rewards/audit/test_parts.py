@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from tests.rewards.audit.planted.honest import marked, number
 from tests.rewards.audit.rows import planted, sums
 
-from posttrain.errors import DataError
+from posttrain.errors import DataError, RewardError
+from posttrain.rewards import Reward
 from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit
 from posttrain.rewards.audit.cheats import Target, cheats, made_for
 from posttrain.rewards.audit.checks import Check
@@ -240,3 +242,40 @@ def test_a_model_is_asked_for_groups_of_completions():
     finding = audit(planted("honest:marked"), sums(), model=str(STORIES), only=["group_signal"])["group_signal"]
     assert finding.status == "warn"
     assert finding.text.startswith("16 of 16 (100 %) groups have equal scores")
+
+
+def test_an_audit_ends_with_its_time_and_says_what_was_left_out():
+    def slow(completion, answer):
+        time.sleep(0.004)
+        return float(completion.endswith(f"#### {answer}"))
+
+    told: list[str] = []
+    start = time.perf_counter()
+    report = audit(slow, sums(), seconds=3, progress=told.append)
+    assert time.perf_counter() - start < 30
+    late = [finding for finding in report.checks if "out of time: the audit may take 3 s" in finding.text]
+    assert late
+    assert {finding.status for finding in late} == {"skipped"}
+    assert told[0] == "slow: looking for the forms of an answer that it reads"
+    assert told[1:] == [f"slow: {check.name}" for check in CHECKS]
+
+
+def test_a_reward_that_hangs_is_no_audit_that_hangs():
+    start = time.perf_counter()
+    with pytest.raises(RewardError, match="did not score the first right and wrong answers within 2 s"):
+        audit(planted("hanging:always"), sums(), seconds=2)
+    assert time.perf_counter() - start < 30
+
+
+def test_a_judge_whose_server_is_down_ends_the_audit_at_once():
+    judge = {"url": "http://127.0.0.1:9/v1", "model": "nobody", "mode": "score", "retries": 0, "cache": False}
+    with pytest.raises(RewardError, match=r'the judge "judge" does not answer: http://127.0.0.1:9/v1.*refused'):
+        audit(Reward(judge=judge), sums())
+
+
+def test_a_new_process_that_dies_is_a_warning():
+    finding = audit(planted("hanging:dies_elsewhere"), sums(), only=["determinism"])["determinism"]
+    assert finding.status == "warn"
+    assert (
+        "a new process gave no scores; not in new processes: the process that watched it ended" in finding.examples[0]
+    )

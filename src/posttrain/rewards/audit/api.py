@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError, DataError, RewardError
 from posttrain.rewards.audit.checks import CHECKS
 from posttrain.rewards.audit.finding import AuditReport
 from posttrain.rewards.audit.games import solved
@@ -17,8 +17,8 @@ from posttrain.rewards.audit.kinds import kind_of
 from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, references
 from posttrain.rewards.audit.renderings import final_of, last_line
 from posttrain.rewards.audit.samples import sampled
-from posttrain.rewards.audit.subject import KINDS, Kind, Subject
-from posttrain.rewards.components import RewardLike
+from posttrain.rewards.audit.subject import KINDS, Case, Kind, OutOfTime, Subject
+from posttrain.rewards.components import Component, RewardLike
 from posttrain.rewards.load import suggestion
 from posttrain.rewards.making import make_component
 from posttrain.rewards.pool import WorkerPool
@@ -55,6 +55,10 @@ class Options:
     """That a training step takes."""
     only: Sequence[str] = ()
     """Names of the checks to run; none: all."""
+    seconds: float = 120.0
+    """That the audit of one reward may take: checks that do not fit are skipped."""
+    progress: Callable[[str], None] = lambda what: None
+    """Told what is being done, as it begins."""
 
     def __post_init__(self) -> None:
         known = [check.name for check in CHECKS]
@@ -68,6 +72,8 @@ class Options:
             if name not in known:
                 given = f"there is no check {name!r}{suggestion(name, known)}"
                 raise ConfigError(given=given, allowed=", ".join(known))
+        if not self.seconds > 0:
+            raise ConfigError(given=f"seconds = {self.seconds}", allowed="seconds, more than 0", fix="Leave it out.")
         if self.form is not None and "GOLD" not in self.form:
             raise ConfigError(
                 given=f"form = {self.form!r}",
@@ -131,7 +137,7 @@ def audit_prompts(
         component.columns({name for prompt in prompts for name in prompt.columns})
         if not component.is_told:  # what is told takes no gold answer, and cannot stand without its gate
             RewardSet([replace(component, weight=1.0, gate=None)], pool).check(prompts, "the rows of the audit")
-        kind, why = (options.kind, "declared") if options.kind else kind_of(component, pool, prompts)
+        kind, why = (options.kind, "declared") if options.kind else _inferred(component, pool, prompts, options)
         golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
         if kind == "code":
             prompts, golds = references(prompts)
@@ -148,9 +154,15 @@ def audit_prompts(
             completions=options.completions or (sampled(options.model, prompts) if options.model else None),
             completions_per_step=options.completions_per_step,
             step_seconds=options.step_seconds,
+            seconds=options.seconds,
+            start=start,
         )
-        subject.calibrate()
-        findings = [check(subject) for check in CHECKS if not options.only or check.name in options.only]
+        _calibrate(subject, options.progress)
+        findings = []
+        for check in CHECKS:
+            if not options.only or check.name in options.only:
+                options.progress(f"{component.label}: {check.name}")
+                findings.append(check(subject))
     return AuditReport(
         reward=component.label,
         kind=kind,
@@ -159,6 +171,39 @@ def audit_prompts(
         reads=(PROGRAMS,) if kind == "code" else tuple(map(last_line, subject.forms)),
         checks=findings,
         seconds=time.perf_counter() - start,
+    )
+
+
+def _calibrate(subject: Subject, progress: Callable[[str], None]) -> None:
+    """RewardError where there is nothing to audit: a judge that cannot be reached, a reward that takes all the time."""
+    label = subject.component.label
+    if (judge := subject.component.judge) is not None:
+        progress(f"{label}: asking the judge one question")
+        asked = judge(subject.calls([Case(row=0, text=subject.right(0, subject.form or "bare"))])).judgements
+        replies = [reply for judgement in asked for reply in judgement.replies]
+        if replies and all(reply.error for reply in replies):
+            raise RewardError(
+                given=f'the judge "{label}" does not answer: {replies[0].error}',
+                fix="Start its server, or correct judge.url, judge.model and judge.api_key_env.",
+            )
+    progress(f"{label}: looking for the forms of an answer that it reads")
+    try:
+        subject.calibrate()
+    except OutOfTime:
+        raise _too_slow(label, subject.seconds) from None
+
+
+def _inferred(component: Component, pool: WorkerPool, prompts: Sequence[Prompt], options: Options) -> tuple[Kind, str]:
+    try:
+        return kind_of(component, pool, prompts, options.seconds)
+    except OutOfTime:
+        raise _too_slow(component.label, options.seconds) from None
+
+
+def _too_slow(label: str, seconds: float) -> RewardError:
+    return RewardError(
+        given=f'reward "{label}" did not score the first right and wrong answers within {seconds:g} s',
+        fix="Make it faster, or give the audit more time (--seconds).",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from posttrain.rewards.audit import correctness, groups, outputs, programs, repeats, slope, speed, surroundings
 from posttrain.rewards.audit.finding import Finding, Measured, Status
-from posttrain.rewards.audit.subject import KINDS, Kind, Subject
+from posttrain.rewards.audit.subject import KINDS, Kind, OutOfTime, Subject
 
 GRADED: frozenset[Kind] = frozenset({"exact", "literal", "judge", "code"})
 """Kinds that judge what an answer says."""
@@ -47,7 +47,7 @@ class Check:
 
     def __call__(self, subject: Subject) -> Finding:
         start = time.perf_counter()
-        measured = self.run(subject) if subject.kind in self.kinds else Measured(text=f"not for kind {subject.kind}")
+        measured = self._measured(subject)
         return Finding(
             check=self.name,
             status=self.status(measured, subject.kind),
@@ -57,6 +57,15 @@ class Check:
             examples=measured.examples,
             seconds=time.perf_counter() - start,
         )
+
+    def _measured(self, subject: Subject) -> Measured:
+        if subject.kind not in self.kinds:
+            return Measured(text=f"not for kind {subject.kind}")
+        try:
+            subject.require_time()
+            return self.run(subject)
+        except OutOfTime as late:
+            return Measured(text=str(late))
 
     def status(self, measured: Measured, kind: str) -> Status:
         """What a measure comes to for a kind of reward; without a measure the check was skipped."""
@@ -68,7 +77,8 @@ class Check:
             found = "warn"
         if self._exceeds(measured.value, fail):
             found = "fail"
-        return found if ORDER.index(found) < ORDER.index(measured.at_most) else measured.at_most
+        places = [ORDER.index(measured.at_least), min(ORDER.index(found), ORDER.index(measured.at_most))]
+        return ORDER[max(places)]
 
     def _exceeds(self, value: float, limit: float | None) -> bool:
         """nan exceeds every limit."""

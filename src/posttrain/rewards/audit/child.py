@@ -25,6 +25,10 @@ class Unprobed(Exception):
     """The reward could not be watched in a process of its own; the text says why."""
 
 
+class Died(Unprobed):
+    """The process ended, or was ended, before it could tell."""
+
+
 def probe(
     subject: Subject, name: str, cases: Sequence[Case], *, hash_seed: str = "0", **options: Any
 ) -> Mapping[str, Any]:
@@ -33,6 +37,8 @@ def probe(
     if component.target is None:
         where = "a model" if component.runner is None else "what this process holds"
         raise Unprobed(f"{where} cannot be started in another one")
+    subject.require_time()
+    seconds = min(PROBE_SECONDS, subject.seconds_left)
     request = {
         "probe": name,
         "target": asdict(component.target),
@@ -45,13 +51,14 @@ def probe(
     with tempfile.TemporaryDirectory(prefix="posttrain-audit-") as folder:
         asked, told = Path(folder, "request"), Path(folder, "report")
         asked.write_bytes(wire.encode(request))
-        printed = _run([str(asked), str(told), str(PROBE_SECONDS)], hash_seed)
+        printed = _run([str(asked), str(told), str(seconds)], hash_seed, seconds + 5)
         if not told.exists():
-            raise Unprobed(f"the process that watched it ended early: {printed[-500:].strip() or 'it said nothing'}")
+            subject.require_time()
+            raise Died(f"the process that watched it ended early: {printed[-500:].strip() or 'it said nothing'}")
         return json.loads(told.read_text())
 
 
-def _run(arguments: Sequence[str], hash_seed: str) -> str:
+def _run(arguments: Sequence[str], hash_seed: str, seconds: float) -> str:
     """Run the probe to its end, or kill it with everything that it started; what it printed."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
     environment["PYTHONHASHSEED"] = hash_seed
@@ -64,7 +71,7 @@ def _run(arguments: Sequence[str], hash_seed: str) -> str:
         env=environment,
     )
     try:
-        printed, _ = process.communicate(timeout=PROBE_SECONDS + 5)
+        printed, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         printed = b"it hung"
     finally:

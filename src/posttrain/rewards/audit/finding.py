@@ -22,6 +22,8 @@ class Measured:
     """The worst cases, as they can be tried by hand."""
     at_most: Literal["ok", "warn", "fail"] = "fail"
     """What the finding can come to at worst; a check that is not sure of its own measure says "warn"."""
+    at_least: Literal["ok", "warn"] = "ok"
+    """What it comes to at best: "warn" where a part of the check could not be made."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ TEST_COLUMNS = frozenset({"tests", "test", "test_list", "test_cases", "input_out
 ASKED_ROWS = 24
 
 
-def kind_of(component: Component, pool: WorkerPool, prompts: Sequence[Prompt]) -> tuple[Kind, str]:
-    """The kind, and how it was told."""
+def kind_of(
+    component: Component, pool: WorkerPool, prompts: Sequence[Prompt], seconds: float = math.inf
+) -> tuple[Kind, str]:
+    """The kind, and how it was told; `seconds` is what the whole audit may take."""
     if component.judge is not None or component.model is not None:
         return "judge", "a model scores"
     name = next((name for name, builtin in BUILTINS.items() if builtin is component.builtin), "")
@@ -38,17 +41,17 @@ def kind_of(component: Component, pool: WorkerPool, prompts: Sequence[Prompt]) -
         return "code", f"it takes the column {tests[0]!r}"
     if "answer" in named:
         return "exact", "it takes the gold answer"
-    if component.signature.takes_any and _reads_gold(component, pool, prompts):
+    if component.signature.takes_any and _reads_gold(component, pool, prompts, seconds):
         return "exact", "its scores depend on the gold answer"
     return "format", "it does not take the gold answer"
 
 
-def _reads_gold(component: Component, pool: WorkerPool, prompts: Sequence[Prompt]) -> bool:
+def _reads_gold(component: Component, pool: WorkerPool, prompts: Sequence[Prompt], seconds: float) -> bool:
     """Whether any score changes with the gold answer: asked of rewards that take every column."""
     if not any("answer" in prompt.columns for prompt in prompts):
         return False
     golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
-    subject = Subject(component=component, pool=pool, prompts=prompts, golds=golds)
+    subject = Subject(component=component, pool=pool, prompts=prompts, golds=golds, seconds=seconds)
     own = [Case(row=row, text=subject.right(row, "boxed")) for row in range(min(len(prompts), ASKED_ROWS))]
     other = [Case(row=case.row, text=case.text, columns={"answer": "a gold that nobody states"}) for case in own]
     return [answer.value for answer in subject.score(own)] != [answer.value for answer in subject.score(other)]

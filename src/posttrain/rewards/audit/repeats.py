@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from posttrain.rewards.audit.child import Unprobed, probe
+from posttrain.rewards.audit.child import Died, Unprobed, probe
 from posttrain.rewards.audit.finding import Measured, mean, quote, share
 from posttrain.rewards.audit.renderings import WORK
 from posttrain.rewards.audit.subject import Answer, Case, Subject
@@ -37,15 +37,18 @@ def determinism(subject: Subject) -> Measured:
     if subject.component.signature.batch:
         alone = [subject.score([case])[0] for case in cases[:24]]
         changes["in a batch of one"] = _changed(first[:24], alone)
-    skipped = _in_new_processes(subject, cases, first, changes)
+    skipped, died = _in_new_processes(subject, cases, first, changes)
+    unscored = all(answer.value is None for answer in first)
     changed = set().union(*changes.values())
     found = [f"{way}: {share(len(places), len(cases))}" for way, places in changes.items() if places]
+    found += [f"a new process gave no scores{skipped}"] * died + ["no completion got a score"] * unscored
     examples = [*found, *(f"for example {quote(cases[place].text)}" for place in sorted(changed)[:2])]
     ways = len(changes)
     return Measured(
         value=len(changed) / len(cases),
         text=f"{share(len(changed), len(cases))} scores changed in {ways} comparisons{skipped}",
         examples=tuple(examples),
+        at_least="warn" if died or unscored else "ok",
     )
 
 
@@ -83,16 +86,16 @@ def sample(subject: Subject, per_row: int) -> list[Case]:
 
 def _in_new_processes(
     subject: Subject, cases: Sequence[Case], first: Sequence[Answer], changes: dict[str, set[int]]
-) -> str:
-    """Add what changes in processes of their own; what could not be tried, in words."""
+) -> tuple[str, bool]:
+    """Add what changes in processes of their own; what could not be tried, in words, and whether a process died."""
     for seed in HASH_SEEDS:
         try:
             scores = probe(subject, "scores", cases, hash_seed=seed)["values"]
         except Unprobed as reason:
-            return f"; not in new processes: {reason}"
+            return f"; not in new processes: {reason}", isinstance(reason, Died)
         there = [Answer(value=value) for value in scores]
         changes[f"in a new process with PYTHONHASHSEED={seed}"] = _changed(first, there)
-    return ""
+    return "", False
 
 
 def _changed(first: Sequence[Answer], second: Sequence[Answer]) -> set[int]:

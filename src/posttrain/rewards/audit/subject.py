@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,14 @@ SECONDS_PER_CHECK = 10.0
 """That one check may take, as far as fewer rows can bring that about."""
 LEAST_ROWS, MOST_ROWS = 8, 64
 """Rows that a check makes up completions for."""
+
+
+LONGEST_CALL = 1 / 12
+"""Of the time for the audit, that one call may take: a reward that is slower cannot be audited in it."""
+
+
+class OutOfTime(Exception):
+    """The time for the audit has passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +97,9 @@ class Subject:
     completions_per_step: int = 256
     step_seconds: float = 60.0
     """Of a training step, to hold the time for scoring against."""
+    seconds: float = math.inf
+    """That the audit may take."""
+    start: float = field(default_factory=time.perf_counter)
 
     forms: tuple[str, ...] = ()
     scale: float = 1.0
@@ -97,6 +109,15 @@ class Subject:
     seconds_per_call: float = 0.0
     seen: list[Answer] = field(default_factory=list)
     """Every answer to a completion that a model could have given."""
+
+    @property
+    def seconds_left(self) -> float:
+        return self.start + self.seconds - time.perf_counter()
+
+    def require_time(self) -> None:
+        """OutOfTime when none is left."""
+        if self.seconds_left <= 0:
+            raise OutOfTime(f"out of time: the audit may take {self.seconds:g} s")
 
     def rows_for(self, cases_per_row: int) -> range:
         """As many rows as the time allows."""
@@ -141,6 +162,9 @@ class Subject:
             self._timed([Case(row=row, text=f"{WORK}{row}") for row in rows])
             return
         candidates = [self.form] if self.form else ["bare"] if self.kind == "literal" else list(FORMS)
+        for _ in range(2):  # the first call waits for what the reward loads
+            self._timed([Case(row=0, text=self.right(0, candidates[0]))], watch=False)
+        rows = self.rows_for(2 * len(candidates))[: len(rows)]
         scores: dict[str, tuple[list[float | None], list[float | None]]] = {}
         for form in candidates:
             cases = [Case(row=row, text=make(row, form)) for make in (self.right, self.wrong) for row in rows]
@@ -156,10 +180,10 @@ class Subject:
             if sum(value is not None and value >= self.accept for value in right) >= READ_BY * len(rows)
         )
 
-    def _timed(self, cases: Sequence[Case]) -> list[Answer]:
+    def _timed(self, cases: Sequence[Case], *, watch: bool = True) -> list[Answer]:
         """Score, and note what one completion takes: what the workers say, or where there are none, the clock."""
         start = time.perf_counter()
-        answers = self.score(cases)
+        answers = self.score(cases, watch=watch)
         elapsed = time.perf_counter() - start
         if self.component.target is not None:
             elapsed = sum(answer.seconds for answer in answers) / self.pool.size
@@ -202,17 +226,34 @@ class Subject:
         return Row(prompt, completion(case.text, truncated=case.truncated), 0, 1)
 
     def _run(self, calls: Sequence[Mapping[str, Any]], timeout: float | None = None) -> list[Outcome]:
-        component = self.component if timeout is None else replace(self.component, timeout=timeout)
+        """The outcomes, unless the time for the audit passes before they are there."""
+        decided = [None if self._is_model else self.component.decide(call) for call in calls]
+        rest = [call for call, outcome in zip(calls, decided, strict=True) if outcome is None]
+        asked: list[Outcome] = []
+        while len(asked) < len(rest):
+            self.require_time()
+            limit = min(timeout or self.component.timeout, LONGEST_CALL * self.seconds)
+            asked += self._ask(rest[len(asked) :][: self._portion(limit)], min(limit, self.seconds_left))
+            self.require_time()
+        replies = iter(asked)
+        return [next(replies) if outcome is None else outcome for outcome in decided]
+
+    @property
+    def _is_model(self) -> bool:
+        return self.component.judge is not None or self.component.model is not None
+
+    def _portion(self, timeout: float) -> int:
+        """Calls that are back in the time that is left even if each of them takes all that it may."""
+        if math.isinf(self.seconds):
+            return sys.maxsize
+        return BATCH if self._is_model else max(1, int(self.seconds_left / timeout)) * self.pool.size
+
+    def _ask(self, calls: Sequence[Mapping[str, Any]], timeout: float) -> list[Outcome]:
+        component = replace(self.component, timeout=timeout)
         if component.judge is not None:
             return component.judge(calls).outcomes
         if component.model is not None:
             return component.model(calls)
-        decided = [component.decide(call) for call in calls]
-        open_calls = [call for call, outcome in zip(calls, decided, strict=True) if outcome is None]
-        rest = iter(self._ask(component, open_calls) if open_calls else ())
-        return [next(rest) if outcome is None else outcome for outcome in decided]
-
-    def _ask(self, component: Component, calls: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         if component.runner is not None:
             return component.runner.run(calls, component.settings, component.timeout)
         job: Job = component.job(calls)
