@@ -11,6 +11,8 @@ from tests.rewards.sayings import BOXED_WRONG, OTHER_RIGHT, OTHER_WRONG, SAID_RI
 
 from posttrain.errors import DataError
 from posttrain.rewards.mathematics import presets
+from posttrain.rewards.mathematics.options import Options
+from posttrain.rewards.mathematics.parse import parse
 from posttrain.rewards.verdict import Verdict
 
 VERIFIERS = {name: getattr(presets, name) for name in ("math", "math500", "numeric", "gsm8k", "svamp", "aime")}
@@ -97,6 +99,55 @@ def test_algebra_follows_the_options():
     gold, given = r"\tan(\ln x)", r"\boxed{\frac{\sin(\log x)}{\cos(\ln x)}}"
     assert presets.math(given, gold).score == 0.0
     assert presets.math(given, gold, natural_log=True).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        ("8 ≈ 7", "ambiguous"),
+        ("> 7 > 8", "ambiguous"),
+        ("The answer is at least 7.", "ambiguous"),
+        (r"\boxed{\approx 7}", "ambiguous"),
+        (r"\boxed{7..}", "ambiguous"),
+        (r"\boxed{7}, I guess, but 8 is possible", "ambiguous"),
+        (r"\framebox{6}\boxed{7}", "ambiguous"),
+        (r"\boxed{7}\boxed{}", "no_answer"),
+        ("So she has about 7 apples.", "no_answer"),
+        (None, "no_answer"),
+        ([{"role": "assistant", "content": None}], "no_answer"),
+    ],
+)
+@pytest.mark.parametrize("verifier", ["math", "math500", "numeric", "gsm8k", "svamp", "aime"])
+def test_the_reason_says_why_it_is_no_answer(verifier, completion, reason):
+    assert VERIFIERS[verifier](completion, "7").reason == reason
+
+
+@pytest.mark.parametrize("completion", [7, b"7", {"role": "assistant", "content": "7"}])
+def test_a_completion_that_is_no_text_is_an_error_that_says_so(completion):
+    for verifier in VERIFIERS.values():
+        with pytest.raises(DataError, match=f"a completion of type {type(completion).__name__}"):
+            verifier(completion, "7")
+
+
+@pytest.mark.parametrize("verifier", ["math", "numeric"])
+@pytest.mark.parametrize(
+    "completion", ["about 3.1", r"\boxed{\approx 3.1}", "The answer is approximately 3.1.", "It is ≈ 3.1."]
+)
+def test_an_estimate_may_be_the_answer_where_a_tolerance_says_how_good_it_has_to_be(verifier, completion):
+    judge = VERIFIERS[verifier]
+    assert judge(completion, "3.14", relative_tolerance=0.05).score == 1.0
+    assert judge(completion, "3.1").score == 0.0
+    assert judge(completion.replace("3.1", "7"), "7", relative_tolerance=0.05).score == 0.0
+    assert judge(completion, "4.14", relative_tolerance=0.05).score == 0.0
+
+
+@pytest.mark.parametrize(
+    "unit", ["dollars", "meters", "cents", "inches", "seconds", "dozen", "percent", "and", "apples"]
+)
+def test_a_number_of_something_is_read_alike_however_it_is_spaced(unit):
+    for options in (Options(), Options(words=True)):
+        assert parse(f"12 {unit}", options) == parse(f"12  {unit}", options)
+        assert parse(f"-12 {unit}", options) == parse(f"-12  {unit}", options)
 
 
 def test_what_would_hold_up_the_training_is_left_to_a_worker():

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from posttrain.rewards.mathematics import places
 from posttrain.rewards.mathematics.denials import is_changed, is_denied, is_guess, is_task
+from posttrain.rewards.mathematics.estimates import is_estimated, rounds_to
 from posttrain.rewards.mathematics.guard import MAX_CHARS
 from posttrain.rewards.mathematics.prose import NUMBER
 from posttrain.rewards.mathematics.reader import Extracted, Reader, ambiguous
@@ -28,6 +29,7 @@ _OPENING = re.compile(r"^(?:so|thus|hence|therefore|then|and|now)\b[\s,:]*", re.
 _RESULT = re.compile(r"=|≈|\b(?:get|gives?|obtain|yields?|makes?)\b")
 """What an order says with its result: `Multiply by 2 to get 18`."""
 _CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|final answer)\b[\s,:*]*", re.IGNORECASE)
+_ORDER = re.compile(r"\s*(?:[<>≤≥]=?|\\(?:[lg]t|[lg]eq?)(?![a-z]))\s*")
 _ABOUT = r"\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$"
 _CLAIM = re.compile(
     rf"(?:\b(?:is|are|be|was|were|it's|equals?|gives?|makes?)|=|≈|:|->|→|\\approx){_ABOUT}", re.IGNORECASE
@@ -73,7 +75,9 @@ def of_sentence(sentence: str, reader: Reader) -> Extracted:
     atoms = atoms_of(clause)
     if len(atoms) > places.MAX_PLACES:
         return ambiguous(len(atoms))
-    if atoms and is_changed(clause, atoms[-1][1]):
+    if _compares(clause, atoms):
+        return ambiguous(len(atoms), detail="a comparison of two numbers")
+    if atoms and (is_changed(clause, atoms[-1][1]) or (not reader.estimates and is_estimated(clause, atoms[-1][1]))):
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is what another number is told by")
     denied = {atom for atom, start, end in atoms if is_denied(clause, start, end)}
     if atoms and len(denied) == len({atom for atom, _, _ in atoms}):
@@ -97,12 +101,17 @@ def of_sentence(sentence: str, reader: Reader) -> Extracted:
     return ambiguous(len(texts))
 
 
+def _compares(clause: str, atoms: list[tuple[str, int, int]]) -> bool:
+    """Whether the last two numbers are only compared: `7 > 8`."""
+    return len(atoms) > 1 and _ORDER.fullmatch(clause, atoms[-2][2], atoms[-1][1]) is not None
+
+
 def _breaks_a_chain(clause: str, atoms: list[tuple[str, int, int]], reader: Reader) -> bool:
     """Whether two numbers are called equal that are not: `8 = 7`; of `8 - 1 = 7` the 1 is a part of a formula."""
     return any(
-        clause[end:start].strip() in ("=", "→", "->", "=>", "⇒")
+        (sign := clause[end:start].strip()) in ("=", "→", "->", "=>", "⇒", "≈", "\\approx")
         and not re.search(r"(?:[-−+*/×÷·^(_%:]|\\[a-z]+|\bx|\bof|\bby)\s*\$?$", clause[:begin])
-        and not reader.same(one, other)
+        and not (rounds_to(one, other) if sign in ("≈", "\\approx") else reader.same(one, other))
         for (one, begin, end), (other, start, _) in pairwise(atoms)
     )
 

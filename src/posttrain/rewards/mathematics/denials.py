@@ -45,6 +45,14 @@ _TAKEN_BACK_LATER = re.compile(
     rf"(?:[.!?]\s|\n)[\s*_]*(?:but\s+)?(?:(?:it|this|that|the\s+answer)\s+(?=could|might|may)(?:could|might|may)\s+)?{_OTHER}",
     re.IGNORECASE,
 )
+_ALSO_POSSIBLE = re.compile(
+    r"(?<!\w)(?P<other>\$?[0-9][0-9.,/]*\$?)\s+(?:is|are|was|were|would\s+be|seems|looks|remains)\s+"
+    r"(?:(?:also|equally|just\s+as|quite|very|still|more|another)\s+)*(?:possible|plausible|likely|possibility)\b(?!\s+to)"
+    r"|^[^.!?\n0-9]{0,40}\b(?:could|might|may)\s+(?:(?:also|well|even|instead|just\s+as\s+well)\s+)*be\s+(?P<another>\$?[0-9])",
+    re.IGNORECASE,
+)
+"""What offers another answer beside one that was given: `but 8 is possible`, `though it might be 8`."""
+_POSSIBLE = re.compile(r"possib|plausib|likely|could|might|may", re.IGNORECASE)
 _TASK = re.compile(
     r"(?:[\s*_#>]|\\\[)*(?:(?:please|now|first|then|let\s+us|let's|hence|problem|question|task|exercise|q)\b[\s:.,)*_]*|[0-9]+[.)]\s+)*"
     r"(?:find|compute|evaluate|simplify|determine|calculate|express|write|factor|factori[sz]e|expand|convert|rationali[sz]e|"
@@ -87,4 +95,7 @@ def retractions(text: str, start: int) -> list[int]:
     """Where that begins which takes back what was said before `start`: `. Actually, 8`, `(or 8)`."""
     at_once = _TAKEN_BACK_AT_ONCE.match(text, start, start + 120)
     later = _TAKEN_BACK_LATER.finditer(text, start, start + 400)
-    return [match.start("other") for match in ([at_once] if at_once else []) + list(later)]
+    begun = [match.start("other") for match in ([at_once] if at_once else []) + list(later)]
+    behind = text[start : start + 200]
+    also = _ALSO_POSSIBLE.finditer(behind) if _POSSIBLE.search(behind) else ()
+    return begun + [start + match.start(match.lastgroup or 0) for match in also]

@@ -33,12 +33,12 @@ _NAMED_JOINT = re.compile(
     r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad|\\text)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
 )
 _HEDGE_BEHIND = re.compile(
-    r"[ $,.;:)]*[(,—-]?\s*(?:or|maybe|perhaps|possibly)\b[^.\n0-9\\$]{0,30}(?=[$0-9]|\\(?!boxed|fbox))",
+    r"[ $,.;:)]*[(,—-]?\s*(?:or|maybe|perhaps|possibly)\b[^.\n0-9\\$]{0,30}(?=[$0-9]|\\(?!boxed|fbox|framebox))",
     re.IGNORECASE,
 )
 _HEDGE_BEFORE = re.compile(rf"[\s,]+(?:{HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
 _FILLER = re.compile(
-    r"^(?:(?:simply|just|exactly|clearly|thus|therefore|equal\s+to|approximately|about|option|choice|that|now)\s+)+",
+    r"^(?:(?:simply|just|exactly|clearly|thus|therefore|equal\s+to|option|choice|that|now)\s+)+",
     re.IGNORECASE,
 )
 _EXPLANATION = re.compile(
@@ -76,11 +76,13 @@ def _decide(segment: str, reader: Reader) -> Extracted:
         return _too_many(segment)
     if boxes and boxes[-1].closing < 0:
         return Extracted(None, reason="no_answer", detail="the last box is never closed")
+    if boxes and not places.box_content(segment, boxes[-1]):
+        return Extracted(None, reason="no_answer", detail="the last box is empty")
     shown = [content for box in boxes if (content := places.box_content(segment, box))]
     tagged = [_tagged(tag) for tag in tags if "\\boxed" not in tag]
     explicit = shown + [tag for tag in tagged if tag]
     if not explicit and (boxes or tags):
-        return Extracted(None, reason="no_answer", detail="the box is empty" if boxes else "the answer tag is empty")
+        return Extracted(None, reason="no_answer", detail="the answer tag is empty")
     statements = [said for statement in statements if (said := _before_box(statement))]
     claims = [claim for said in statements if not _denied(said) and (claim := _claim(said, reader))]
     denied = [one for said in statements if (one := _denied(said))]
@@ -112,7 +114,7 @@ def _decide(segment: str, reader: Reader) -> Extracted:
 
 
 def _too_many(segment: str) -> Extracted:
-    if segment.count("\\boxed") + segment.count("\\fbox") in range(1, places.MAX_PLACES):
+    if sum(map(segment.count, places.BOXES)) in range(1, places.MAX_PLACES):
         return Extracted(
             None, 1, reason="too_large", detail=f"no end in {places.MAX_SCANNED} characters from the box on"
         )

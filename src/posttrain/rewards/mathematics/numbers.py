@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.rewards.mathematics.estimates import is_estimate
 from posttrain.rewards.mathematics.extract import Extracted, Reader, extract
 from posttrain.rewards.mathematics.golds import gold_text, math_gold
 from posttrain.rewards.mathematics.guard import Unreadable
@@ -17,7 +18,7 @@ from posttrain.rewards.mathematics.parse import parse
 from posttrain.rewards.mathematics.prose import Number, single_number
 from posttrain.rewards.mathematics.units import same_unit
 from posttrain.rewards.mathematics.values import Number as NumberValue
-from posttrain.rewards.mathematics.verify import Message, hidden_characters, no_answer, text_of
+from posttrain.rewards.mathematics.verify import Message, estimated, hidden_characters, no_answer, text_of
 from posttrain.rewards.verdict import Verdict, correct
 
 Percent = Literal["exact", "either"]
@@ -25,7 +26,7 @@ WORDS = Options(words=True)
 
 
 def verify_number(
-    completion: str | Sequence[Message],
+    completion: str | Sequence[Message] | None,
     answer: Any,
     *,
     truncated: bool = False,
@@ -38,7 +39,10 @@ def verify_number(
     start = perf_counter()
     _check_settings(percent, relative_tolerance, absolute_tolerance)
     gold = gold_number(answer)
-    found = extract(text_of(completion), _reader())
+    reader = _reader(estimates=gold.is_decimal and (relative_tolerance > 0 or absolute_tolerance > 0))
+    found = extract(text_of(completion), reader)
+    if found.answer is not None and not reader.estimates and is_estimate(found.answer):
+        return estimated(found.answer)
     verdict = _judge(gold, found, percent, relative_tolerance, absolute_tolerance, truncated=truncated)
     verdict.seconds = perf_counter() - start
     return verdict
@@ -132,5 +136,5 @@ def _check_settings(percent: str, relative: float, absolute: float) -> None:
         raise ConfigError(given=f"percent = {percent!r}", allowed="exact or either", fix="Set percent: exact.")
 
 
-def _reader() -> Reader:
-    return Reader(WORDS, lambda one, other: False)
+def _reader(*, estimates: bool = False) -> Reader:
+    return Reader(WORDS, lambda one, other: False, estimates)

@@ -21,12 +21,15 @@ from posttrain.rewards.mathematics.regions import united
 from posttrain.rewards.mathematics.statements import Statements
 from posttrain.rewards.mathematics.structure import closing_of, spelled, split
 from posttrain.rewards.mathematics.tokens import Token, tokenise
+from posttrain.rewards.mathematics.units import UNITS
 from posttrain.rewards.mathematics.values import Bracket, Listing, Number, Region, Unread, Value, Words
 
 _PLAIN = re.compile(r"\s*(-?)([1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?\.?\s*")
 _FRACTION = re.compile(
     r"\s*(-?)(?:\\[dt]?frac\{\s?(-?[0-9]{1,400})\s?\}\{\s?([0-9]{1,400})\s?\}|([0-9]{1,400})/([0-9]{1,400}))\.?\s*"
 )
+_MEASURE = re.compile(r"(-?)([1-9][0-9]{0,30}) ([a-z]{3,})")
+"""A number of something, which is so frequent that the tokens need not be looked at."""
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
 _UNDONE = frozenset(
     {"\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\bmod", "\\mod", "\\pmod", "\\det", "\\max", "\\min",
@@ -48,6 +51,10 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     fraction = _FRACTION.fullmatch(text)
     if fraction:
         return _plain_fraction(fraction)
+    measure = _MEASURE.fullmatch(text)
+    if measure and (unit := UNITS.get(measure[3]) or UNITS.get(measure[3].removesuffix("s"))):
+        sign, digits = measure[1], measure[2]
+        return Value(f"{sign}{digits}{measure[3]}", Number(-int(digits) if sign else int(digits)), unit)
     if options.decimal_comma:
         text = _DECIMAL_COMMA.sub(r"\1.\2", text) if _DECIMAL_COMMA.fullmatch(text.strip()) else text
     tokens = tokenise(text)

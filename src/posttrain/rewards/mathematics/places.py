@@ -39,8 +39,10 @@ _REASONING = (
 """How models open and close the part that is not the answer."""
 
 _BRACE_OR_BOX = re.compile(
-    r"\\+(?:boxed|fbox)(?![A-Za-z])\s*+(?:\{|([0-9A-Za-z])(?![0-9A-Za-z.,/^]))?|\\.|[{}]", re.DOTALL
+    r"\\+(?:boxed|fbox|framebox)(?![A-Za-z])\s*+(?:\{|([0-9A-Za-z])(?![0-9A-Za-z.,/^]))?|\\.|[{}]", re.DOTALL
 )
+BOXES = ("\\boxed", "\\fbox", "\\framebox")
+"""The commands that draw a box around an answer."""
 _ANSWER_TAG = re.compile(r"<answer>(.*?)(</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _MARKER = re.compile(
     r"#{4,}+|\bfinal\s+answer[\s*_]*\n"
@@ -118,7 +120,7 @@ def find_boxes(text: str) -> list[Box] | None:
 
     `\boxed 7` is one as well, as TeX reads it.
     """
-    first = min((at for at in (text.find("\\boxed"), text.find("\\fbox")) if at >= 0), default=-1)
+    first = min((at for at in map(text.find, BOXES) if at >= 0), default=-1)
     if first < 0:
         return []
     first = len(text[:first].rstrip("\\")) if first else 0
@@ -239,4 +241,4 @@ def _on_one_line(match: re.Match[str]) -> str:
 
 
 def _has_box(text: str, start: int) -> bool:
-    return text.find("\\boxed", start) >= 0 or text.find("\\fbox", start) >= 0
+    return any(text.find(box, start) >= 0 for box in BOXES)

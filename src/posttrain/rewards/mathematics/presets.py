@@ -25,7 +25,7 @@ MATH500 = Options(percent=True, words=True, ignore_case=True)
 AIME_LARGEST = 999
 """Answers of the AIME are integers from 0 to this."""
 
-Completion = str | Sequence[Message]
+Completion = str | Sequence[Message] | None
 
 
 def math(

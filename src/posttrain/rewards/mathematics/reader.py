@@ -38,6 +38,8 @@ class Reader:
     options: Options = STRICT
     algebra: Callable[[str, str], bool] | None = None
     """Decides what takes symbolic algebra; without it such a question raises NeedsAlgebra."""
+    estimates: bool = False
+    """Whether an estimate may be the answer (`about 3.1`): where a tolerance says how good it has to be."""
     read: dict[str, Value | None] = field(default_factory=dict, compare=False)
     """What was read before: an answer is compared with every other one."""
 

@@ -15,12 +15,14 @@ from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
+from posttrain.errors import DataError
+from posttrain.rewards.mathematics.estimates import allows_estimates, is_estimate
 from posttrain.rewards.mathematics.extract import Extracted, Reader, extract
 from posttrain.rewards.mathematics.golds import math_gold, read_gold, require_mathematics
 from posttrain.rewards.mathematics.guard import NeedsAlgebra, Unreadable, quickly
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.parse import parse
-from posttrain.rewards.mathematics.values import Unread, Value
+from posttrain.rewards.mathematics.values import Number, Unread, Value
 from posttrain.rewards.verdict import Verdict
 
 Algebra = Callable[[str, str], bool]
@@ -29,7 +31,7 @@ Message = Mapping[str, Any]
 
 
 def verify(
-    completion: str | Sequence[Message],
+    completion: str | Sequence[Message] | None,
     answer: Any,
     options: Options,
     *,
@@ -45,7 +47,8 @@ def verify(
         if algebra is None:
             raise NeedsAlgebra
         require_mathematics(gold_text)
-    reader = Reader(options, algebra)
+    decimal = isinstance(gold.meaning, Number) and gold.meaning.decimal
+    reader = Reader(options, algebra, allows_estimates(options, decimal=decimal) or is_estimate(gold_text))
     with quickly() if algebra is None else nullcontext():
         found = extract(text_of(completion), reader)
         verdict = _judge(gold, gold_text, found, reader, truncated=truncated)
@@ -53,14 +56,22 @@ def verify(
     return verdict
 
 
-def text_of(completion: str | Sequence[Message]) -> str:
-    """The text to judge: of a conversation what the assistant said last.
+def text_of(completion: str | Sequence[Message] | None) -> str:
+    """The text to judge: of a conversation what the assistant said last. None, a message without text, says nothing.
 
     >>> text_of([{"role": "assistant", "content": "8"}, {"role": "user", "content": "9?"}])
     '8'
     """
     if isinstance(completion, str):
         return completion
+    if completion is None:
+        return ""
+    if isinstance(completion, bytes | Mapping) or not isinstance(completion, Sequence):
+        raise DataError(
+            given=f"a completion of type {type(completion).__name__}",
+            allowed="a text, or the list of the messages of a conversation",
+            fix="Pass the text that the model wrote.",
+        )
     said = [message.get("content") for message in completion if message.get("role") == "assistant"]
     content = said[-1] if said else ""
     if isinstance(content, str):
@@ -76,6 +87,11 @@ def no_answer(found: Extracted, *, truncated: bool) -> Verdict:
     return Verdict(0.0, reason, extracted=found.listed, detail=found.detail)
 
 
+def estimated(answer: str) -> Verdict:
+    """The verdict on an estimate or a bound, which is more than one value."""
+    return Verdict(0.0, "ambiguous", extracted=answer, detail="an estimate or a bound is no exact value")
+
+
 def hidden_characters(text: str) -> bool:
     """Whether a text holds characters that nobody sees: zero-width, bidirectional controls, soft hyphens."""
     return not text.isascii() and any(unicodedata.category(character) == "Cf" for character in text)
@@ -87,6 +103,8 @@ def _judge(gold: Value, gold_text: str, found: Extracted, reader: Reader, *, tru
         return no_answer(found, truncated=truncated)
     if hidden_characters(answer):
         return Verdict(0.0, "wrong", extracted=answer, detail="invisible characters in the answer")
+    if not reader.estimates and is_estimate(answer):
+        return estimated(answer)
     try:
         given = parse(answer, reader.options)
         right = reader.equal(gold, given, gold_text, answer)
