@@ -37,6 +37,8 @@ RESULT = HERE / "results" / "alarms.json"
 TUNING = HERE / "results" / "alarms-tuning.json"
 THRESHOLDS = HERE / "results" / "alarm_thresholds.json"
 PAGE = HERE.parent / "docs" / "alarms-measured.md"
+PAIRS_PER_POOL = 20
+"""Then fresh processes, whose memory starts small. (max_tasks_per_child of Python 3.11 can leave a pool without any.)"""
 SEEDS, TUNING_SEEDS = tuple(range(200, 220)), tuple(range(100, 106))
 STEPS, EVERY, TRAIN_ROWS = 80, 2, 2000
 PROCESSES = 2
@@ -157,18 +159,20 @@ def run_missing(seeds: Sequence[int], file: Path) -> list[dict[str, Any]]:
     pairs = [(kind, seed) for seed in seeds for kind in KINDS if any((kind, t, seed) not in done for t in TWINS)]
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=PROCESSES, mp_context=context, max_tasks_per_child=10) as pool:
-        asked = {
-            pool.submit(twins, kind, seed, [t for t in TWINS if (kind, t, seed) not in done]) for kind, seed in pairs
-        }
-        for future in as_completed(asked):
-            if (error := future.exception()) is not None:
-                print("".join(traceback.format_exception(error))[-2000:], flush=True)
-                continue
-            for run in future.result():
-                print(in_words(run), flush=True)
-                runs.append(run)
-            put_on_file(runs, file)
+    for first in range(0, len(pairs), PAIRS_PER_POOL):
+        with ProcessPoolExecutor(max_workers=PROCESSES, mp_context=context) as pool:
+            asked = {
+                pool.submit(twins, kind, seed, [t for t in TWINS if (kind, t, seed) not in done])
+                for kind, seed in pairs[first : first + PAIRS_PER_POOL]
+            }
+            for future in as_completed(asked):
+                if (error := future.exception()) is not None:
+                    print("".join(traceback.format_exception(error))[-2000:], flush=True)
+                    continue
+                for run in future.result():
+                    print(in_words(run), flush=True)
+                    runs.append(run)
+                put_on_file(runs, file)
     return runs
 
 
