@@ -182,6 +182,20 @@ def test_a_dry_run_checks_the_rules_that_span_sections(posttrain):
 
 
 @pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ("[{name: mtah}]", "rewards.name = 'mtah', and there is no such reward; did you mean \"math\"?"),
+        ("[{name: math, settings: {percnt: either}}]", "reward \"math\" has no setting 'percnt'"),
+        ("[{name: regex}]", 'reward "regex" needs settings.pattern'),
+    ],
+)
+def test_a_dry_run_refuses_rewards_that_do_not_exist(posttrain, rewards, message):
+    exit_code, _, err = posttrain("train", "run.yaml", "--dry-run", f"rewards={rewards}")
+    assert exit_code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "no configuration file"),

@@ -178,6 +178,28 @@ def test_a_reward_without_signal_is_said_to_teach_nothing(config, folder, capsys
     assert "nothing will be learned" in next(f["text"] for f in trial["findings"] if f["check"] == "useful groups")
 
 
+@pytest.mark.parametrize("gate", ["", ", gate: strict"], ids=["the heaviest", "a gate"])
+def test_groups_that_differ_only_by_shaping_are_a_warning(config, folder, capsys, gate):
+    """What nobody gets right, beside a reward that pays for length whatever the answer is."""
+    (folder / "shaping.py").write_text(
+        "def strict(completion, answer):\n    return 0.0\n\n"
+        "def short(completion):\n    return 1 / (1 + len(completion))\n"
+    )
+    shaped = f"{{function: {folder}/shaping.py:short, weight: 0.5}}"
+    watched = f"{{name: exact_match, label: exact, weight: 0.1{gate}}}"
+    entry = f"rewards=[{{function: {folder}/shaping.py:strict}}, {shaped}, {watched}]"
+    _, trial = tried(capsys, str(config), entry, "--prompts", "8")
+    assert status(trial)["useful groups"] == "ok"
+    assert status(trial)["right answers"] == "warn"
+    assert text_of(trial, "right answers").endswith("by strict: groups differ only by shaping, no answer was right")
+
+
+def test_right_answers_beside_shaping_are_counted(config, folder, capsys):
+    entry = f"rewards=[{{name: exact_match}}, {{function: {folder}/rewards.py:kind, weight: 0.1}}]"
+    _, trial = tried(capsys, str(config), entry, "--prompts", "16")
+    assert status(trial)["right answers"] == "ok"
+
+
 def test_fewer_answers_than_a_group_has_are_refused(config, capsys):
     assert command(["reward", "test", str(config), "--prompts", "4", "-k", "2"]) == 2
     assert "2 answers to each prompt, for groups of 4" in capsys.readouterr().err

@@ -60,7 +60,10 @@ def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json
 
     resolved = load_config(path, overrides)
     if dry_run:
+        from posttrain.rewards.making import check_names
+
         check(resolved.config)
+        check_names([*resolved.config.rewards, *resolved.config.check])
         everything = {"config": resolved.config.model_dump(mode="json"), "origins": dict(resolved.origins)}
         answer(everything, to_yaml(resolved).rstrip(), as_json=json)
         return 0
@@ -75,6 +78,10 @@ def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool,
 
     pipeline = read_pipeline(path, overrides)
     if dry_run:
+        from posttrain.rewards.making import check_names
+
+        for stage in pipeline.stages:
+            check_names([*stage.config.rewards, *stage.config.check])
         stages = [{"name": stage.name, "config": stage.config.model_dump(mode="json")} for stage in pipeline.stages]
         everything = {**pipeline.settings.model_dump(mode="json"), "stages": stages}
         answer(everything, to_yaml(pipeline, pipeline.settings.output).rstrip(), as_json=json)

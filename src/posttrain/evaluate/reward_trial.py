@@ -20,7 +20,7 @@ import torch
 from posttrain.config_stages import in_folder
 from posttrain.data.plain import plain_prompts
 from posttrain.data.split import Split, read_split
-from posttrain.evaluate.signal import ModelAnswers, about_answers, about_unscored, finding, sample_answers
+from posttrain.evaluate.signal import ModelAnswers, about_answers, about_right, about_unscored, finding, sample_answers
 from posttrain.models.load import load_model
 from posttrain.rewards import RewardSet, Scores, build_rewards
 from posttrain.rewards.audit.finding import Finding, quote
@@ -116,6 +116,7 @@ def try_rewards(
         findings += [
             about_unscored("unscored samples", [scores], max_unscored),
             *about_answers(answers, sampling, max_truncated),
+            *about_right(rewards, prompts, scores),
         ]
     return Trial(
         rewards=rewards.labels,

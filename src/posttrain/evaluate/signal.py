@@ -154,6 +154,37 @@ def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated
     return [truncated, finding("useful groups", status, useful.mean, limit, text, advice)]
 
 
+def about_right(rewards: RewardSet, prompts: Sequence[Prompt], scores: Scores) -> list[Finding]:
+    """Was any answer right? Where none was, rewards for form, length and the like still make groups differ.
+
+    Right is what opens a gate; without gates, what gets more than 0 from the heaviest of the rewards that read a
+    column. Nothing is said of a reward by itself: its groups differ by nothing else.
+    """
+    weighted = [one for one in rewards.components if one.weight]
+    if len(weighted) < 2:
+        return []
+    reaches: dict[str, Callable[[float], bool]] = {
+        one.gate.label: lambda score, gate=one.gate: bool(gate.opens(score)) for one in weighted if one.gate
+    }
+    if not reaches:
+        available = {name for prompt in prompts for name in prompt.columns}
+        graders = [one for one in weighted if one.weight > 0 and one.columns(available)]
+        if not graders:
+            return []
+        reaches = {max(graders, key=lambda one: one.weight).label: lambda score: score > 0}
+    found: list[Finding] = []
+    for label, right in reaches.items():
+        given = [value for row in scores.parts[label] for value in row if value is not None]
+        count = sum(map(right, given))
+        text = f"{count} of {len(given)} right by {label}"
+        if not count:
+            text += ": groups differ only by shaping, no answer was right"
+        status: Status = "ok" if count else "warn"
+        limit = f"at least one of the model's answers is right by {label}: take easier questions or more of them"
+        found.append(finding("right answers", status, count / len(given) if given else None, limit, text))
+    return found
+
+
 def _advice(answers: ModelAnswers) -> str:
     if answers.too_hard + answers.too_easy > 1:  # some prompts are both: the lowest reward is the highest
         return "All answers got the same reward: see whether the reward tells anything apart, and what the model said."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,28 @@ def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None, de
     if component.builtin is not None and component.settings:
         _try_settings(component, pool)
     return component
+
+
+def check_names(rewards: Sequence[RewardLike]) -> None:
+    """ConfigError for names that no reward has, and for settings that a built-in does not have or lacks.
+
+    Nothing is started, and no code of the user's is imported.
+    """
+    for reward in rewards:
+        if reward.name in BUILTINS:
+            builtin = BUILTINS[reward.name]
+            component = Component(
+                label=reward.label or reward.name,
+                weight=float(reward.weight),
+                timeout=float(reward.timeout),
+                settings=dict(reward.settings),
+                signature=Signature.of(builtin.function, reward.name),
+                builtin=builtin,
+                gate=Gate.of(reward.gate),
+            )
+            _check_settings(component)
+        elif reward.name is not None:
+            find_named(reward.name)
 
 
 def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Component:
