@@ -92,11 +92,12 @@ class Sandbox:
         server.close()
 
 
-UNSAFE = "sandbox: unsafe runs what a model wrote with all that this user may do; nothing is confined"
+UNSAFE = "settings: {sandbox: unsafe} runs what a model wrote with all that this user may do; nothing is confined"
 FIXES = (
     "Install bubblewrap (apt install bubblewrap); on Ubuntu 23.10 and later also its AppArmor profile,"
     " bwrap-userns-restrict (apt install apparmor-profiles). Or run on Linux 5.13 or later with landlock among the"
-    " security modules (lsm=) and seccomp allowed. Or name a container: sandbox: 'container:python:3.12-slim'."
+    " security modules (lsm=) and seccomp allowed. Or name a container:"
+    " settings: {sandbox: 'container:python:3.12-slim'}."
 )
 KINDS = "auto, bubblewrap, landlock, container:IMAGE or unsafe"
 
@@ -144,4 +145,4 @@ def _tier(name: str) -> tiers.Tier:
     kind, _, image = name.partition(":")
     if kind == "container" and image:
         return tiers.container(image)
-    raise ConfigError(given=f"sandbox = {name!r}", allowed=KINDS, fix="Set sandbox: auto.")
+    raise ConfigError(given=f"sandbox = {name!r}", allowed=KINDS, fix="Set settings: {sandbox: auto}.")
