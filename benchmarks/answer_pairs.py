@@ -45,6 +45,7 @@ REASONS: dict[tuple[str, int], str] = {
     ("answer_pairs_math_verify.jsonl", 172): "boxes with 200 and 255 beside a statement of 10,455",
     ("answer_pairs_math_verify.jsonl", 31): "label of a stricter extraction: a formula may span lines",
     ("answer_pairs_math_verify.jsonl", 32): "label of a stricter extraction: a formula may span lines",
+    ("answer_pairs_math_verify.jsonl", 103): "an estimate, `x ≈ 11`, is no exact value",
     ("answer_pairs_math_verify.jsonl", 109): "the gold is a chain of equations whose sides differ",
     ("answer_pairs_math_verify.jsonl", 162): "a set without order is no ordered pair",
     (
@@ -64,6 +65,7 @@ _CASES = "answer_pairs_math_verify.jsonl"
 RULES = {
     "one answer": (15, 35, 98, 100, 101, 104, 109, 114, 115, 172),
     "exact golds take no decimals": (126, 133, 139),
+    "an estimate is no exact value": (103,),
     "an answer is evaluated": (123, 124),
     "a set is no tuple": (162,),
     "symbols are told apart": (253,),

@@ -82,9 +82,9 @@ def test_every_completion_keeps_its_place_whichever_of_them_fail():
 @pytest.mark.slow
 def test_a_thousand_timeouts_leave_no_process(reward_file, children):
     hang = reward_file("import time\n\n\ndef reward(completion):\n    time.sleep(1000)\n")
-    with build_rewards([Reward(function=hang, timeout=0.01)], workers=2) as rewards:
+    with build_rewards([Reward(function=hang, timeout=0.05)], workers=4) as rewards:
         scores = rewards.score([prompt(0)], [[completion("") for _ in range(1000)]])
         assert reasons_of(scores, "reward") == ["timeout"] * 1000
         assert scores.parts["reward"] == [[None] * 1000]
-        assert len(children()) <= 2
+        assert len(children()) <= 4
     assert children() == []
