@@ -38,7 +38,7 @@ TUNING = HERE / "results" / "alarms-tuning.json"
 THRESHOLDS = HERE / "results" / "alarm_thresholds.json"
 PAGE = HERE.parent / "docs" / "alarms-measured.md"
 PAIRS_PER_POOL = 20
-"""Then fresh processes, whose memory starts small. (max_tasks_per_child of Python 3.11 can leave a pool without any.)"""
+"""Then fresh processes, whose memory starts small; max_tasks_per_child of Python 3.11 can leave a pool without any."""
 SEEDS, TUNING_SEEDS = tuple(range(200, 220)), tuple(range(100, 106))
 STEPS, EVERY, TRAIN_ROWS = 80, 2, 2000
 PROCESSES = 2
