@@ -15,7 +15,7 @@ from tests.rewards.audit.rows import planted, sums
 
 from posttrain.errors import DataError, RewardError
 from posttrain.rewards import Reward
-from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit
+from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit, samples
 from posttrain.rewards.audit.cheats import Target, cheats, made_for
 from posttrain.rewards.audit.checks import Check
 from posttrain.rewards.audit.finding import Measured, quote
@@ -235,13 +235,15 @@ def test_hostile_texts_are_short_to_say_and_long_to_read():
     assert quote("7" * 200_000) == "'" + "7" * 45 + " ... (200000 characters) ... " + "7" * 22 + "'"
 
 
-def test_a_model_is_asked_for_groups_of_completions():
+def test_a_model_is_asked_for_groups_of_completions(monkeypatch):
     """One that tells stories to small children: no answer of its is right, so that no group teaches anything."""
     if not STORIES.is_dir():
         pytest.skip(f"needs {STORIES}")
+    monkeypatch.setattr(samples, "PROMPTS", 4)
+    monkeypatch.setattr(samples, "GROUP_SIZE", 3)
     finding = audit(planted("honest:marked"), sums(), model=str(STORIES), only=["group_signal"])["group_signal"]
     assert finding.status == "warn"
-    assert finding.text.startswith("16 of 16 (100 %) groups have equal scores")
+    assert finding.text.startswith("4 of 4 (100 %) groups have equal scores")
 
 
 def test_an_audit_ends_with_its_time_and_says_what_was_left_out():

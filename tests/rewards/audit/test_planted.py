@@ -6,6 +6,7 @@ import pytest
 from tests.rewards.audit.rows import few_answers, planted, sums, tasks, weak_tasks
 
 from posttrain.errors import SandboxUnavailable
+from posttrain.rewards import Reward
 from posttrain.rewards.audit import CHECKS, audit
 
 EXPECTED: list[tuple[str, str, str]] = [
@@ -63,14 +64,18 @@ EXPECTED: list[tuple[str, str, str]] = [
 TOLD: dict[str, dict[str, Any]] = {
     "latency": {"step_seconds": 1.0, "completions_per_step": 256},
     "noise": {"stochastic": True},
+    "safety": {"form": "#### GOLD"},
 }
-"""What an audit has to be told for a check to mean something."""
+"""What an audit has to be told for a check to mean something, or to ask a slow reward less."""
+HANGS = 2.0
+"""Seconds for a call of a grader that attack programs hang."""
 
 
 @pytest.mark.parametrize(("check", "name", "status"), EXPECTED, ids=[f"{c}-{n}" for c, n, _ in EXPECTED])
 def test_a_planted_defect_is_found_by_its_check(check, name, status):
     rows = tasks() if name.startswith("programs") else sums()
-    finding = audit(planted(name), rows, only=[check], **TOLD.get(check, {}))[check]
+    reward = Reward(function=planted(name), timeout=HANGS if check == "code_attacks" else 10.0)
+    finding = audit(reward, rows, only=[check], **TOLD.get(check, {}))[check]
     assert finding.status == status, finding
     assert finding.examples, "a finding without an example cannot be acted upon"
 
@@ -134,6 +139,7 @@ def test_an_honest_reward_passes_every_check(reward, options):
     assert report.seconds < 60
 
 
+@pytest.mark.slow
 def test_our_grader_of_programs_passes_every_check():
     try:
         report = audit("code", tasks())
