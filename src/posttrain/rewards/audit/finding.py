@@ -98,6 +98,8 @@ class AuditReport:
         counts = {status: len(self.named(status)) for status in ("fail", "warn", "ok", "skipped")}
         numbers = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         verdict = "Do not train on this reward yet" if counts["fail"] else "Nothing failed"
+        if late := sum("out of time" in finding.text for finding in self.checks):
+            verdict += f", and {late} checks were not made: give more time (--seconds)"
         return f"{verdict}: {numbers}; {self.seconds:.0f} s."
 
 

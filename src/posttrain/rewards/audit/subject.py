@@ -121,7 +121,7 @@ class Subject:
 
     def rows_for(self, cases_per_row: int) -> range:
         """As many rows as the time allows."""
-        afford = SECONDS_PER_CHECK / max(self.seconds_per_call * cases_per_row, 1e-9)
+        afford = min(SECONDS_PER_CHECK, self.seconds / 16) / max(self.seconds_per_call * cases_per_row, 1e-9)
         return range(min(len(self.prompts), max(LEAST_ROWS, min(MOST_ROWS, int(afford)))))
 
     def target(self, row: int, form: str | None = None) -> Target:
