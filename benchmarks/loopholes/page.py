@@ -40,7 +40,9 @@ by the check, every second step) has lost 10 points from its best.
     python benchmarks/alarms.py
 
 **{caught} of {gamed} gamed runs are caught in time; an alarm rings in {false} of {honest} honest runs** of the same
-length, from the same start models. Thresholds were chosen with other seeds and with the simulations below.
+length, from the same start models. {lost} of the gamed runs lost 10 points within their {steps} steps;
+{before} of those were caught before, the others are counted by their alarm alone. Thresholds were chosen with other seeds and
+with the simulations below.
 
 """
 KINDS_NOTE = """
@@ -112,6 +114,8 @@ def page_of(runs: Sequence[Run], thresholds: Mapping[str, Any], *, steps: int) -
     """docs/alarms-measured.md."""
     flawed, honest = ([run for run in runs if run["twin"] == twin] for twin in TWINS)
     counts = {"caught": sum(map(in_time, flawed)), "gamed": len(flawed), "honest": len(honest)}
+    really = [run for run in flawed if lost_at(run) is not None]
+    counts |= {"lost": len(really), "before": sum(map(in_time, really))}
     lines = [
         HEAD.format(steps=steps, false=sum(bool(run["alarms"]) for run in honest), **counts).rstrip(),
         "",
