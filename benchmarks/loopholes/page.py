@@ -41,8 +41,8 @@ by the check, every second step) has lost 10 points from its best.
 
 **{caught} of {gamed} gamed runs are caught in time; an alarm rings in {false} of {honest} honest runs** of the same
 length, from the same start models. {lost} of the gamed runs lost 10 points within their {steps} steps;
-{before} of those were caught before, the others are counted by their alarm alone. Thresholds were chosen with other seeds and
-with the simulations below.
+{before} of those were caught before, the others are counted by their alarm alone. Thresholds were chosen with other
+seeds and with the simulations below.
 
 """
 KINDS_NOTE = """
