@@ -100,6 +100,17 @@ def test_without_a_check_longer_answers_are_suspicious_where_length_itself_is_pa
     assert watch_over(run_of(**longer, text__length_correlation=(0.0, 0.0))) == [], "reasoning grows in honest runs"
 
 
+@pytest.mark.parametrize(("rejected", "expected"), [(0, []), (2, ["disagreement", "length_correlation"])])
+def test_between_evaluations_a_check_that_agrees_with_what_is_accepted_is_proof(rejected, expected):
+    """Longer answers are paid more as the task is learned; the check sees right answers all along, or it does not."""
+    watch = Watch(AlarmConfig())
+    watch.disagreement = watch.step_alarms["disagreement"] = Disagreement(3.0, 9.0, 0.01)
+    counts = {"check/checked": 32.0, "check/rejected": float(rejected), "check/rejected_prompts": float(rejected)}
+    run = run_of(**PAID, text__length_correlation=(0.0, 0.5))
+    found = [alarm for step in range(1, N + 1) for alarm in watch.observe(step, {**run(step), **counts})[0]]
+    assert sorted(kinds(found)) == expected
+
+
 def test_without_a_check_a_model_that_has_learned_its_task_is_no_alarm():
     learned = run_of(reward=(0.3, 1.0), frac_reward_zero_std=(0.2, 1.0), entropy=(1.0, 0.1))
     assert watch_over(learned) == []

@@ -16,7 +16,7 @@ from posttrain.train.alarms.course import Course
 from posttrain.train.alarms.disagreement import Disagreement
 from posttrain.train.alarms.heldout import HeldOutAlarms, first_look, held_out, movement
 from posttrain.train.alarms.kl import KLJump
-from posttrain.train.alarms.records import Alarm, Step, StepAlarm
+from posttrain.train.alarms.records import Alarm, Movement, Step, StepAlarm
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -120,11 +120,19 @@ class Watch:
     def observe(self, number: int, metrics: Mapping[str, float]) -> tuple[list[Alarm], dict[str, float]]:
         """What fires at this step, and where the cumulative sum stands."""
         self.reward.add(metrics.get("reward", float("nan")))
-        moved = movement(self.heldout.found) if self.independent else "unknown"
-        step = Step(number=number, metrics=metrics, reward=self.reward.movement(), heldout=moved)
+        step = Step(number=number, metrics=metrics, reward=self.reward.movement(), heldout=self._proof(metrics))
         found = [alarm for one in self.step_alarms.values() if (alarm := one.observe(step)) is not None]
         asked = self.disagreement is not None and "check/checked" in metrics
         return self._new(found), self.disagreement.metrics() if self.disagreement and asked else {}
+
+    def _proof(self, metrics: Mapping[str, float]) -> Movement:
+        """How an independent score has moved: the held-out one, as far as evaluations tell. Between them, where the
+        reward rose and the check agrees with what is accepted as much as ever, its score has risen with the reward."""
+        moved = movement(self.heldout.found) if self.independent else "unknown"
+        agrees = self.disagreement is not None and self.disagreement.cusum.since is None
+        if moved == "unknown" and agrees and metrics.get("check/checked") and self.reward.movement() == "rose":
+            return "rose"
+        return moved
 
     def _new(self, alarms: Sequence[Alarm]) -> list[Alarm]:
         new = {alarm.kind: alarm for alarm in reversed(alarms) if alarm.kind not in {one.kind for one in self.fired}}
