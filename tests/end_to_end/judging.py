@@ -77,7 +77,7 @@ class HashedVerdicts(Server):
     def reply(self, body: dict[str, Any], key: str | None, path: str) -> bytes:
         number = hashlib.sha256(json.dumps([path, key, body]).encode()).digest()[0]
         question = body["messages"][0]["content"]
-        verdict = ("correct", "incorrect")[number % 2] if "<reference>" in question else "AB"[number % 2]
+        verdict = ("correct", "incorrect")[number % 2] if "<reference" in question else "AB"[number % 2]
         text = f"Score: {number % 6}" if "Score: N" in question else f"Verdict: {verdict}"
         return self.completion(text)
 

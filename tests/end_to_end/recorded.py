@@ -104,7 +104,8 @@ def read_rollouts(folder: Path) -> Record:
     columns: dict[str, list[Any]] = {}
     for file in sorted((folder / "rollouts").glob("*.parquet")):
         for name, values in parquet.read_table(file).to_pydict().items():
-            columns.setdefault(f"rollouts/{name}", []).extend(values)
+            if not name.endswith("/seconds"):
+                columns.setdefault(f"rollouts/{name}", []).extend(values)
     return columns
 
 

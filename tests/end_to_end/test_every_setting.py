@@ -109,6 +109,7 @@ PPO = {"algorithm": "ppo", "train.minibatches": 2}
 CHAT = {"model.chat_template": "chat.jinja"}
 HUB_DATA = {"data.train": "numbers"}
 CHECK = {"check": [NUMERIC]}
+MOVING_AVERAGE = {"algorithm.baseline": "moving_average", "train.steps": 3, "rewards": [reward("digits")]}
 FAILING = {"rewards": [reward("fails_sometimes")], "guards.max_unscored": 1.0}
 GATED = {"rewards": [reward("digits", gate={"label": "numeric"}), NUMERIC, reward("length", weight=0)]}
 UNMEASURED = {"data.eval_fraction": 0.0}
@@ -161,7 +162,7 @@ RUN_OF: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("max_negative_divergence", "filter"), SEVERAL_UPDATES),
     **dict.fromkeys(("baseline", "aggregation", "whiten_over", "center", "shaping", "length_coef"), UNEVEN),
     **dict.fromkeys(("token_budget", "budget_penalty"), UNEVEN),
-    "baseline_decay": {"train.steps": 3},
+    "baseline_decay": {"train.steps": 3, "rewards": [reward("digits")]},
     "correction": STALE,
     "count_masked_sequences": {"train.mask_truncated": True, **UNEVEN},
 }
@@ -367,14 +368,14 @@ CASES = [
     Case("seed", 1, "rollouts/completion"),
     Case("report", True, "files"),
     Case("reinforce.baseline", "none", "weights"),
-    Case("reinforce.baseline_decay", 0.1, "weights", given={"algorithm.baseline": "moving_average", "train.steps": 3}),
+    Case("reinforce.baseline_decay", 0.1, "weights", given=MOVING_AVERAGE),
     Case("reinforce.clip_low", 0.1, "weights", given=CLIPPED),
     Case("reinforce.clip_high", 0.1, "weights", given=CLIPPED),
     Case("reinforce.kl_coef", 0.1, "weights"),
     Case("reinforce.gamma", 0.5, "weights"),
     Case("reinforce.entropy_coef", 0.1, "weights"),
     Case("rloo.clip_low", 0.1, "weights", given=CLIPPED),
-    Case("rloo.clip_high", 0.1, "weights", given=CLIPPED),
+    Case("rloo.clip_high", 0.1, "weights", given=CLIPPED | {"rewards": [reward("digits")]}),
     Case("rloo.kl_coef", 0.1, "weights"),
     Case("rloo.gamma", 0.5, "weights"),
     Case("rloo.entropy_coef", 0.1, "weights"),
@@ -519,7 +520,7 @@ CASES = [
     Case("ppo.clip_low", 0.1, "weights", given=CLIPPED),
     Case("ppo.clip_high", 0.1, "weights", given=CLIPPED),
     Case("ppo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
-    Case("ppo.value_clip", None, "weights", given=SEVERAL_UPDATES),
+    Case("ppo.value_clip", 0.001, "weights", given=SEVERAL_UPDATES | {"rewards": [reward("digits")]}),
     Case("ppo.value_coef", 0.1, "weights", given={"critic.kind": "shared"}),
     Case("ppo.gamma", 0.5, "weights"),
     Case("ppo.gae_lambda", 0.5, "weights"),
