@@ -109,6 +109,7 @@ PPO = {"algorithm": "ppo", "train.minibatches": 2}
 CHAT = {"model.chat_template": "chat.jinja"}
 HUB_DATA = {"data.train": "numbers"}
 CHECK = {"check": [NUMERIC]}
+DENSE_CRITIC = {"critic.kind": "shared", "rewards": [reward("digits")]} | SEVERAL_UPDATES
 MOVING_AVERAGE = {"algorithm.baseline": "moving_average", "train.steps": 3, "rewards": [reward("digits")]}
 FAILING = {"rewards": [reward("fails_sometimes")], "guards.max_unscored": 1.0}
 GATED = {"rewards": [reward("digits", gate={"label": "numeric"}), NUMERIC, reward("length", weight=0)]}
@@ -520,7 +521,7 @@ CASES = [
     Case("ppo.clip_low", 0.1, "weights", given=CLIPPED),
     Case("ppo.clip_high", 0.1, "weights", given=CLIPPED),
     Case("ppo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
-    Case("ppo.value_clip", 0.001, "weights", given=SEVERAL_UPDATES | {"rewards": [reward("digits")]}),
+    Case("ppo.value_clip", None, "weights", given=DENSE_CRITIC),
     Case("ppo.value_coef", 0.1, "weights", given={"critic.kind": "shared"}),
     Case("ppo.gamma", 0.5, "weights"),
     Case("ppo.gae_lambda", 0.5, "weights"),
