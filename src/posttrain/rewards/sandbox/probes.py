@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 
-WANTED = json.loads(sys.stdin.read())
+WANTED = json.loads(sys.stdin.read()) if __name__ == "__main__" else {}
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -145,5 +145,6 @@ def succeeded(attempt):
     return True
 
 
-tried = WANTED.get("only", list(ATTEMPTS))
-print(json.dumps([name for name in tried if succeeded(ATTEMPTS[name])]))
+if __name__ == "__main__":
+    tried = WANTED.get("only", list(ATTEMPTS))
+    print(json.dumps([name for name in tried if succeeded(ATTEMPTS[name])]))
