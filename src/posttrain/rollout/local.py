@@ -52,17 +52,19 @@ class LocalSampler:
         *,
         shared: bool,
         dtype: torch.dtype | None = None,
+        packed: bool = False,
         max_batch_rows: int = 64,
         version: int = 0,
     ) -> None:
         """`model` is the policy, a peft model or not.
 
         `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules run
-        under autocast where it is a half precision. `max_batch_rows` bounds the rows that `score` decodes together;
+        under autocast where it is a half precision. The linear layers of a copy may be `packed` (packed_linear.py); that
+        raises ModelError for a model that does not allow it. `max_batch_rows` bounds the rows that `score` decodes together;
         `generate` is told by its settings. `version` is the policy version of the weights as they are now.
         """
         base_model(model)  # refuses what it cannot decode with
-        self.model = model if shared else plain_copy(model, dtype)
+        self.model = model if shared else plain_copy(model, dtype, packed=packed)
         self.shared = shared
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
@@ -83,6 +85,16 @@ class LocalSampler:
         Raises ConfigError when a prompt and its completion do not fit the context window, DataError for an empty
         prompt, NonFiniteError when the model returns numbers that are not finite.
         """
+        groups = dict(self.stream(prompts, sampling, group_size=group_size, seed=seed))
+        return [groups[i] for i in range(len(prompts))]
+
+    def stream(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """(place of the prompt, its group) of every prompt, as soon as the group is complete: wave by wave.
+
+        Raises as `generate` does, when the first group is asked for.
+        """
         if group_size < 1:
             raise ConfigError(
                 given=f"group_size = {group_size}", allowed="at least 1", fix="Set sampling.group_size = 8."
@@ -90,13 +102,11 @@ class LocalSampler:
         stop = StopStrings(self.tokenizer, sampling.stop)
         for prompt in prompts:
             self._check_length(prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
-        groups: dict[int, list[Completion]] = {}
-        with self._decoding_mode():
-            lengths = [len(prompt.ids) for prompt in prompts]
-            for wave in waves(lengths, max_prompts=max(1, sampling.max_batch_rows // group_size)):
-                found = self._generate_wave([prompts[i] for i in wave], sampling, stop, group_size, seed)
-                groups.update(zip(wave, found, strict=True))
-        return [groups[i] for i in range(len(prompts))]
+        lengths = [len(prompt.ids) for prompt in prompts]
+        for wave in waves(lengths, max_prompts=max(1, sampling.max_batch_rows // group_size)):
+            with self._decoding_mode():  # not while the groups are looked at: whoever does may want gradients
+                found = list(self._generate_wave([prompts[i] for i in wave], sampling, stop, group_size, seed))
+            yield from zip(wave, found, strict=True)
 
     def score(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from torch import nn
@@ -41,6 +41,16 @@ class Sampler(Protocol):
         """`group_size` completions of every prompt, in the order of the prompts.
 
         Completion g of a prompt draws from a random stream of its own, a pure function of `(seed, prompt.index, g)`.
+        """
+        ...
+
+    def stream(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """What `generate` returns, group by group: (place of the prompt, its group) as soon as the group is complete.
+
+        The order depends on the lengths of prompts and completions only, never on the clock. Between two groups nothing
+        of the sampler's is in force: no autocast, no switched-off gradients.
         """
         ...
 
