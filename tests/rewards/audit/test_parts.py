@@ -262,6 +262,13 @@ def test_an_audit_ends_with_its_time_and_says_what_was_left_out():
     assert told[1:] == [f"slow: {check.name}" for check in CHECKS]
 
 
+def test_an_audit_without_time_for_any_check_is_no_pass():
+    late = Finding(check="noise", status="skipped", measured=None, limit="-", text="out of time")
+    report = AuditReport(reward="r", kind="exact", why="declared", rows=50, reads=("GOLD",), checks=[late])
+    assert not report.ok
+    assert "Do not train on this reward yet, and 1 checks were not made: give more time" in report.render()
+
+
 def test_a_reward_that_hangs_is_no_audit_that_hangs():
     start = time.perf_counter()
     with pytest.raises(RewardError, match="did not score the first right and wrong answers within 2 s"):

@@ -58,8 +58,11 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing failed. Warnings do not count."""
-        return not self.named("fail")
+        """Nothing failed, and something was tried: an audit without time for any check has shown nothing.
+
+        Warnings do not count.
+        """
+        return not self.named("fail") and bool(self.named("ok") or self.named("warn"))
 
     def named(self, status: Status) -> list[str]:
         """The checks that came to this."""
@@ -97,7 +100,7 @@ class AuditReport:
     def _last_line(self) -> str:
         counts = {status: len(self.named(status)) for status in ("fail", "warn", "ok", "skipped")}
         numbers = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        verdict = "Do not train on this reward yet" if counts["fail"] else "Nothing failed"
+        verdict = "Do not train on this reward yet" if not self.ok else "Nothing failed"
         if late := sum("out of time" in finding.text for finding in self.checks):
             verdict += f", and {late} checks were not made: give more time (--seconds)"
         return f"{verdict}: {numbers}; {self.seconds:.0f} s."
