@@ -1,11 +1,13 @@
 """What each estimator estimates: its average over EVERY tuple of completions of a tiny policy, and the true gradient.
 
 The policy writes letters 0 and 1 until it writes EOS or has no room left: 3 completions of 1 token, 7 of up to 2,
-15 of up to 3. Nothing is sampled: each tuple of completions enters with its exact probability, in float64.
+15 of up to 3. Nothing is sampled: each tuple of completions enters with its exact probability, in float64. Tuples that
+differ only in the order within a group have the same loss (test_invariances.py): one stands for all of them.
 """
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -151,8 +153,8 @@ def ascent(
     sampling = ref_logprobs if off_policy else [x.detach() for x in logprobs]
     owners = [p for p in range(len(worlds)) for _ in range(group_size)]
     expected = torch.zeros((), dtype=torch.float64)
-    for chosen in itertools.product(*(range(len(worlds[p].completions)) for p in owners)):
-        drawn = list(zip(owners, chosen, strict=True))
+    for groups in itertools.product(*(groups_of(len(world.completions), group_size) for world in worlds)):
+        drawn = list(zip(owners, (c for chosen, _ in groups for c in chosen), strict=True))
         logprobs_BT = torch.stack([logprobs[p][c] for p, c in drawn])
         sampling_BT = torch.stack([sampling[p][c] for p, c in drawn])
         rewards_PG = torch.stack([worlds[p].rewards_C[c] for p, c in drawn]).reshape(len(worlds), group_size)
@@ -172,8 +174,14 @@ def ascent(
         batch = replace(algorithm.to_batch(experience, state), current_logprobs_BT=logprobs_BT.detach())
         batch = algorithm.prepare(batch)
         loss, _ = algorithm.loss(Outputs(logprobs_BT, values_BT=values_BT), batch, count_totals(batch))
-        expected = expected + sampling_BT.sum().exp() * loss
+        expected = expected + math.prod(orders for _, orders in groups) * sampling_BT.sum().exp() * loss
     return -gradient(expected, worlds[0])
+
+
+def groups_of(number: int, size: int) -> list[tuple[tuple[int, ...], int]]:
+    """Every group of `size` of `number` completions, whatever their order, and in how many orders it is drawn."""
+    groups = itertools.combinations_with_replacement(range(number), size)
+    return [(g, math.factorial(size) // math.prod(map(math.factorial, Counter(g).values()))) for g in groups]
 
 
 def values_of(worlds: Sequence[World]) -> list[Tensor]:
