@@ -57,7 +57,7 @@ def math_answer(text: str) -> str | None:
 
 _READERS: dict[str, Extract] = {
     **dict.fromkeys(("numeric", "gsm8k", "svamp", "aime"), numeric_answer),
-    **dict.fromkeys(("math", "math500"), math_answer),
+    **dict.fromkeys(("math", "math500", "math_lenient"), math_answer),
     "multiple_choice": choice_of,
 }
 

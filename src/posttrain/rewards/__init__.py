@@ -21,7 +21,7 @@ from posttrain.rewards.length import (
 )
 from posttrain.rewards.mathematics.choices import multiple_choice
 from posttrain.rewards.mathematics.countdown import countdown
-from posttrain.rewards.mathematics.presets import aime, gsm8k, math500, svamp
+from posttrain.rewards.mathematics.presets import aime, gsm8k, math500, math_lenient, svamp
 from posttrain.rewards.reward_set import RewardSet, build_rewards, check_gold
 from posttrain.rewards.scores import Failure, Scores, enforce_limit
 from posttrain.rewards.verdict import Verdict
@@ -51,6 +51,7 @@ __all__ = [
     "l1_max",
     "math",
     "math500",
+    "math_lenient",
     "multiple_choice",
     "numeric",
     "regex",

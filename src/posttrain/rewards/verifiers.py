@@ -121,6 +121,9 @@ BUILTINS: dict[str, Builtin] = {
     "code": Builtin(function=code, target="posttrain.rewards.code:code", golds=COLUMNS, runner=CodeRunner),
     "math": Builtin(function=presets.math, target=f"{_ALGEBRA}:math", quick=presets.math_quick),
     "math500": Builtin(function=presets.math500, target=f"{_ALGEBRA}:math500", quick=presets.math500_quick),
+    "math_lenient": Builtin(
+        function=presets.math_lenient, target=f"{_ALGEBRA}:math_lenient", quick=presets.math_lenient_quick
+    ),
     **{
         name: Builtin(
             function=function, target=f"{function.__module__}:{name}", quick=presets.in_time(function), golds=golds

@@ -217,7 +217,7 @@ def test_what_hides_a_part_of_the_answer_is_wrong(given: str):
         ({"ignore_case": True}, r"\text{Tuesday}", "tuesday"),
         ({"ignore_case": True}, "A", "a"),
         ({"natural_log": True}, r"\ln 2", r"\log 2"),
-        ({"decimal_comma": True}, "2.74", "2,74"),
+        ({"decimal_comma": True}, "2,74", "2.74"),
         ({"relative_tolerance": 0.01}, "3.14", "3.15"),
         ({"relative_tolerance": 0.01}, "3.14", r"\frac{22}{7}"),
         ({"absolute_tolerance": 0.01}, "3.14", "3.149"),

@@ -14,6 +14,7 @@ from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import ONE, Algebra, Atom, Polynomial, Ratio, atom, number
 from posttrain.rewards.mathematics.regions import equal_ends, interval, points
+from posttrain.rewards.mathematics.rounding import is_rounded
 from posttrain.rewards.mathematics.tree import Literal, Node, free_symbols
 from posttrain.rewards.mathematics.units import same_unit
 from posttrain.rewards.mathematics.values import (
@@ -92,7 +93,7 @@ def _same_number(gold: Number, given: Number, options: Options) -> bool:
         if candidates[-1] == gold.value:
             return True
     if not gold.decimal or not (options.relative_tolerance or options.absolute_tolerance):
-        return False
+        return is_rounded(gold, given, options)
     allowed = max(
         Fraction(str(options.relative_tolerance)) * abs(gold.value), Fraction(str(options.absolute_tolerance))
     )
@@ -103,6 +104,10 @@ def _same_meaning(gold: Value, given: Value, how: How) -> bool | None:
     match gold.meaning, given.meaning:
         case ((Number() | Expression()), (Number() | Expression())):
             return _same_expression(gold.meaning, given.meaning, how)
+        case Number(), Listing(decimal=Fraction() as decimal) if how.options.decimal_comma or gold.meaning.decimal:
+            return _same_number(gold.meaning, Number(decimal, decimal=True), how.options)
+        case Listing(decimal=Fraction() as decimal), Number() if how.options.decimal_comma:
+            return _same_number(Number(decimal, decimal=True), given.meaning, how.options)
         case Words(), Words():
             return gold.meaning == given.meaning
         case Listing(), Listing():
@@ -114,9 +119,11 @@ def _same_meaning(gold: Value, given: Value, how: How) -> bool | None:
         case ((Region() | Bracket()), (Region() | Bracket())) if not (
             isinstance(gold.meaning, Bracket) and isinstance(given.meaning, Bracket)
         ):
-            return _same_region(_as_region(gold.meaning, how.options), _as_region(given.meaning, how.options))
+            return _same_region(_as_region(gold.meaning, how.options), _as_region(given.meaning, how.options), how)
         case ((Region() | Listing(braced=True)), (Region() | Listing(braced=True))):
-            return _same_region(_as_region(gold.meaning, how.options), _as_region(given.meaning, how.options))
+            return _same_region(_as_region(gold.meaning, how.options), _as_region(given.meaning, how.options), how)
+        case Bracket(), Listing(braced=False) if how.options.bare_points:
+            return _all_same(gold.meaning.items, given.meaning.items, how)
         case Matrix(), Matrix():
             return _same_matrix(gold.meaning, given.meaning, how)
         case Based(), Based():
@@ -135,6 +142,8 @@ def _same_meaning(gold: Value, given: Value, how: How) -> bool | None:
 
 def _same_expression(gold: Number | Expression, given: Number | Expression, how: How) -> bool | None:
     """By their terms; what is equal at some points, but not term by term, needs algebra."""
+    if isinstance(given, Number) and is_rounded(gold, given, how.options):
+        return True
     ratios = [_ratio(gold), _ratio(given)]
     if _same_terms(*ratios):
         return True
@@ -193,7 +202,8 @@ def _same_listing(gold: Listing, given: Listing, how: How) -> bool | None:
     dotted = any(item.text == "…" for item in golds)
     if dotted or (how.options.ordered and not gold.braced):
         return _all_same(golds, givens, how)
-    if all(isinstance(item.meaning, Number) and item.unit is None and item.name is None for item in (*golds, *givens)):
+    items = () if how.options.rounded_places else (*golds, *givens)
+    if items and all(isinstance(item.meaning, Number) and item.unit is None and item.name is None for item in items):
         return Counter(_exact(item) for item in golds) == Counter(_exact(item) for item in givens)
     left = list(givens)
     unsure = False
@@ -235,7 +245,9 @@ def _as_region(meaning: Meaning, options: Options) -> Region:
             raise NotAnExpression
 
 
-def _same_region(gold: Region, given: Region) -> bool:
+def _same_region(gold: Region, given: Region, how: How) -> bool:
+    if given.inequality and not gold.inequality and not how.options.inequality_as_set:
+        return False
     return len(gold.pieces) == len(given.pieces) and all(
         one.low_closed == other.low_closed
         and one.high_closed == other.high_closed

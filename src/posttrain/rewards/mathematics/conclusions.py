@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from posttrain.rewards.mathematics import places
 from posttrain.rewards.mathematics.denials import is_changed, is_denied, is_guess, is_task
-from posttrain.rewards.mathematics.estimates import is_estimated, rounds_to
+from posttrain.rewards.mathematics.estimates import is_estimated, is_open_ended, rounds_to
 from posttrain.rewards.mathematics.guard import MAX_CHARS
 from posttrain.rewards.mathematics.prose import NUMBER
 from posttrain.rewards.mathematics.reader import Extracted, Reader, ambiguous
@@ -30,6 +30,8 @@ _RESULT = re.compile(r"=|≈|\b(?:get|gives?|obtain|yields?|makes?)\b")
 """What an order says with its result: `Multiply by 2 to get 18`."""
 _CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|final answer)\b[\s,:*]*", re.IGNORECASE)
 _ORDER = re.compile(r"\s*(?:[<>≤≥]=?|\\(?:[lg]t|[lg]eq?)(?![a-z]))\s*")
+_SAME_AS = re.compile(r"[\s$,]*(?:=|which\s+(?:is|equals|gives|makes)\b)[\s$]*")
+"""What stands between two sides of a chain in a sentence."""
 _ABOUT = r"\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$"
 _CLAIM = re.compile(
     rf"(?:\b(?:is|are|be|was|were|it's|equals?|gives?|makes?)|=|≈|:|->|→|\\approx){_ABOUT}", re.IGNORECASE
@@ -79,12 +81,16 @@ def of_sentence(sentence: str, reader: Reader) -> Extracted:
         return ambiguous(len(atoms), detail="a comparison of two numbers")
     if atoms and (is_changed(clause, atoms[-1][1]) or (not reader.estimates and is_estimated(clause, atoms[-1][1]))):
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is what another number is told by")
+    if atoms and not reader.estimates and is_open_ended(clause, atoms[-1][2]):
+        return ambiguous(2, detail=f"{atoms[-1][0]!r} and what lies beyond it")
     denied = {atom for atom, start, end in atoms if is_denied(clause, start, end)}
     if atoms and len(denied) == len({atom for atom, _, _ in atoms}):
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is denied")
     atoms = [atom for atom in atoms if atom[0] not in denied]
     if _breaks_a_chain(clause, atoms, reader):
         return ambiguous(len(atoms), detail="a chain of equations whose sides differ")
+    if reader.options.last_side:
+        atoms = [a for a, b in pairwise(atoms) if not _SAME_AS.fullmatch(clause, a[2], b[1])] + atoms[-1:]
     texts = list(dict.fromkeys(atom for atom, _, _ in atoms))
     if len(texts) == 1:
         offered = any(is_offered(clause, start, end) for _, start, end in atoms)
@@ -110,6 +116,7 @@ def _breaks_a_chain(clause: str, atoms: list[tuple[str, int, int]], reader: Read
     """Whether two numbers are called equal that are not: `8 = 7`; of `8 - 1 = 7` the 1 is a part of a formula."""
     return any(
         (sign := clause[end:start].strip()) in ("=", "→", "->", "=>", "⇒", "≈", "\\approx")
+        and not (sign == "=" and reader.options.last_side)
         and not re.search(r"(?:[-−+*/×÷·^(_%:]|\\[a-z]+|\bx|\bof|\bby)\s*\$?$", clause[:begin])
         and not (rounds_to(one, other) if sign in ("≈", "\\approx") else reader.same(one, other))
         for (one, begin, end), (other, start, _) in pairwise(atoms)

@@ -56,7 +56,7 @@ _POSSIBLE = re.compile(r"possib|plausib|likely|could|might|may", re.IGNORECASE)
 _TASK = re.compile(
     r"(?:[\s*_#>]|\\\[)*(?:(?:please|now|first|then|let\s+us|let's|hence|problem|question|task|exercise|q)\b[\s:.,)*_]*|[0-9]+[.)]\s+)*"
     r"(?:find|compute|evaluate|simplify|determine|calculate|express|write|factor|factori[sz]e|expand|convert|rationali[sz]e|"
-    r"(?:completely|fully)\s+\w+|multiply|add|subtract|divide|reduce|rewrite|solve|prove|show|estimate|round|enter|give|list|state|what|which|who|when|where|why|how|is|are|does|do|can|could)\b",
+    r"(?:completely|fully)\s+\w+|multiply|add|subtract|divide|reduce|rewrite|solve|prove|show|estimate|round|enter|give|list|state|what|which|who|when(?!\s+\w+ing\b[^.?]*:)|where|why|how|is|are|does|do|can|could)\b",
     re.IGNORECASE,
 )
 """How a question or an order begins."""

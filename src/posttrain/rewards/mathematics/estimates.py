@@ -24,6 +24,8 @@ _ANSWER = re.compile(
     r"|[^,;]*[0-9](?:\.\.|\s?…)\W*$",
     re.IGNORECASE,
 )
+_OPEN_END = re.compile(r"\+(?!\s*\$?[\w\\(+-])|(?<=\.)\.|\.\.")
+_NAMED = re.compile(rf"\s*\\?[A-Za-z]+(?:_\S{{1,9}})?\s*{_SIGN}[^,;]*$")
 _ESTIMATED_BEFORE = re.compile(rf"\b{_ESTIMATE}[\s$({{]*$", re.IGNORECASE)
 _BOUNDED_BEFORE = re.compile(
     rf"(?:^[\W_]*|\b(?:is|are|was|were|be|it's|has|have|had|of|equals?|makes?|so|thus|answer:?)\s+){_BOUND}[\s$({{]*$",
@@ -41,6 +43,11 @@ def is_estimate(answer: str) -> bool:
     return _ANSWER.match(answer) is not None
 
 
+def names_estimate(answer: str) -> bool:
+    """Whether an answer is the estimate of a letter, `x ≈ 11`, which a chain of equations may be."""
+    return _NAMED.match(answer) is not None
+
+
 def is_estimated(clause: str, start: int) -> bool:
     """Whether the words before a number of a sentence make it one: `has about 7`; not `needs at least 7`, which is the
     least number that somebody was asked for.
@@ -50,6 +57,15 @@ def is_estimated(clause: str, start: int) -> bool:
     """
     before = clause[max(start - 60, 0) : start]
     return bool(_ESTIMATED_BEFORE.search(before) or _BOUNDED_BEFORE.search(before) or _SIGN_BEFORE.match(before))
+
+
+def is_open_ended(clause: str, end: int) -> bool:
+    """Whether a number of a sentence goes on behind its last digit: `7+`, `7..`.
+
+    >>> is_open_ended("It is 7+", 7), is_open_ended("It is 7..", 8), is_open_ended("7 + 8", 1), is_open_ended("7.", 2)
+    (True, True, False, False)
+    """
+    return _OPEN_END.match(clause, end) is not None
 
 
 def rounds_to(exact: str, rounded: str) -> bool:

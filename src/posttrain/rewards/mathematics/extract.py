@@ -32,6 +32,7 @@ MAX_SEGMENT = 250_000
 _NAMED_JOINT = re.compile(
     r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad|\\text)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
 )
+_FINAL = re.compile(r"\bfinal\s+answer(?:\s+is\b|\s*:)", re.IGNORECASE)
 _HEDGE_BEHIND = re.compile(
     r"[ $,.;:)]*[(,—-]?\s*(?:or|maybe|perhaps|possibly)\b[^.\n0-9\\$]{0,30}(?=[$0-9]|\\(?!boxed|fbox|framebox))",
     re.IGNORECASE,
@@ -83,6 +84,8 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     explicit = shown + [tag for tag in tagged if tag]
     if not explicit and (boxes or tags):
         return Extracted(None, reason="no_answer", detail="the answer tag is empty")
+    if reader.options.final_statement and (final := _final_statement(segment, boxes, reader)):
+        return final
     statements = [said for statement in statements if (said := _before_box(statement))]
     claims = [claim for said in statements if not _denied(said) and (claim := _claim(said, reader))]
     denied = [one for said in statements if (one := _denied(said))]
@@ -111,6 +114,14 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     if contradicting:
         return ambiguous(2, detail=f"the statement {contradicting[0]!r} beside the box {answer!r}")
     return Extracted(answer, 1)
+
+
+def _final_statement(segment: str, boxes: list[places.Box], reader: Reader) -> Extracted | None:
+    """What the text behind the boxes states as the final answer; None where that is no number and no formula."""
+    if not boxes or not _FINAL.search(segment, boxes[-1].closing):
+        return None
+    found = _decide(segment[boxes[-1].closing + 1 :], reader)
+    return found if found.answer is not None and _is_definite(found.answer, reader) else None
 
 
 def _too_many(segment: str) -> Extracted:

@@ -5,7 +5,9 @@ A gold that cannot be used is an error of the data, whatever the completion: it 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from posttrain.errors import DataError
@@ -47,8 +49,13 @@ def gold_text(answer: Any) -> str:
     return text
 
 
-def math_gold(answer: Any) -> str:
-    r"""The LaTeX of a gold answer, out of its box or its dollar signs; a full solution is cut to its final answer.
+_NO_WORD = re.compile(r"[^\w\\]*")
+"""What may stand between boxes that are one list."""
+
+
+def math_gold(answer: Any, *, every_box: bool = False) -> str:
+    r"""The LaTeX of a gold answer, out of its box or its dollar signs; a full solution is cut to its final answer;
+    with `every_box` that is all of its boxes where only signs stand between them.
 
     >>> math_gold("$\\frac{1}{2}$."), math_gold(r"Hence \boxed{(2, 3)}."), math_gold("x^2 + 1")
     ('\\frac{1}{2}', '(2, 3)', 'x^2 + 1')
@@ -60,6 +67,8 @@ def math_gold(answer: Any) -> str:
         contents = [content for box in boxes if (content := places.box_content(segment, box))]
         if not contents:
             raise unusable(text, "its box is empty")
+        if every_box and all(_NO_WORD.fullmatch(segment, a.closing + 1, b.start) for a, b in pairwise(boxes)):
+            return ", ".join(dict.fromkeys(contents))
         return contents[-1] if len(set(contents)) == 1 else _listed(text) or contents[-1]
     if FORMULA.match(text):
         return without_dollars(text).rstrip(".,; ")

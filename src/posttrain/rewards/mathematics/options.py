@@ -22,17 +22,34 @@ class Options:
     natural_log: bool = False
     """`log` without a base is the natural logarithm; off, the two are different."""
     decimal_comma: bool = False
-    """A number with one comma that does not separate thousands is a decimal: 2,74 is 2.74."""
+    """Two integers with a comma between them, and no space, may be a decimal as well as a list: 2,74 is 2.74. Off, they
+    may where the gold is written with a decimal point."""
     ordered: bool = False
     """The order within a list such as `2, -2` counts. Tuples and vectors are always ordered, sets never."""
     require_evaluated: bool = True
     """A computation in place of its result (`123 x 456`, a sum) is not an answer, unless the gold is one itself."""
+    last_side: bool = False
+    """The last side of a chain is its value, whatever the others are: `x = 5 + 5 = 7 = 11`, "is 10, which is 11"; what
+    follows ≈ is none of its sides, but for `x ≈ 11`. Off, a chain whose sides differ is ambiguous."""
+    rounded_places: int = 0
+    """A decimal with so many places or more is right if the gold, which no decimal equals, rounds to it: with 2, 0.33
+    for 1/3 and 3.14 for π, but not 0.3. 0: an exact gold never takes a rounded decimal."""
+    bare_points: bool = False
+    """The brackets of a point, a vector or an interval may be left out: 1, 3 is right for (1, 3), and 3, 1 is not."""
+    final_statement: bool = False
+    """A number or formula that is stated as the "final answer" behind all boxes takes their place. Off, both must have
+    the same value."""
+    every_box: bool = False
+    """The boxes of a gold solution are one list where no word and no number stands between them. Off, its last box is
+    the answer, unless nothing but commas and "and" separate them."""
+    inequality_as_set: bool = True
+    """An inequality is right for the set of its solutions: -2 <= x <= 7 for [-2, 7]."""
     relative_tolerance: float = 0.0
     """Right is |given - gold| <= relative_tolerance * |gold|, where the gold is written as a decimal."""
     absolute_tolerance: float = 0.0
     """Right is |given - gold| <= absolute_tolerance, where the gold is written as a decimal."""
 
     def __post_init__(self) -> None:
-        for name in ("relative_tolerance", "absolute_tolerance"):
+        for name in ("relative_tolerance", "absolute_tolerance", "rounded_places"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(given=f"{name} = {getattr(self, name)}", allowed="0 or more", fix="Set it to 0.")

@@ -55,8 +55,6 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     if measure and (unit := UNITS.get(measure[3]) or UNITS.get(measure[3].removesuffix("s"))):
         sign, digits = measure[1], measure[2]
         return Value(f"{sign}{digits}{measure[3]}", Number(-int(digits) if sign else int(digits)), unit)
-    if options.decimal_comma:
-        text = _DECIMAL_COMMA.sub(r"\1.\2", text) if _DECIMAL_COMMA.fullmatch(text.strip()) else text
     tokens = tokenise(text)
     if not tokens:
         raise Unreadable("no_answer", "the answer is empty")
@@ -71,6 +69,8 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
         value = Value(written, Unread())
     except (RecursionError, OverflowError):  # not by any answer that we know of
         raise Unreadable("too_large", "nested too deeply") from None
+    if isinstance(value.meaning, Listing) and (comma := _DECIMAL_COMMA.fullmatch(text.strip())):
+        value = replace(value, meaning=replace(value.meaning, decimal=Fraction(f"{comma[1]}.{comma[2]}")))
     undone = {token.text for token in tokens if token.text in _UNDONE}
     return replace(value, text=written, computations=value.computations | undone)
 

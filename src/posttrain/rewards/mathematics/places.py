@@ -221,7 +221,8 @@ def _stated(text: str, start: int, *, whole_line: bool) -> str:
         if end > 0 and not formula:
             formula = end + len(closing)
     end = _SENTENCE_END.search(tail, formula)
-    return (tail[: end.start()] if end else tail).replace("\n", " ").strip(" \t*_")
+    dots = end is not None and tail[: end.end()].endswith("..")  # `7..` goes on: it is no 7
+    return (tail[: end.end() if dots else end.start()] if end else tail).replace("\n", " ").strip(" \t*_")
 
 
 def sentences_backwards(text: str) -> Iterator[str]:
@@ -231,7 +232,9 @@ def sentences_backwards(text: str) -> Iterator[str]:
     end = len(tail)
     starts = [0, *(match.end() for match in _SENTENCE_END.finditer(tail))]
     for start in reversed(starts):
-        if sentence := _LABEL.sub("", tail[start:end].strip().removesuffix(".").strip(" \t*_")):
+        said = tail[start:end].strip()
+        said = said if said.endswith("..") else said.removesuffix(".")
+        if sentence := _LABEL.sub("", said.strip(" \t*_")):
             yield sentence
         end = start
 

@@ -22,6 +22,18 @@ from posttrain.rewards.verdict import Verdict
 
 MATH500 = Options(percent=True, words=True, ignore_case=True)
 """What the published graders of MATH allow: units, percent signs and the case of words do not count."""
+MATH_LENIENT = Options(
+    words=True,
+    decimal_comma=True,
+    require_evaluated=False,
+    last_side=True,
+    rounded_places=2,
+    bare_points=True,
+    final_statement=True,
+    every_box=True,
+    inequality_as_set=False,
+)
+"""The conventions of math-verify's own test cases."""
 AIME_LARGEST = 999
 """Answers of the AIME are integers from 0 to this."""
 
@@ -41,6 +53,12 @@ def math(
     decimal_comma: bool = False,
     ordered: bool = False,
     require_evaluated: bool = True,
+    last_side: bool = False,
+    rounded_places: int = 0,
+    bare_points: bool = False,
+    final_statement: bool = False,
+    every_box: bool = False,
+    inequality_as_set: bool = True,
     relative_tolerance: float = 0.0,
     absolute_tolerance: float = 0.0,
 ) -> Verdict:
@@ -58,6 +76,12 @@ def math(
         decimal_comma=decimal_comma,
         ordered=ordered,
         require_evaluated=require_evaluated,
+        last_side=last_side,
+        rounded_places=rounded_places,
+        bare_points=bare_points,
+        final_statement=final_statement,
+        every_box=every_box,
+        inequality_as_set=inequality_as_set,
         relative_tolerance=relative_tolerance,
         absolute_tolerance=absolute_tolerance,
     )
@@ -68,6 +92,12 @@ def math500(completion: Completion, answer: Any, *, truncated: bool = False) -> 
     """`math` for MATH and MATH-500: units, percent signs and the case of words do not count, as in the published
     graders. The subscript of a base does, and so does everything else."""
     return verify(completion, answer, MATH500, truncated=truncated, algebra=_algebra(MATH500))
+
+
+def math_lenient(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+    """`math` with the conventions of math-verify's test cases: the last side of a chain, rounded decimals, computations
+    left undone, decimal commas. One answer only still counts; lists, hedges and guesses earn nothing."""
+    return verify(completion, answer, MATH_LENIENT, truncated=truncated, algebra=_algebra(MATH_LENIENT))
 
 
 def numeric(
@@ -127,6 +157,11 @@ def math_quick(completion: Completion, answer: Any, *, truncated: bool = False, 
 def math500_quick(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict | None:
     """As `math_quick`, for `math500`."""
     return _quick(completion, answer, MATH500, truncated)
+
+
+def math_lenient_quick(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict | None:
+    """As `math_quick`, for `math_lenient`."""
+    return _quick(completion, answer, MATH_LENIENT, truncated)
 
 
 def in_time(verifier: Callable[..., Verdict]) -> Callable[..., Verdict | None]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from posttrain.rewards.mathematics.approximate import approximate
 from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.options import Options
-from posttrain.rewards.mathematics.polynomials import Algebra, number
+from posttrain.rewards.mathematics.polynomials import Algebra, exactly, number
 from posttrain.rewards.mathematics.tree import Minus, Symbol, free_symbols
 from posttrain.rewards.mathematics.values import Bracket, Expression, Listing, Number, Piece, Region, Value
 
@@ -70,7 +70,7 @@ def points(listing: Listing, options: Options) -> Region:
     return united([Region((Piece(item, item, True, True),)) for item in listing.items], options)
 
 
-def united(regions: Iterable[Region], options: Options) -> Region:
+def united(regions: Sequence[Region], options: Options) -> Region:
     pieces = sorted(
         (piece for region in regions for piece in region.pieces),
         key=lambda piece: (place(piece.low, options), not piece.low_closed, place(piece.high, options)),
@@ -87,7 +87,33 @@ def united(regions: Iterable[Region], options: Options) -> Region:
         else:
             longest = last if reach > extent else piece
             joined.append(Piece(last.low, longest.high, last.low_closed, longest.high_closed))
-    return Region(tuple(joined))
+    return Region(tuple(joined), inequality=any(region.inequality for region in regions))
+
+
+def mirrored(region: Region, options: Options) -> Region:
+    """The real x whose absolute value lies in a region of one or two pieces: of [1, 2) those in (-2, -1] and [1, 2)."""
+    pieces: list[Piece] = []
+    for piece in region.pieces:
+        if place(piece.low, options) >= 0:
+            pieces += [Piece(_minus(piece.high), _minus(piece.low), piece.high_closed, piece.low_closed), piece]
+        elif place(piece.high, options) > 0:
+            pieces.append(Piece(_minus(piece.high), piece.high, piece.high_closed, piece.high_closed))
+        else:
+            raise NotAnExpression
+    return united([Region((piece,), region.inequality) for piece in pieces], options)
+
+
+def _minus(end: Value) -> Value:
+    if end in (INFINITY, MINUS_INFINITY):
+        return INFINITY if end == MINUS_INFINITY else MINUS_INFINITY
+    match end.meaning:
+        case Number(value):
+            return Value(exactly(-value), Number(-value))
+        case Expression(node, ratio):
+            ratio = Algebra().multiply(number(-1), ratio)
+            return Value(ratio.key(), Expression(Minus(node), ratio))
+        case _:
+            raise NotAnExpression
 
 
 def _touch(left: Piece, right: Piece, options: Options) -> bool:

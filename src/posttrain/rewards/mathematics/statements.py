@@ -11,7 +11,7 @@ from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.guard import Unreadable
 from posttrain.rewards.mathematics.names import is_label, name_of
 from posttrain.rewards.mathematics.polynomials import ONE, Atom, Ratio, atom, exactly, number
-from posttrain.rewards.mathematics.regions import INFINITY, MINUS_INFINITY, place
+from posttrain.rewards.mathematics.regions import INFINITY, MINUS_INFINITY, mirrored, place
 from posttrain.rewards.mathematics.structure import spelled, split
 from posttrain.rewards.mathematics.things import Things
 from posttrain.rewards.mathematics.tokens import Token
@@ -66,6 +66,8 @@ class Statements(Things):
         """The value of the last side of a chain of equals, which all agree; of one equation with symbols, itself."""
         names: list[str] = []
         foreign = False
+        if self.options.last_side:
+            sides, relations = _last_side(sides, relations)
         while len(sides) > 1 and (name := name_of(sides[0])) is not None:
             names.append(name)
             foreign |= all(token.kind == "word" for token in sides[0]) and name.lower() not in _QUANTITIES
@@ -95,7 +97,7 @@ class Statements(Things):
                 if abs(near - exact) > 0.01 * abs(exact):
                     raise Unreadable("ambiguous", "an approximation that is another number")
                 return answer
-            if not agree(answer, value, self.options):
+            if not self.options.last_side and not agree(answer, value, self.options):
                 raise Unreadable("ambiguous", "a chain of equations whose sides differ")
             answer = value
         return answer
@@ -107,15 +109,15 @@ class Statements(Things):
                 raise NotAnExpression
             low, middle, high = values if relations[0][0] == "<" else values[::-1]
             closed = [len(relation) == 2 for relation in (relations if relations[0][0] == "<" else relations[::-1])]
-            return Value("", self._between(low, middle, high, *closed), name=middle.text)
+            return self._bounded(middle, self._between(low, middle, high, *closed))
         if len(values) != 2:
             raise NotAnExpression
         left, right, relation = values[0], values[1], relations[0]
         if relation.startswith(">"):
             left, right, relation = right, left, "<" + relation[1:]
         for bounded, bound in ((left, right), (right, left)):
-            if _is_name(bounded) and _is_constant(bound):
-                return Value("", self._half_line(bound, relation, below=bounded is left), name=bounded.text)
+            if (_is_name(bounded) or _of_absolute(bounded)) and _is_constant(bound):
+                return self._bounded(bounded, self._half_line(bound, relation, below=bounded is left))
         return self._solved(self.algebra.add(_ratio(left), _ratio(right), sign=-1), relation)
 
     def _between(self, low: Value, middle: Value, high: Value, low_closed: bool, high_closed: bool) -> Region:
@@ -124,20 +126,27 @@ class Statements(Things):
                 pass
             case Expression(node=Symbol() | Product() | Call(function="f" | "g" | "h") as node) if free_symbols(node):
                 pass
+            case _ if _of_absolute(middle):
+                pass
             case _:
                 raise NotAnExpression
         if not place(low, self.options) < place(high, self.options):
             raise NotAnExpression
-        return Region((Piece(low, high, low_closed, high_closed),))
+        return Region((Piece(low, high, low_closed, high_closed),), inequality=True)
+
+    def _bounded(self, bounded: Value, region: Region) -> Value:
+        """What is bounded with its values; of |x|, x with those of either sign."""
+        letter = _of_absolute(bounded)
+        return Value("", mirrored(region, self.options) if letter else region, name=letter or bounded.text)
 
     def _half_line(self, bound: Value, relation: str, *, below: bool) -> Region:
         place(bound, self.options)
         if relation == "≠":
-            return Region((Piece(MINUS_INFINITY, bound, False, False), Piece(bound, INFINITY, False, False)))
+            pieces = (Piece(MINUS_INFINITY, bound, False, False), Piece(bound, INFINITY, False, False))
+            return Region(pieces, inequality=True)
         closed = relation == "<="
-        return Region(
-            (Piece(MINUS_INFINITY, bound, False, closed) if below else Piece(bound, INFINITY, closed, False),)
-        )
+        piece = Piece(MINUS_INFINITY, bound, False, closed) if below else Piece(bound, INFINITY, closed, False)
+        return Region((piece,), inequality=True)
 
     def _solved(self, difference: Ratio, relation: str) -> Value:
         """a x + b < 0 solved for x; any other inequality stays as it is."""
@@ -151,6 +160,24 @@ class Statements(Things):
                 end = Value(exactly(bound), Number(bound))
                 return Value("", self._half_line(end, relation, below=slope > 0), name=symbol.key)
         return Value("", Equation(difference, relation))
+
+
+def _last_side(sides: list[Sequence[Token]], relations: list[str]) -> tuple[list[Sequence[Token]], list[str]]:
+    """A chain without all but its name and its last side; an approximation is none unless nothing else is there."""
+    named = name_of(sides[0]) is not None
+    while len(sides) > 1 + named and relations[-1] == "≈":
+        sides, relations = sides[:-1], relations[:-1]
+    if len(sides) < 3:
+        return sides, relations
+    return ([sides[0], sides[-1]], relations[-1:]) if named else (sides[-1:], [])
+
+
+def _of_absolute(value: Value) -> str | None:
+    """The x of |x|, which stands for a real number."""
+    match value.meaning:
+        case Expression(node=Call(function="abs", arguments=(Symbol(name),))) if name not in CONSTANTS:
+            return name
+    return None
 
 
 def _has_symbols(value: Value) -> bool:

@@ -10,12 +10,13 @@ from posttrain.rewards.mathematics.cursor import NotAnExpression
 from posttrain.rewards.mathematics.evaluate import Evaluator
 from posttrain.rewards.mathematics.grammar import expression
 from posttrain.rewards.mathematics.guard import MAX_ITEMS, Unreadable
+from posttrain.rewards.mathematics.matrices import matrix_of
 from posttrain.rewards.mathematics.options import Options
 from posttrain.rewards.mathematics.polynomials import Algebra
 from posttrain.rewards.mathematics.regions import interval, line, points, united, without
 from posttrain.rewards.mathematics.structure import closing_of, spelled, split
 from posttrain.rewards.mathematics.tokens import Token
-from posttrain.rewards.mathematics.tree import Grid, Literal, Minus, Node, PlusMinus, Product, Symbol, children
+from posttrain.rewards.mathematics.tree import Grid, Literal, Minus, Node, PlusMinus, Symbol, contains
 from posttrain.rewards.mathematics.units import spelled_unit
 from posttrain.rewards.mathematics.values import (
     Based,
@@ -23,7 +24,6 @@ from posttrain.rewards.mathematics.values import (
     Colons,
     Expression,
     Listing,
-    Matrix,
     Meaning,
     Number,
     Region,
@@ -180,15 +180,15 @@ class Things:
         return self._evaluated(node, spelled(tokens), unit)
 
     def _evaluated(self, node: Node, written: str, unit: str | None) -> Value:
-        if _contains(node, PlusMinus):
+        if contains(node, PlusMinus):
             both = [
                 self._evaluated(_choose(node, upper), f"{written}{sign}", unit)
                 for upper, sign in ((True, "+"), (False, "-"))
             ]
             return Value(written, Listing(tuple(both)), computations=both[0].computations)
         evaluator = Evaluator(self.options, self.algebra)
-        if _contains(node, Grid):
-            return Value(written, _matrix(node, evaluator), unit, computations=frozenset(evaluator.computations))
+        if contains(node, Grid):
+            return Value(written, matrix_of(node, evaluator), unit, computations=frozenset(evaluator.computations))
         ratio = evaluator(node)
         value = ratio.rational
         if value is None:
@@ -200,10 +200,6 @@ class Things:
 
 def _is_arithmetic(tokens: Sequence[Token]) -> bool:
     return len(tokens) > 1 or (tokens[0].kind != "word" and not tokens[0].text.isupper())
-
-
-def _contains(node: Node, kind: type[PlusMinus] | type[Grid]) -> bool:
-    return isinstance(node, kind) or any(_contains(child, kind) for child in children(node))
 
 
 def _choose(node: Node, upper: bool) -> Node:
@@ -223,24 +219,3 @@ def _choose(node: Node, upper: bool) -> Node:
                 elif not isinstance(part, str | bool | int):
                     changed[name] = _choose(part, upper)
             return replace(node, **changed)
-
-
-def _matrix(node: Node, evaluator: Evaluator) -> Matrix:
-    """A matrix, or a multiple of one."""
-    match node:
-        case Grid():
-            return Matrix(tuple(tuple(_cell(cell, evaluator) for cell in row) for row in node.rows))
-        case Minus():
-            return _matrix(Product((Literal(-1), node.of), signed=False), evaluator)
-        case Product(factors=(*scalars, Grid() as grid)) if not any(_contains(scalar, Grid) for scalar in scalars):
-            scaled = tuple(tuple(Product((*scalars, cell), signed=False) for cell in row) for row in grid.rows)
-            return _matrix(Grid(scaled), evaluator)
-        case _:
-            evaluator.computations.add("matrix")
-            raise NotAnExpression
-
-
-def _cell(node: Node, evaluator: Evaluator) -> Value:
-    ratio = evaluator(node)
-    value = ratio.rational
-    return Value(ratio.key(), Expression(node, ratio) if value is None else Number(value))

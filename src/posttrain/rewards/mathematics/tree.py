@@ -103,6 +103,10 @@ def children(node: Node) -> tuple[Node, ...]:
             return ()
 
 
+def contains(node: Node, kind: type[PlusMinus] | type[Grid]) -> bool:
+    return isinstance(node, kind) or any(contains(child, kind) for child in children(node))
+
+
 CONSTANTS = frozenset("πe∞i")
 """Letters that stand for numbers."""
 

@@ -35,6 +35,8 @@ class Listing:
 
     items: tuple[Value, ...]
     braced: bool = False
+    decimal: Fraction | None = None
+    """The one number that it is if its comma is a decimal comma: of `2,74`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Region:
     """A union of intervals, from left to right, none touching the next."""
 
     pieces: tuple[Piece, ...]
+    inequality: bool = False
+    """Written as the inequality whose solutions it is."""
 
 
 @dataclass(frozen=True, slots=True)

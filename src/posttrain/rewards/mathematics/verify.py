@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.mathematics.estimates import allows_estimates, is_estimate
+from posttrain.rewards.mathematics.estimates import allows_estimates, is_estimate, names_estimate
 from posttrain.rewards.mathematics.extract import Extracted, Reader, extract
 from posttrain.rewards.mathematics.golds import math_gold, read_gold, require_mathematics
 from posttrain.rewards.mathematics.guard import NeedsAlgebra, Unreadable, quickly
@@ -41,7 +41,7 @@ def verify(
     """Whether the one answer of a completion is the gold answer. DataError for a gold that cannot be used; without
     `algebra` NeedsWorker where it takes that, or more than QUICK_SECONDS."""
     start = perf_counter()
-    gold_text = math_gold(answer)
+    gold_text = math_gold(answer, every_box=options.every_box)
     gold = read_gold(gold_text, options)
     if isinstance(gold.meaning, Unread):
         if algebra is None:
@@ -103,7 +103,7 @@ def _judge(gold: Value, gold_text: str, found: Extracted, reader: Reader, *, tru
         return no_answer(found, truncated=truncated)
     if hidden_characters(answer):
         return Verdict(0.0, "wrong", extracted=answer, detail="invisible characters in the answer")
-    if not reader.estimates and is_estimate(answer):
+    if not reader.estimates and is_estimate(answer) and not (reader.options.last_side and names_estimate(answer)):
         return estimated(answer)
     try:
         given = parse(answer, reader.options)
