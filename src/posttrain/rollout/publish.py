@@ -4,7 +4,8 @@
 2. **Content**: every parameter and buffer of the trained model equals the tensor of that name in the model that
    decodes, exactly after the cast to its precision. A stale copy is found however small the learning rate was.
 3. **Path**: whatever a forward pass of that model reads from memory, decoding reads from the same memory, so the
-   tensors that were compared are the ones that are used and not others kept beside them.
+   tensors that were compared are the ones that are used and not others kept beside them. A packed layer that ran has
+   read its packed weight, which is what was unpacked and compared.
 4. **Probe**: a fixed text gets the same log-probabilities from the trainer's forward pass and from the sampler's
    decoding, within a tolerance for rounding. Alone it would miss changes below the tolerance, which are the usual ones.
 
@@ -14,7 +15,8 @@ A step that changed nothing (learning rate 0, no signal) passes: the old weights
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -25,10 +27,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from posttrain.errors import NonFiniteError, PublishError
+from posttrain.models import onednn
 from posttrain.rollout.modes import evaluating
+from posttrain.rollout.packed_linear import PackedLinear
 from posttrain.rollout.routing import routing_difference
 from posttrain.rollout.sampler import InProcessSampler
-from posttrain.rollout.weights import check_names, merged_tensors, named_tensors
+from posttrain.rollout.weights import check_names, dense, merged_tensors, named_tensors
 from posttrain.types import Max, Metrics, Min
 
 PROBE_TOKENS = 32
@@ -108,12 +112,12 @@ class DeliveryProof:
         with evaluating(sampler.model), _Reads() as forward:
             device = next(sampler.model.parameters()).device
             sampler.model(input_ids=torch.tensor([[*prompt, completion[0]]], device=device))
-        with _Reads() as decoding:
+        with _Reads() as decoding, _packed_layers_that_run(sampler.model) as ran:
             sampler.score([prompt], [(*completion, *completion)[:2]], temperature=self.temperature)
         unread = [
             name
             for name, tensor in named_tensors(sampler.model)
-            if tensor.numel() and tensor in forward and tensor not in decoding
+            if tensor.numel() and (tensor in forward or name in ran) and tensor not in decoding
         ]
         if unread:
             raise PublishError(
@@ -202,7 +206,7 @@ def _tensors_as_in(policy: nn.Module, decoder: nn.Module) -> Iterator[tuple[str,
 def _same(trained: Tensor, decoded: Tensor) -> bool:
     if trained is decoded:
         return True
-    return trained.shape == decoded.shape and torch.equal(trained.to(decoded), decoded)
+    return trained.shape == decoded.shape and torch.equal(trained.to(decoded.device, decoded.dtype), dense(decoded))
 
 
 def _differences(
@@ -221,15 +225,41 @@ class _Reads(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._memory: set[int] = set()
+        self._packed: list[Tensor] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        self._memory.update(_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+        for x in tree_leaves((args, kwargs)):
+            if not isinstance(x, Tensor):
+                continue
+            if onednn.is_packed(x):
+                self._packed.append(x)  # it has no address to ask for: the object itself is known again
+            else:
+                self._memory.add(_memory(x))
         return func(*args, **kwargs)
 
     def __contains__(self, tensor: Tensor) -> bool:
+        if onednn.is_packed(tensor):
+            return any(tensor is packed for packed in self._packed)
         return _memory(tensor) in self._memory
 
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def _packed_layers_that_run(model: nn.Module) -> Iterator[set[str]]:
+    """The names of the weights of those that are called inside of the `with` block."""
+    ran: set[str] = set()
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, PackedLinear)]
+
+    def note(name: str) -> Callable[[nn.Module, object], None]:
+        return lambda *_: ran.add(f"{name}.weight")
+
+    hooks = [layer.register_forward_pre_hook(note(name)) for name, layer in layers]
+    try:
+        yield ran
+    finally:
+        for hook in hooks:
+            hook.remove()

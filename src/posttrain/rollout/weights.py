@@ -15,14 +15,24 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
 from posttrain.errors import PublishError
+from posttrain.models import onednn
+from posttrain.rollout.packed_linear import PackedLinear, pack_linears
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer, adapters apart; a tensor with two names (tied embeddings) comes under both."""
+    """Every parameter and buffer, adapters apart; a tensor with two names (tied embeddings) comes under both.
+
+    The weight of a packed layer comes as it is: opaque, see `dense`.
+    """
     yield from chain(
         model.named_parameters(remove_duplicate=False),
         model.named_buffers(remove_duplicate=False),
     )
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor itself, or what was packed in it."""
+    return onednn.unpack(tensor) if onednn.is_packed(tensor) else tensor
 
 
 @torch.no_grad()
@@ -34,10 +44,12 @@ def merged_tensors(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from _merged(policy.get_base_model() if isinstance(policy, PeftModel) else policy, prefix="")
 
 
-def plain_copy(policy: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = False) -> nn.Module:
     """A model of its own with the weights of `policy`, adapters merged; floating-point parameters are cast to `dtype`.
 
-    Buffers keep their precision: in bfloat16 the frequencies of rotary embeddings could not tell positions apart.
+    Buffers keep their precision: in bfloat16 the frequencies of rotary embeddings could not tell positions apart. Where
+    `packed`, the weights of linear layers are held in oneDNN's layout and no other; raises ModelError for a model that
+    does not allow it.
     """
     casts = {id(p): nn.Parameter(_cast(p.detach(), dtype), requires_grad=False) for p in policy.parameters()}
     model = copy.deepcopy(policy, casts)
@@ -45,6 +57,8 @@ def plain_copy(policy: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         model = model.unload()
         _untie(policy, model)
     copy_weights(policy, model)
+    if packed:
+        pack_linears(model)
     return model.eval()
 
 
@@ -54,13 +68,24 @@ def copy_weights(policy: nn.Module, model: nn.Module) -> None:
 
     Raises PublishError when a name is missing on either side.
     """
-    targets = dict(named_tensors(model))
+    names = {name for name, _ in named_tensors(model)}
     trained = set()
     for name, tensor in merged_tensors(policy):
         trained.add(name)
-        if name in targets:
-            targets[name].copy_(tensor)
-    check_names(trained, targets.keys())
+        if name in names:
+            write_tensor(model, name, tensor)
+    check_names(trained, names)
+
+
+@torch.no_grad()
+def write_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Write over the parameter or buffer of that name, cast to its precision."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if isinstance(owner, PackedLinear) and leaf == "weight":
+        owner.load(tensor)
+    else:
+        getattr(owner, leaf).copy_(tensor)
 
 
 def check_names(trained: Set[str], decoded: Set[str]) -> None:
