@@ -162,6 +162,53 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradient_finite():
     assert gradient.isfinite().all()
 
 
+WIDE_N, WIDE_V = 1030, 4000
+"""Enough for two chunks of 600 positions and three tiles of the vocabulary."""
+
+
+def wide_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    hidden_ND, weight_VD, bias_V = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((WIDE_N, 3), (WIDE_V, 3), (WIDE_V,))
+    )
+    return hidden_ND, weight_VD, bias_V, torch.randint(WIDE_V, (WIDE_N,), generator=generator)
+
+
+@pytest.mark.parametrize("largest", [0, WIDE_V - 1])
+def test_a_vocabulary_of_several_tiles_gives_the_same_numbers(largest):
+    """Whether the largest logit is in the first tile, where all others are below it, or in the last."""
+    *leaves, targets_N = wide_inputs()
+    leaves[2][largest] += 30.0
+    [leaf.requires_grad_() for leaf in leaves]
+    top1_N = torch.empty(WIDE_N, dtype=torch.bool)
+    g_N, e_N = torch.linspace(-1, 2, WIDE_N).double(), torch.linspace(0.5, -0.7, WIDE_N).double()
+    expected = plain_logprobs(*leaves, targets_N, 0.7)
+    actual = chunked_logprobs(*leaves, targets_N, temperature=0.7, chunk_tokens=600, with_entropy=True, top1_N=top1_N)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad((g_N * actual[0] + e_N * actual[1]).sum(), leaves),  # type: ignore[operator]
+        torch.autograd.grad((g_N * expected[0] + e_N * expected[1]).sum(), leaves),
+        rtol=1e-10,
+        atol=1e-12,
+    )
+    assert torch.equal(top1_N, F.linear(*leaves).argmax(dim=-1) == targets_N)
+
+
+@pytest.mark.parametrize("ruled_out", [slice(0, 2500), slice(1500, None)])
+def test_a_tile_in_which_every_token_is_ruled_out_adds_nothing(ruled_out):
+    hidden_ND, weight_VD, bias_V, _ = wide_inputs()
+    bias_V[ruled_out] = -math.inf
+    kept_V = bias_V.isfinite()
+    targets_N = torch.full((WIDE_N,), int(kept_V.nonzero()[7]))
+    weight_VD.requires_grad_()
+    actual = chunked_logprobs(hidden_ND, weight_VD, bias_V, targets_N, chunk_tokens=600, with_entropy=True)
+    expected = plain_logprobs(hidden_ND, weight_VD[kept_V], bias_V[kept_V], torch.full((WIDE_N,), 7))
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    (gradient_VD,) = torch.autograd.grad(actual[0].sum() + 7 * actual[1].sum(), weight_VD)  # type: ignore[union-attr]
+    assert gradient_VD.isfinite().all()
+    assert not gradient_VD[~kept_V].any()
+
+
 class LargestTensor(TorchDispatchMode):
     """Notes the number of elements of the largest tensor that is made inside."""
 
@@ -172,6 +219,14 @@ class LargestTensor(TorchDispatchMode):
         sizes = [x.numel() for x in (made if isinstance(made, tuple) else (made,)) if isinstance(x, Tensor)]
         self.largest = max([self.largest, *sizes])
         return made
+
+
+def test_no_logits_of_all_tokens_of_a_chunk_are_ever_made():
+    """A tile has at most a million logits, or 1,024 columns where a chunk is long."""
+    hidden_ND, weight_VD, _, targets_N = wide_inputs()
+    with LargestTensor() as watch:
+        chunked_logprobs(hidden_ND.requires_grad_(), weight_VD, None, targets_N, chunk_tokens=1030)[0].sum().backward()
+    assert watch.largest == 1030 * 1024
 
 
 def test_no_tensor_of_all_logits_is_ever_made():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,12 @@ from torch.utils.checkpoint import checkpoint
 
 LOG_OF_ZERO = -1e4
 """Stands for the -inf of a token with probability 0, so that `0 * log 0` is 0: exp of it is 0, in float64 too."""
+TILE_NUMBERS = 2**20
+"""Logits in a tile: 4 MB, which stay in the caches of a CPU from the product that makes them to those that use them."""
+TILE_NUMBERS_ELSEWHERE = 2**26
+"""The same where starting a kernel costs more than a way to memory: 256 MB."""
+TILE_COLUMNS = 1024
+"""The fewest columns of a tile: below, the products are too thin."""
 
 
 def chunked_logprobs(
@@ -39,7 +45,9 @@ def chunked_logprobs(
 
     A `top1_N` that is given is filled in place: is the target the most likely token (one of them, in a tie)?
 
-    `chunk_tokens` positions are worked on together: memory is O(chunk_tokens * V), in the backward pass too.
+    **Logits are made a tile at a time**, `chunk_tokens` positions by a part of the vocabulary, which is used up while
+    it is in the cache: memory is O(N * D + V * D), in the backward pass too. The largest logit and the sums below it
+    are carried from tile to tile (the online softmax of arXiv:1805.02867).
 
     **The gradient is in closed form and the logits are computed again for it.** With g and e the incoming gradients of
     log-probability and entropy, the gradient of z / temperature is `g (onehot - p) - e p (log p + H)`. The alternative,
@@ -120,45 +128,53 @@ class _LinearLogprobs(torch.autograd.Function):
         matmul_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:
         head = _LinearHead(weight_VD, bias_V, temperature, matmul_dtype)
-        logprobs_N = hidden_ND.new_empty(len(targets_N), dtype=head.wide)
-        log_sum_N, entropy_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
-        for part in _chunks(len(targets_N), chunk_tokens):
-            logits_nV = head.logits(hidden_ND[part])
-            _fill_top1(_part(top1_N, part), logits_nV, targets_N[part])
-            log_sum_N[part] = logits_nV.logsumexp(dim=-1)
-            logprobs_N[part] = logits_nV.gather(1, targets_N[part, None])[:, 0] - log_sum_N[part]
-            if with_entropy:
-                entropy_N[part] = _entropy(logits_nV.sub_(log_sum_N[part, None]))
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N if with_entropy else None)
+        inputs_ND = hidden_ND.to(matmul_dtype)
+        sums = _OnlineSums(inputs_ND, head.wide, with_entropy)
+        target_logits_N = inputs_ND.new_zeros(len(targets_N), dtype=head.wide)
+        for tile in head.tiles(min(len(targets_N), chunk_tokens)):
+            is_here_N, place_N = tile.find(targets_N)
+            for part in _chunks(len(targets_N), chunk_tokens):
+                logits_nv = tile.logits(inputs_ND[part])
+                found_n = logits_nv.gather(1, place_N[part, None])[:, 0]
+                target_logits_N[part] = found_n.where(is_here_N[part], target_logits_N[part])
+                sums.add(part, logits_nv)
+        if top1_N is not None:
+            top1_N.copy_(target_logits_N >= sums.largest_N)
+        log_sum_N, entropy_N = sums.log_sum(), sums.entropy() if with_entropy else None
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N)
         ctx.settings = temperature, chunk_tokens, matmul_dtype
         ctx.set_materialize_grads(False)  # an entropy that is only reported costs nothing in the backward pass
-        return logprobs_N, entropy_N if with_entropy else None
+        return target_logits_N - log_sum_N, entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N = ctx.saved_tensors
-        grad_logprobs_N = torch.zeros_like(log_sum_N) if grad_logprobs_N is None else grad_logprobs_N
         temperature, chunk_tokens, matmul_dtype = ctx.settings
         head = _LinearHead(weight_VD, bias_V, temperature, matmul_dtype)
+        inputs_ND = hidden_ND.to(matmul_dtype)
+        g_N = torch.zeros_like(log_sum_N) if grad_logprobs_N is None else grad_logprobs_N / temperature
+        e_N = None if grad_entropy_N is None else grad_entropy_N / temperature
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        grad_hidden_ND = torch.empty_like(hidden_ND) if for_hidden else None
+        grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=head.wide) if for_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=head.wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=head.wide) if for_bias else None
-        for part in _chunks(len(targets_N), chunk_tokens):
-            log_p_nV = head.logits(hidden_ND[part]).sub_(log_sum_N[part, None])
-            grad_nV = _weigh_probabilities(log_p_nV, part, grad_logprobs_N, entropy_N, grad_entropy_N)
-            grad_nV.scatter_add_(1, targets_N[part, None], grad_logprobs_N[part, None])
-            grad_nV.div_(temperature)
-            if grad_bias_V is not None:
-                grad_bias_V += grad_nV.sum(dim=0)
-            grad_nV = grad_nV.to(matmul_dtype)
-            if grad_hidden_ND is not None:
-                grad_hidden_ND[part] = (grad_nV @ head.weight_VD).to(hidden_ND.dtype)
-            if grad_weight_VD is not None:
-                _add_product(grad_weight_VD, grad_nV.T, hidden_ND[part].to(matmul_dtype))
+        for tile in head.tiles(min(len(targets_N), chunk_tokens)):
+            is_here_N, place_N = tile.find(targets_N)
+            g_here_N = g_N.where(is_here_N, 0.0)
+            for part in _chunks(len(targets_N), chunk_tokens):
+                log_p_nv = tile.logits(inputs_ND[part]).sub_(log_sum_N[part, None])
+                grad_nv = _weigh_probabilities(log_p_nv, part, g_N, entropy_N, e_N)
+                grad_nv.scatter_add_(1, place_N[part, None], g_here_N[part, None])
+                if grad_bias_V is not None:
+                    grad_bias_V[tile.columns] += grad_nv.sum(dim=0)
+                grad_nv = grad_nv.to(matmul_dtype)
+                if grad_hidden_ND is not None:
+                    _add_product(grad_hidden_ND[part], grad_nv, tile.weight_vD)
+                if grad_weight_VD is not None:
+                    _add_product(grad_weight_VD[tile.columns], grad_nv.T, inputs_ND[part])
         return (
-            grad_hidden_ND,
+            None if grad_hidden_ND is None else grad_hidden_ND.to(hidden_ND.dtype),
             None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
             *(None,) * 6,
@@ -166,29 +182,92 @@ class _LinearLogprobs(torch.autograd.Function):
 
 
 class _LinearHead:
-    """A linear head with its weights cast once for all chunks."""
+    """A linear head, a tile of its vocabulary at a time."""
 
     def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, matmul_dtype: torch.dtype) -> None:
-        self.weight_VD = weight_VD.to(matmul_dtype)
-        self.bias_V = None if bias_V is None else bias_V.to(matmul_dtype)
-        self.temperature = temperature
+        self.weight_VD, self.bias_V = weight_VD, bias_V
+        self.temperature, self.matmul_dtype = temperature, matmul_dtype
         self.wide = torch.promote_types(matmul_dtype, torch.float32)
 
-    def logits(self, hidden_nD: Tensor) -> Tensor:
+    def tiles(self, positions: int) -> Iterator[_Tile]:
+        """In order; of `TILE_NUMBERS` logits for so many positions, but never narrower than `TILE_COLUMNS`."""
+        numbers = TILE_NUMBERS if self.weight_VD.device.type == "cpu" else TILE_NUMBERS_ELSEWHERE
+        for columns in _chunks(len(self.weight_VD), max(TILE_COLUMNS, numbers // max(1, positions))):
+            weight_vD = self.weight_VD[columns].to(self.matmul_dtype)
+            bias_v = None if self.bias_V is None else self.bias_V[columns].to(self.matmul_dtype)
+            yield _Tile(columns, weight_vD, bias_v, self.temperature, self.wide)
+
+
+class _Tile(NamedTuple):
+    """Some columns of the logits, their weights cast once for all positions."""
+
+    columns: slice
+    weight_vD: Tensor
+    bias_v: Tensor | None
+    temperature: float
+    wide: torch.dtype
+
+    def logits(self, inputs_nD: Tensor) -> Tensor:
         """`z / temperature` in float32 or wider: a fresh tensor that the caller may overwrite."""
-        logits_nV = F.linear(hidden_nD.to(self.weight_VD.dtype), self.weight_VD, self.bias_V).to(self.wide)
-        return logits_nV if self.temperature == 1.0 else logits_nV.div_(self.temperature)
+        logits_nv = F.linear(inputs_nD, self.weight_vD, self.bias_v).to(self.wide)
+        return logits_nv if self.temperature == 1.0 else logits_nv.div_(self.temperature)
+
+    def find(self, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Which targets are among these columns, and in which of them; some column where they are not."""
+        place_N = targets_N - self.columns.start
+        is_here_N = (place_N >= 0) & (place_N < len(self.weight_vD))
+        return is_here_N, place_N.clamp(0, len(self.weight_vD) - 1)
+
+
+class _OnlineSums:
+    """Sums over the vocabulary of logits z that are seen a tile at a time, m being the largest seen so far.
+
+        weights_N = sum_v exp(z_v - m)      moments_N = sum_v exp(z_v - m) (z_v - m)
+
+    When a tile has a larger logit, what was summed before is scaled down to it. Differences to the largest logit keep
+    the entropy exact where logits are large.
+    """
+
+    def __init__(self, inputs_ND: Tensor, wide: torch.dtype, with_moments: bool) -> None:
+        self.largest_N = inputs_ND.new_full((len(inputs_ND),), torch.finfo(wide).min, dtype=wide)
+        self.weights_N = torch.zeros_like(self.largest_N)
+        self.moments_N = torch.zeros_like(self.largest_N) if with_moments else None
+
+    def add(self, part: slice, logits_nv: Tensor) -> None:
+        """Take in a tile of the positions in `part`; overwrites it."""
+        largest_n = torch.maximum(self.largest_N[part], logits_nv.amax(dim=-1))
+        fall_n = self.largest_N[part] - largest_n
+        scale_n, weights_n = fall_n.exp(), self.weights_N[part]
+        below_nv = logits_nv.sub_(largest_n[:, None])
+        if self.moments_N is None:
+            exp_nv = below_nv.exp_()
+        else:
+            exp_nv = below_nv.exp()
+            moments_n = self.moments_N[part]
+            moments_n.add_(fall_n * weights_n).mul_(scale_n)
+            moments_n.add_(below_nv.clamp_(min=LOG_OF_ZERO).mul_(exp_nv).sum(dim=-1))
+        weights_n.mul_(scale_n).add_(exp_nv.sum(dim=-1))
+        self.largest_N[part] = largest_n
+
+    def log_sum(self) -> Tensor:
+        """`[N]` log sum_v exp(z_v)."""
+        return self.largest_N + self.weights_N.log()
+
+    def entropy(self) -> Tensor:
+        """`[N]` log sum_v exp(z_v - m) minus the mean of z - m."""
+        assert self.moments_N is not None
+        return self.weights_N.log() - self.moments_N / self.weights_N
 
 
 def _weigh_probabilities(
-    log_p_nV: Tensor, part: slice, grad_logprobs_N: Tensor, entropy_N: Tensor | None, grad_entropy_N: Tensor | None
+    log_p_nv: Tensor, part: slice, g_N: Tensor, entropy_N: Tensor | None, e_N: Tensor | None
 ) -> Tensor:
-    """`-p (g + e (log p + H))`: the gradient of z / temperature before the targets are added. Overwrites `log_p_nV`."""
-    if entropy_N is None or grad_entropy_N is None:
-        return log_p_nV.exp_().mul_(-grad_logprobs_N[part, None])
-    p_nV = log_p_nV.exp()
-    weight_nV = log_p_nV.clamp_(min=LOG_OF_ZERO).add_(entropy_N[part, None]).mul_(grad_entropy_N[part, None])
-    return weight_nV.add_(grad_logprobs_N[part, None]).mul_(p_nV).neg_()
+    """`-p (g + e (log p + H))`: the gradient of the logits before the targets are added. Overwrites `log_p_nv`."""
+    if entropy_N is None or e_N is None:
+        return log_p_nv.exp_().mul_(-g_N[part, None])
+    p_nv = log_p_nv.exp()
+    weight_nv = log_p_nv.clamp_(min=LOG_OF_ZERO).add_(entropy_N[part, None]).mul_(e_N[part, None])
+    return weight_nv.add_(g_N[part, None]).mul_(p_nv).neg_()
 
 
 def _part(x_N: Tensor | None, part: slice) -> Tensor | None:
