@@ -38,6 +38,9 @@ class Signature:
     optional: tuple[str, ...]
     takes_any: bool
     """It has `**kwargs`, so it receives every column."""
+    by_group: bool = False
+    """A list function with an attribute `by_group` that is True: it wants one call per prompt, with its completions,
+    and so may be called while others are still being sampled."""
 
     @staticmethod
     def of(function: Callable[..., Any], name: str) -> Signature:
@@ -64,6 +67,7 @@ class Signature:
             required=tuple(p.name for p in named if p.default is p.empty),
             optional=tuple(p.name for p in named if p.default is not p.empty),
             takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
+            by_group=batch and getattr(function, "by_group", False) is True,
         )
 
     @staticmethod

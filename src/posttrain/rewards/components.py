@@ -107,6 +107,18 @@ class Component:
         """Does its function ask whether the gate is open? Then it decides itself what comes of it."""
         return self.gate is not None and TOLD in self.signature.named
 
+    @property
+    def by_group(self) -> bool:
+        """May the completions of a prompt be scored before those of the others are there? Where all are asked about in
+        one call, only if the function says that it does not compare prompts with one another."""
+        if self.model is not None:
+            return False
+        if self.judge is not None:
+            return self.judge.is_remote
+        if self.signature.batch:
+            return self.signature.by_group
+        return self.runner is None or not self.signature.is_async
+
     def columns(self, available: Collection[str]) -> list[str]:
         """The columns that this function receives; ConfigError when it needs one that is not there."""
         available = sorted(set(available) - self._given_names)

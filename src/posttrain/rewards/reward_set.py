@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards.calls import Runner
-from posttrain.rewards.components import Component, Reward, RewardLike, Row
-from posttrain.rewards.gates import in_waves, wrong_gate
+from posttrain.rewards.components import Component, Reward, RewardLike
+from posttrain.rewards.gates import wrong_gate
+from posttrain.rewards.lanes import Lane, open_lane
 from posttrain.rewards.making import make_component
 from posttrain.rewards.pool import WorkerPool
-from posttrain.rewards.scores import Scores, behind_gate, weighted_sum
-from posttrain.rewards.sheet import Read, Sheet
+from posttrain.rewards.scores import Scores
+from posttrain.rewards.scoring import Scoring
+from posttrain.rewards.sheet import Sheet
 
 if TYPE_CHECKING:
     from posttrain.rollout.local import LocalSampler
@@ -163,76 +162,30 @@ class RewardSet:
         down leaves the completion unscored. RewardError when a component breaks its contract: a value that is not a
         finite number, or a list of the wrong length.
         """
-        rows = [
-            Row(prompt, completion, number, len(group), place)
-            for place, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
-            for number, completion in enumerate(group)
-        ]
-        columns = _columns(rows)
-        read: dict[str, Read] = {}
-        sheets: list[Sheet] = []
-        for wave in in_waves(self.components) if rows else ():
-            in_wave = [
-                Sheet(component, component.calls(rows, columns, _is_open(component, read))) for component in wave
-            ]
-            self._fill(in_wave)
-            read |= {sheet.component.label: sheet.read(rows) for sheet in in_wave}
-            sheets += in_wave
-        return self._combine(rows, [len(group) for group in groups], read, sheets)
+        with self.open(prompts) as scoring:
+            for place, group in zip(range(len(prompts)), groups, strict=True):
+                scoring.add(place, group)
+            return scoring.result()
 
-    def _combine(
-        self, rows: Sequence[Row], sizes: Sequence[int], read: Mapping[str, Read], sheets: Sequence[Sheet]
-    ) -> Scores:
-        weights = {component.label: component.weight for component in self.components}
-        failures = [found for part in read.values() for found in part.failures]
-        failed: list[set[str]] = [set() for _ in rows]
-        for row, failure in failures:
-            failed[row] |= self._behind(failure.label)
-        is_open = {c.label: _is_open(c, read) for c in self.components if rows and c.gate and not c.is_told}
-        counted = {label: part.values for label, part in read.items()}
-        counted |= {label: list(map(behind_gate, counted[label], gates)) for label, gates in is_open.items()}
-        rewards = [
-            weighted_sum({label: values[row] for label, values in counted.items()}, weights, failed[row])
-            for row in range(len(rows))
-        ]
-        return Scores(
-            rewards_PG=_grouped(rewards, sizes),
-            scored_PG=_grouped([not math.isnan(reward) for reward in rewards], sizes),
-            parts={label: _grouped(read[label].values if rows else (), sizes) for label in self.labels},
-            verdicts={label: _grouped(part.verdicts, sizes) for label, part in read.items() if part.has_reasons},
-            is_open={label: _grouped(gates, sizes) for label, gates in is_open.items()},
-            failures=tuple(failure for _, failure in sorted(failures, key=lambda found: found[0])),
-            seconds={sheet.component.label: sheet.seconds for sheet in sheets},
-            judgements=tuple(judgement for sheet in sheets for judgement in sheet.judgements),
-        )
-
-    def _behind(self, label: str) -> set[str]:
-        """A component and those whose gates, directly or through others, depend on it: they fail where it does."""
-        found = {label}
-        for _ in self.components:
-            found |= {
-                component.label for component in self.components if component.gate and component.gate.label in found
-            }
-        return found
+    def open(self, prompts: Sequence[Prompt]) -> Scoring:
+        """The same for groups that come one by one, in any order: see `Scoring`."""
+        return Scoring(self.components, self._pool, prompts)
 
     def _fill(self, sheets: Sequence[Sheet]) -> None:
-        """Get the missing outcomes of all components, at the same time: processes beside threads; then models
-        and judges, here."""
-        by_model = [sheet for sheet in sheets if sheet.open and sheet.component.model is not None]
-        by_judge = [sheet for sheet in sheets if sheet.open and sheet.component.judge is not None]
-        in_pool = [sheet for sheet in sheets if sheet.open and sheet.component.target is not None]
-        by_runner = [sheet for sheet in sheets if sheet.open and sheet.component.runner is not None]
-        with ThreadPoolExecutor(max_workers=len(by_runner) or 1) as threads:
-            running = [threads.submit(sheet.run_by_runner) for sheet in by_runner]
-            results = self._pool.run([sheet.component.job(sheet.open_calls) for sheet in in_pool]) if in_pool else []
-            for sheet, outcomes in zip(in_pool, results, strict=True):
-                sheet.settle(outcomes)
-            for thread in running:
-                thread.result()
-        for sheet in by_model:
-            sheet.run_by_model()
-        for sheet in by_judge:
-            sheet.run_by_judge()
+        """Get the missing outcomes of all components, at the same time."""
+        lanes: list[Lane] = []
+        try:
+            for sheet in sheets:
+                if sheet.open:
+                    lanes.append(open_lane(sheet.component, self._pool))
+                    lanes[-1].add(sheet)
+                    lanes[-1].close()
+            for lane in lanes:
+                lane.wait()
+        except BaseException:
+            for lane in lanes:
+                lane.abandon()
+            raise
 
 
 def as_reward(item: RewardLike | str | Callable[..., Any]) -> RewardLike:
@@ -240,24 +193,6 @@ def as_reward(item: RewardLike | str | Callable[..., Any]) -> RewardLike:
     if isinstance(item, str):
         return Reward(function=item) if "." in item else Reward(name=item)
     return Reward(function=item) if callable(item) else item
-
-
-def _is_open(component: Component, read: Mapping[str, Read]) -> list[bool | None]:
-    """For each row, whether the component's gate is open; empty without one, or before its reward is known."""
-    if component.gate is None or component.gate.label not in read:
-        return []
-    return [component.gate.opens(score) for score in read[component.gate.label].values]
-
-
-def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """The columns of the rows; None where a row lacks one that others have, as in a table."""
-    names = dict.fromkeys(name for row in rows for name in row.prompt.columns)
-    return {name: [row.prompt.columns.get(name) for row in rows] for name in names}
-
-
-def _grouped(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
-    """A flat list of rows as one list per prompt."""
-    return [list(values[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
 def _gold_error(label: str, problem: str, rows: Sequence[int | str], total: int, what: str) -> DataError:

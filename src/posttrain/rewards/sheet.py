@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Sheet:
-    """The calls of one component in one step, and what came of them. Quick decisions are made when it is written."""
+    """Calls of one component in one step, for one group or for all, and what came of them.
+
+    Quick decisions are made when it is written.
+    """
 
     def __init__(self, component: Component, calls: Sequence[Mapping[str, Any]]) -> None:
         self.component = component
@@ -38,28 +41,11 @@ class Sheet:
     def outcomes(self) -> list[Outcome]:
         return [outcome for outcome in self._outcomes if outcome is not None]
 
-    @property
-    def seconds(self) -> float:
-        """Spent in all calls together."""
-        return sum(outcome.seconds for outcome in self.outcomes)
-
-    def settle(self, outcomes: Sequence[Outcome]) -> None:
-        """Enter the outcomes of the open calls, in their order."""
+    def settle(self, outcomes: Sequence[Outcome], judgements: Sequence[Judgement] = ()) -> None:
+        """Enter the outcomes of the open calls, in their order, and what a judge said for them."""
         for number, outcome in zip(self.open, outcomes, strict=True):
             self._outcomes[number] = outcome
-
-    def run_by_runner(self) -> None:
-        assert self.component.runner is not None
-        self.settle(self.component.runner.run(self.open_calls, self.component.settings, self.component.timeout))
-
-    def run_by_model(self) -> None:
-        assert self.component.model is not None
-        self.settle(self.component.model(self.open_calls))
-
-    def run_by_judge(self) -> None:
-        assert self.component.judge is not None
-        outcomes, self.judgements = self.component.judge(self.open_calls)
-        self.settle(outcomes)
+        self.judgements = tuple(judgements)
 
     def read(self, rows: Sequence[Row]) -> Read:
         """One value and one verdict per row, position by position; RewardError for what no reward may return."""
@@ -78,7 +64,13 @@ class Sheet:
                     traceback="" if failures else outcome.traceback,
                 )
                 failures.append((number, failure))
-        return Read(values=values, verdicts=verdicts, failures=failures)
+        return Read(
+            values=values,
+            verdicts=verdicts,
+            failures=failures,
+            seconds=sum(outcome.seconds for outcome in self.outcomes),
+            judgements=self.judgements,
+        )
 
     def _of_each(self, rows: Sequence[Row]) -> list[Outcome]:
         """The outcome of each row, where one call may have answered for all."""
@@ -110,10 +102,31 @@ class Read:
     """None where the reward gave a number without a reason."""
     failures: list[tuple[int, Failure]]
     """Number of the row and failure; the first carries the traceback."""
+    seconds: float = 0.0
+    """Spent in all calls together."""
+    judgements: tuple[Judgement, ...] = ()
 
     @property
     def has_reasons(self) -> bool:
         return any(verdict is not None for verdict in self.verdicts)
+
+
+def read_all(parts: Iterable[tuple[Sequence[Row], Sheet]]) -> Read:
+    """What several sheets of one component say about all their rows, numbered through."""
+    whole = Read(values=[], verdicts=[], failures=[])
+    for rows, sheet in parts:
+        read, first = sheet.read(rows), len(whole.values)
+        failures = [(first + number, failure) for number, failure in read.failures]
+        if whole.failures:
+            failures = [(number, replace(failure, traceback="")) for number, failure in failures]
+        whole = Read(
+            values=whole.values + read.values,
+            verdicts=whole.verdicts + read.verdicts,
+            failures=whole.failures + failures,
+            seconds=whole.seconds + read.seconds,
+            judgements=whole.judgements + read.judgements,
+        )
+    return whole
 
 
 def _verdict(outcome: Outcome, value: float | None) -> Verdict | None:

@@ -104,16 +104,15 @@ def test_a_reply_that_drips_is_late_as_a_whole(score, server):
 def test_a_deadline_bounds_the_whole_step(judged, server):
     server.seconds = 0.2
     groups = [[completion("a"), completion("bb")]]
-    started = time.monotonic()
-    scores = judged(deadline=0.5, concurrency=1).score([prompt(n) for n in range(1)], groups * 1)
+    scores = judged(deadline=2.0, concurrency=1).score([prompt(0)], groups)
     assert scores.scored_PG == [[True, True]]
     many = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 30)]
     started = time.monotonic()
-    scores = judged(deadline=0.5, concurrency=1, cache=False).score([prompt(n) for n in range(29)], many)
-    assert time.monotonic() - started < 1.0
+    scores = judged(deadline=2.0, concurrency=1, cache=False).score([prompt(n) for n in range(29)], many)
+    assert time.monotonic() - started < 6.0, "58 requests of 0.2 s, one at a time, take 11.6 s"
     assert scores.scored_PG[0] == [True, True]
     assert scores.scored_PG[-1] == [False, False]
-    assert "no reply within judge.deadline = 0.5 s" in scores.failures[-1].message
+    assert "no reply within judge.deadline = 2 s" in scores.failures[-1].message
 
 
 def test_requests_go_out_side_by_side_up_to_the_limit(judged, server):

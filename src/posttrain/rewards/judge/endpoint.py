@@ -58,6 +58,9 @@ class Endpoint:
         self._url = settings.url.rstrip("/") + "/chat/completions"
         self._key = _key(settings.api_key_env)
         self._opener = urllib.request.build_opener(_NoRedirect)
+        self.slots = threading.Semaphore(settings.concurrency)
+        """One for each request at the same time, whichever call it belongs to."""
+        self._shifts: list[_Shift] = []
 
     def identity(self) -> str:
         return f"{self._url} {self.settings.model}"
@@ -68,13 +71,22 @@ class Endpoint:
         Threads that are still waiting then are abandoned: they end with their request, or with the process.
         """
         shift = _Shift(self, conversations)
+        self._shifts.append(shift)
         try:
             found = shift.work(keep)
         finally:
             shift.over.set()
+            self._shifts.remove(shift)
+        if len(found) < len(conversations):
+            self.slots = threading.Semaphore(self.settings.concurrency)  # the abandoned threads keep the old ones
         self.budget.raise_failure()
         late = Reply(error=f"no reply within judge.deadline = {self.settings.deadline:g} s")
         return [found.get(place, late) for place in range(len(conversations))]
+
+    def abandon(self) -> None:
+        """End all calls of `answer` that other threads make; they get failures."""
+        for shift in list(self._shifts):
+            shift.abandon()
 
     def ask(self, conversation: Conversation, over: threading.Event, refused: list[str]) -> Reply:
         """Try until there is a reply, the retries are used up, or it is of no use to go on."""
@@ -183,7 +195,8 @@ class _Shift:
         self.endpoint, self.conversations = endpoint, conversations
         self.over, self.refused = threading.Event(), list[str]()
         self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.done: queue.SimpleQueue[tuple[int, Reply]] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[tuple[int, Reply] | None] = queue.SimpleQueue()
+        """None: nobody waits any more."""
         for place in range(len(conversations)):
             self.waiting.put(place)
 
@@ -195,25 +208,39 @@ class _Shift:
         end = time.monotonic() + settings.deadline
         while len(found) < len(self.conversations):
             try:
-                place, reply = self.done.get(timeout=max(0.0, end - time.monotonic()))
+                arrived = self.done.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 break
+            if arrived is None:
+                break
+            place, reply = arrived
             found[place] = reply
             keep(place, reply)
         return found
 
+    def abandon(self) -> None:
+        self.over.set()
+        self.done.put(None)
+
     def _serve(self) -> None:
-        while not self.over.is_set():
-            try:
-                place = self.waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                reply = self.endpoint.ask(self.conversations[place], self.over, self.refused)
-            except Exception as error:  # a thread that dies must not leave its question open until the deadline
-                reply = Reply(error=f"{type(error).__name__}: {error}")
-            hide = self.endpoint.without_key
-            self.done.put((place, replace(reply, text=hide(reply.text), error=hide(reply.error))))
+        slots, more = self.endpoint.slots, True
+        while more:
+            with slots:
+                more = not self.over.is_set() and self._serve_one()
+
+    def _serve_one(self) -> bool:
+        """False where nobody is waiting any more."""
+        try:
+            place = self.waiting.get_nowait()
+        except queue.Empty:
+            return False
+        try:
+            reply = self.endpoint.ask(self.conversations[place], self.over, self.refused)
+        except Exception as error:  # a thread that dies must not leave its question open until the deadline
+            reply = Reply(error=f"{type(error).__name__}: {error}")
+        hide = self.endpoint.without_key
+        self.done.put((place, replace(reply, text=hide(reply.text), error=hide(reply.error))))
+        return True
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

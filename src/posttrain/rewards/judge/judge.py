@@ -76,7 +76,24 @@ class Judge:
 
         Its value is None where the mode does not apply: no other answer, or no text in the column.
         """
-        groups = _groups(calls)
+        graded = self.grade(_groups(calls))
+        return Graded(
+            [outcome for group in graded for outcome in group.outcomes],
+            tuple(judgement for group in graded for judgement in group.judgements),
+        )
+
+    @property
+    def is_remote(self) -> bool:
+        """Does somebody else compute the answers, so that asking costs no time of this machine?"""
+        return isinstance(self.backend, Endpoint)
+
+    def abandon(self) -> None:
+        """Give up what is being asked by other threads."""
+        if isinstance(self.backend, Endpoint):
+            self.backend.abandon()
+
+    def grade(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[Graded]:
+        """The same for calls that are grouped already; safe to be called from two threads where it `is_remote`."""
         control = self._control()
         tasks = [
             task
@@ -85,12 +102,16 @@ class Judge:
         ]
         judgements = self._judge(tasks, [group[0]["prompt"].index for group in groups])
         shares = _by_completion(tasks, judgements)
-        outcomes = [
-            _outcome(shares.get((place, number), []), self.mode.judged(call["completion"].text))
+        return [
+            Graded(
+                [
+                    _outcome(shares.get((place, number), []), self.mode.judged(call["completion"].text))
+                    for number, call in enumerate(group)
+                ],
+                tuple(judgement for task, judgement in zip(tasks, judgements, strict=True) if task.place == place),
+            )
             for place, group in enumerate(groups)
-            for number, call in enumerate(group)
         ]
-        return Graded(outcomes, tuple(judgements))
 
     def _judge(self, tasks: Sequence[Task], prompts: Sequence[int]) -> list[Judgement]:
         replies = iter(self._ask([question for task in tasks for question in task.questions]))

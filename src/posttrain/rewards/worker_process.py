@@ -1,0 +1,281 @@
+"""One warm worker process as its parent sees it: its pipes, its clock, and the calls that it is making.
+
+The parent keeps the clock: a call that is late or takes its process down is settled here, whatever the process does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.rewards import wire
+from posttrain.rewards.calls import ASYNC_GRACE, Outcome, Signature, timed_out
+from posttrain.rewards.load import Target
+
+LOAD_TIMEOUT = 120.0
+"""Seconds that importing a reward function may take: a first import of torch on a busy machine takes many."""
+KEPT_OUTPUT = 4000
+"""Bytes kept of what a worker printed last; shown when it dies or hangs."""
+MAX_READS = 64
+"""Reads of at most 64 KiB with which the output of a dying worker is emptied."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Calls of one function. Each has its own deadline, counted from the end of the call before it."""
+
+    target: Target
+    calls: Sequence[Mapping[str, Any]]
+    """Keyword arguments of each call."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    timeout: float
+    is_async: bool = False
+    """The calls wait together in one worker, each at most `timeout` seconds."""
+
+
+class Abandoned(Exception):
+    """What was asked for is not wanted any more."""
+
+
+class Task:
+    """A job that was handed to a pool, and what has come of its calls. Whoever wants the outcomes waits for them."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.abandoned = False
+        self._outcomes: dict[int, Outcome] = {}
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+        if not job.calls:
+            self._over.set()
+
+    @property
+    def over(self) -> bool:
+        """Is there nothing to wait for any more?"""
+        return self._over.is_set()
+
+    def settle(self, number: int, outcome: Outcome) -> None:
+        """Enter the outcome of a call."""
+        self._outcomes[number] = outcome
+        if len(self._outcomes) == len(self.job.calls):
+            self._over.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more will come; `result` raises `error`."""
+        self._error = self._error or error
+        self._over.set()
+
+    def wait(self) -> None:
+        """Until it is over, however that came about."""
+        self._over.wait()
+
+    def result(self) -> list[Outcome]:
+        """One outcome per call, in order, as soon as all are there. Raises what kept the calls from being made."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return [self._outcomes[number] for number in range(len(self.job.calls))]
+
+
+@dataclass(kw_only=True)
+class Chunk:
+    """Calls of one task that one worker makes in a row."""
+
+    task: Task
+    open: dict[int, None]
+    """Numbers of the calls that have no outcome yet, in order."""
+
+
+class WorkerProcess:
+    """A process, its pipes, and the chunk that it is working on."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = socket.socketpair()
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
+        environment.setdefault("PYTHONHASHSEED", "0")  # the same set order in every worker
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "posttrain.rewards.worker", str(theirs.fileno())],
+                stdin=subprocess.PIPE,  # never written to: the worker dies when it closes
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a process group of its own, which a kill takes as a whole
+                env=environment,
+            )
+        assert self.process.stdout is not None
+        self.printed = self.process.stdout.fileno()
+        self.channel.setblocking(False)
+        os.set_blocking(self.printed, False)
+        self.loaded: dict[Target, Signature] = {}
+        self.refusal: dict[str, str] = {}
+        self.chunk: Chunk | None = None
+        self.finished: Chunk | None = None
+        self.deadline = 0.0
+        self.dead = False
+        self._job = Job(target=Target(name=""), calls=(), timeout=0.0)
+        self._outgoing = memoryview(b"")
+        self._incoming, self._output = bytearray(), bytearray()
+        self._prints = True
+        self._answers: list[tuple[int, Outcome]] = []
+        self._since = 0.0
+
+    def begin(self, chunk: Chunk) -> None:
+        """Queue the request; the clock of its first call starts when the worker says that the function is loaded.
+
+        Raises DataError for arguments that cannot be sent.
+        """
+        job = chunk.task.job
+        self._outgoing = memoryview(
+            wire.encode(
+                {
+                    "target": asdict(job.target),
+                    "calls": [(number, job.calls[number]) for number in chunk.open],
+                    "settings": job.settings,
+                    "timeout": job.timeout,
+                }
+            )
+        )
+        self.chunk, self.finished, self._job, self.refusal = chunk, None, job, {}
+        self._output.clear()
+        self._start_clock(LOAD_TIMEOUT if job.target not in self.loaded else job.timeout)
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        selector.register(self.channel, wanted, self._talk)
+        if self._prints:
+            selector.register(self.printed, selectors.EVENT_READ, lambda _: self._read_output())
+
+    def take_answers(self) -> list[tuple[int, Outcome]]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the current call started."""
+        return time.monotonic() - self._since
+
+    def timeout(self) -> Outcome:
+        """The outcome of the call that is late, with the line at which it hangs."""
+        if self._job.target not in self.loaded:
+            message = f"importing {self._job.target} took more than {LOAD_TIMEOUT:g} s"
+            return Outcome(kind="timeout", message=message, traceback=self._where(), seconds=self.seconds)
+        return timed_out(self._job.timeout, self.seconds, self._where())
+
+    def crash(self) -> Outcome:
+        """The outcome of the call during which the process ended."""
+        return Outcome(kind="crash", message=self.death(), traceback=self.output(), seconds=self.seconds)
+
+    def death(self) -> str:
+        """How the process ended."""
+        try:
+            code = self.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "the reward process closed its connection"
+        if code < 0:
+            return f"the reward process was killed by signal {-code} ({signal.strsignal(-code)})"
+        return f"the reward process exited with code {code}"
+
+    def output(self, patience: int = 0) -> str:
+        """The last that it printed; waits for more until it is silent for `patience` milliseconds."""
+        printed = select.poll()
+        printed.register(self.printed, select.POLLIN)
+        for _ in range(MAX_READS):  # it may never stop printing
+            if not (printed.poll(patience) and self._read_output()):
+                break
+        return bytes(self._output).decode(errors="replace").strip()
+
+    def _where(self) -> str:
+        """What it printed and where it hangs: faulthandler answers even while C code holds the interpreter lock."""
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGUSR1)
+        return _without_our_frames(self.output(patience=50))
+
+    def kill(self) -> None:
+        """SIGKILL the process group, children of user code included, and reap the worker."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.channel.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _start_clock(self, timeout: float) -> None:
+        self._since = time.monotonic()
+        self.deadline = self._since + timeout + (ASYNC_GRACE if self._job.is_async else 0.0)
+
+    def _talk(self, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._outgoing = self._outgoing[self.channel.send(self._outgoing) :]
+            if events & selectors.EVENT_READ:
+                received = self.channel.recv(1 << 20)
+                if not received:
+                    raise ConnectionResetError
+                self._incoming += received
+        except BlockingIOError:
+            return
+        except ConnectionError:  # it died; what it had answered before counts
+            self.dead = True
+        for message in wire.decode(self._incoming):
+            self._hear(message)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        assert self.chunk is not None
+        if "ready" in message:
+            self.loaded[self._job.target] = Signature.from_json(message["ready"])
+            self._start_clock(self._job.timeout)
+        elif "failed" in message:
+            self.refusal = message["failed"]
+            refused = Outcome(kind="exception", message=self.refusal["given"], traceback=self.refusal["fix"])
+            self._answers += [(number, refused) for number in self.chunk.open]
+            self.chunk.open.clear()
+        elif "call" in message:
+            self._answers.append((message["call"], Outcome(**message["outcome"])))
+            del self.chunk.open[message["call"]]
+            if not self._job.is_async:
+                self._start_clock(self._job.timeout)
+        else:  # done
+            assert not self.chunk.open
+            self.chunk, self.finished = None, self.chunk
+
+    def _read_output(self) -> bool:
+        """Empty the output pipe, keeping the end of it; False when there was nothing."""
+        try:
+            read = os.read(self.printed, 1 << 16)
+        except BlockingIOError:
+            return False
+        self._prints = bool(read)  # nothing at all means that the other end was closed
+        self._output += read
+        del self._output[:-KEPT_OUTPUT]
+        return self._prints
+
+
+def _without_our_frames(trace: str) -> str:
+    """What faulthandler printed, without the frames that called the user's code."""
+    ours = (str(Path(__file__).parent), "<frozen ")
+    lines = [line for line in trace.splitlines() if not any(place in line for place in ours)]
+    return re.sub(
+        r"(?m)^(Current t|T)hread 0x.*\(most recent call first\):$",
+        "It hung here, innermost call first:",
+        "\n".join(lines),
+    )
+
+
+def kill_all(workers: list[WorkerProcess]) -> None:
+    while workers:
+        workers.pop().kill()
