@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from tests.models.tiny_architectures import exact_norms
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -68,7 +69,7 @@ def model(attention) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     model.value_head = torch.nn.Linear(16, 1)  # a critic on the same trunk
-    return model.double()
+    return exact_norms(model.double())
 
 
 @pytest.fixture(scope="module")

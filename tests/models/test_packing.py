@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.models.packing import make_buckets, pack
+from posttrain.models.packing import Segment, make_buckets, pack
 from posttrain.types import Tokens
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=12)
@@ -17,6 +20,11 @@ def record(lengths_B: list[int], width: int) -> Tokens:
     """Ids that tell row and place apart: 1000 * row + place."""
     ids_BT = 1000 * torch.arange(len(lengths_B))[:, None] + torch.arange(width)
     return Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor(lengths_B))
+
+
+def alone(lengths_S: Sequence[int]) -> list[Segment]:
+    """Segments of these lengths, without a prefix."""
+    return [Segment(end - length, length) for length, end in zip(lengths_S, accumulate(lengths_S), strict=True)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -33,7 +41,7 @@ def test_a_scored_token_is_predicted_by_the_token_before_it_in_its_row(lengths_B
     assert ids[packed.token_index_L][packed.source_N].tolist() == [i - 1 for i in ids[packed.target_index_N].tolist()]
     assert packed.position_ids_L.tolist() == (ids[packed.token_index_L] % 1000).tolist()
     last = [max((t for t in range(width) if row[t]), default=0) for row in scored]
-    assert list(packed.lengths) == sorted((n for n in last if n), reverse=True)
+    assert [segment.length for segment in packed.segments] == sorted((n for n in last if n), reverse=True)
     needed = [1000 * b + t for b, n in enumerate(last) for t in range(n)]
     assert sorted(ids[packed.token_index_L].tolist()) == needed
     assert packed.num_tokens == len(needed)
@@ -44,7 +52,7 @@ def test_a_scored_token_is_predicted_by_the_token_before_it_in_its_row(lengths_B
 def test_buckets_spread_and_collect_every_token(lengths_B):
     longest_first = tuple(sorted(lengths_B, reverse=True))
     x_LD = torch.arange(2.0 * sum(longest_first)).view(-1, 2) + 1
-    buckets = make_buckets(longest_first, torch.device("cpu"))
+    buckets = make_buckets(alone(longest_first), torch.device("cpu"))
     assert [b.start for b in buckets] == [0, *(b.stop for b in buckets[:-1])]
     grids = [b.spread(x_LD) for b in buckets]
     assert torch.equal(torch.cat([b.collect(g) for b, g in zip(buckets, grids, strict=True)]), x_LD)
@@ -53,7 +61,7 @@ def test_buckets_spread_and_collect_every_token(lengths_B):
 
 
 def test_rows_of_one_length_need_no_copy():
-    (bucket,) = make_buckets((7, 7, 7), torch.device("cpu"))
+    (bucket,) = make_buckets(alone((7, 7, 7)), torch.device("cpu"))
     x_LD = torch.randn(21, 4)
     assert bucket.slots is None
     assert bucket.spread(x_LD).data_ptr() == x_LD.data_ptr()
@@ -62,7 +70,7 @@ def test_rows_of_one_length_need_no_copy():
 def test_a_grid_is_padding_by_a_quarter_at_most_once_rows_are_long():
     generator = torch.Generator().manual_seed(0)
     lengths_R = torch.randint(100, 4000, (200,), generator=generator).sort(descending=True).values
-    buckets = make_buckets(tuple(lengths_R.tolist()), torch.device("cpu"))
+    buckets = make_buckets(alone(lengths_R.tolist()), torch.device("cpu"))
     computed = sum(b.rows * b.longest for b in buckets)
     assert computed <= int(lengths_R.sum()) / 0.75
     assert len(buckets) <= 15

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.models.forward_path import ForwardPath, causal_lm, forward_path
-from posttrain.models.packing import Packed, pack
+from posttrain.models.packing import Packed
 from posttrain.types import Outputs, Tokens
 
 
@@ -34,13 +34,15 @@ def token_logprobs(
     model (RULE 2); everything before it runs in the precision of an enclosing autocast.
 
     `pack(tokens, mask_BT).num_tokens` tokens go through the model: of each row those before its last scored token, of a
-    row that scores nothing none. The head sees the positions before scored tokens only, `chunk_tokens` at a time.
+    row that scores nothing none, of a beginning that rows have in common one. The head sees the positions before scored
+    tokens only, `chunk_tokens` at a time.
 
     Raises ValueError when the mask scores padding or the first token of a row, ModelError for a model that is not a
     causal language model.
     """
-    packed = pack(tokens, mask_BT)
     lm = causal_lm(model)
+    path = forward_path(lm)
+    packed = path.pack(tokens, mask_BT)
     if packed.num_tokens == 0:
         zeros_BT = _nothing_scored(lm.dtype, tokens)
         return Outputs(
@@ -49,7 +51,6 @@ def token_logprobs(
             values_BT=None if value_head is None else zeros_BT,
             top1_BT=zeros_BT.detach().bool() if with_top1 else None,
         )
-    path = forward_path(lm)
     hidden_ND = _hidden_before_targets(path, tokens, packed, lm.device)
     top1_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.bool) if with_top1 else None
     logprobs_N, entropy_N = path.score(
@@ -75,7 +76,7 @@ def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Te
     That state is the token before it and all that this one has seen: the hidden state from which the token was sampled.
     The head computes in the precision of its weights, whatever the enclosing autocast says.
     """
-    packed = pack(tokens, mask_BT)
+    packed = path.pack(tokens, mask_BT)
     if packed.num_tokens == 0:
         return _nothing_scored(head.weight.dtype, tokens)
     hidden_ND = _hidden_before_targets(path, tokens, packed, head.weight.device)

@@ -1,6 +1,7 @@
 """How a model is run on several rows at once: found out by trying it on a few short rows, never by its name.
 
-    packed       attention on short grids, everything else on real tokens only (packed_attention.py)
+    packed       attention on short grids, everything else on real tokens only (packed_attention.py); what rows have in
+                 common at their beginning is computed once, unless trying says that this changes a row
     block mask   one sequence whose attention mask is block-diagonal; transformers derives it from restarting positions
     padded       right-padded rows: for architectures that take neither, such as state-space models
 
@@ -14,18 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from posttrain.errors import ModelError
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
 from posttrain.models.packed_attention import packed_rows
-from posttrain.models.packing import Bucket, Packed, make_buckets, pack
+from posttrain.models.packing import Bucket, Packed, make_buckets, pack, pack_whole
 from posttrain.types import Tokens
 
 Attention = Literal["packed", "block mask", "padded"]
@@ -44,8 +46,18 @@ class ForwardPath:
     attention: Attention
     implementation: str
     """The attention implementation in the model's config."""
+    shares_prefixes: bool
+    """What rows have in common at their beginning is computed once."""
     note: str = ""
-    """Why a faster way was not taken; empty for `packed`."""
+    """Why a faster way was not taken; empty for `packed` with shared prefixes."""
+
+    def pack(self, tokens: Tokens, mask_BT: Tensor) -> Packed:
+        """The rows of which `mask_BT` scores a token, as `hidden` can take them."""
+        return pack(tokens, mask_BT, share=self.shares_prefixes)
+
+    def pack_whole(self, tokens: Tokens) -> Packed:
+        """Every row to its last token."""
+        return pack_whole(tokens, share=self.shares_prefixes)
 
     def hidden(self, ids_L: Tensor, packed: Packed) -> Tensor:
         """`[L, D]` hidden states of the packed tokens; rows do not see each other."""
@@ -106,7 +118,7 @@ def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
 
 
 def _hidden_packed(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
-    with packed_rows(make_buckets(packed.lengths, ids_L.device)):
+    with packed_rows(make_buckets(packed.segments, ids_L.device)):
         return _hidden_block_mask(body, ids_L, packed)
 
 
@@ -123,7 +135,7 @@ def _hidden_padded(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
         ids_RT = bucket.spread(ids_L - filler) + filler
         return bucket.collect(body(input_ids=ids_RT, use_cache=False).last_hidden_state)
 
-    return torch.cat([run(bucket) for bucket in make_buckets(packed.lengths, ids_L.device)])
+    return torch.cat([run(bucket) for bucket in make_buckets(packed.segments, ids_L.device)])
 
 
 _HIDDEN: dict[Attention, Callable[[nn.Module, Tensor, Packed], Tensor]] = {
@@ -166,78 +178,90 @@ def _exact(lm: PreTrainedModel) -> Iterator[None]:
 def _find_path(lm: PreTrainedModel) -> ForwardPath:
     implementation = _implementation(lm).removeprefix("packed_")
     _set_attention(lm, implementation)
-    rows, ids_L, packed = _probe_rows(lm)
-    body, output_type, expected_LD = _find_body(lm, rows)
-    plain_head = _head_is_linear(lm, body, output_type, width=expected_LD.shape[1])
-    attention, note = _fastest(lm, body, ids_L, packed, expected_LD, implementation)
+    tokens = _probe_rows(lm)
+    body, output_type, expected_BTD = _find_body(lm, tokens)
+    plain_head = _head_is_linear(lm, body, output_type, width=expected_BTD.shape[-1])
     return ForwardPath(
         body=body,
         output_type=output_type,
         plain_head=plain_head,
-        attention=attention,
-        implementation=_implementation(lm),
-        note=note,
+        **_fastest(_Probe(lm, body, tokens, expected_BTD), implementation),
     )
 
 
 def _find_body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
     implementation = _implementation(model).removeprefix("packed_")
     _set_attention(model, implementation)
-    rows, ids_L, packed = _probe_rows(model)
-    outputs = [body(input_ids=row_T[None], use_cache=False) for row_T in rows]
-    expected_LD = torch.cat([output.last_hidden_state[0, :-1] for output in outputs])
-    attention, note = _fastest(model, body, ids_L, packed, expected_LD, implementation)
+    tokens = _probe_rows(model)
+    outputs = [body(input_ids=row_T[None], use_cache=False) for row_T in _single(tokens)]
+    expected_BTD = pad_sequence([output.last_hidden_state[0] for output in outputs], batch_first=True)
     return ForwardPath(
         body=body,
         output_type=type(outputs[0]),
         plain_head=False,
-        attention=attention,
-        implementation=_implementation(model),
-        note=note,
+        **_fastest(_Probe(model, body, tokens, expected_BTD), implementation),
     )
 
 
-def _fastest(
-    lm: PreTrainedModel, body: nn.Module, ids_L: Tensor, packed: Packed, expected_LD: Tensor, implementation: str
-) -> tuple[Attention, str]:
-    """The first way of `_HIDDEN` that works, and why those before it do not."""
+class _Probe(NamedTuple):
+    """A few short rows, and what they give when they are run one at a time."""
+
+    lm: PreTrainedModel
+    body: nn.Module
+    tokens: Tokens
+    expected_BTD: Tensor
+
+
+def _fastest(probe: _Probe, implementation: str) -> dict[str, Any]:
+    """The first way of `_HIDDEN` that works, and why those before it do not: fields of `ForwardPath`."""
     reasons: list[str] = []
     for attention in _HIDDEN:
-        reason = _try(lm, body, attention, ids_L, packed, expected_LD)
+        reason = _try(probe, attention, share=False)
         if reason is None:
-            return attention, "; ".join(reasons)
+            unshared = "it is not packed" if attention != "packed" else _try(probe, attention, share=True)
+            if attention == "packed" and unshared is not None:
+                reasons.append(f"shared prefixes: {unshared}")
+            return {
+                "attention": attention,
+                "shares_prefixes": unshared is None,
+                "implementation": _implementation(probe.lm),
+                "note": "; ".join(reasons),
+            }
         reasons.append(f"{attention}: {reason}")
-        _set_attention(lm, implementation)
+        _set_attention(probe.lm, implementation)
     raise ModelError(
-        given=f"{type(lm).__name__} gives other hidden states when rows are run together ({'; '.join(reasons)})",
+        given=f"{type(probe.lm).__name__} gives other hidden states when rows are run together ({'; '.join(reasons)})",
         allowed="a causal language model: a token depends on the tokens before it in its row and on nothing else",
         fix="Check that the folder holds a decoder (…ForCausalLM), not an encoder.",
     )
 
 
-def _probe_rows(lm: PreTrainedModel) -> tuple[list[Tensor], Tensor, Packed]:
-    """A few short rows of different ids and lengths; their packed ids, and how they are packed."""
-    lengths_B = torch.tensor([5, 8, 3, 5])
-    places_T = torch.arange(8)
-    ids_BT = ((torch.arange(4)[:, None] * 8 + places_T) * 5 + 3) % lm.config.get_text_config().vocab_size
-    real_BT = places_T < lengths_B[:, None]
-    packed = pack(Tokens(input_ids_BT=ids_BT, lengths_B=lengths_B), real_BT & (places_T > 0))
-    rows = [ids_BT[row, : lengths_B[row]].to(lm.device) for row in lengths_B.argsort(descending=True, stable=True)]
-    return rows, ids_BT.flatten()[packed.token_index_L].to(lm.device), packed
+def _probe_rows(lm: PreTrainedModel) -> Tokens:
+    """A few short rows of different lengths. Three of them begin with the same tokens, as many as pay."""
+    lengths_B, prefix = torch.tensor([15, 18, 3, 13]), 12
+    places_T = torch.arange(18)
+    row_B1 = torch.tensor([0, 1, 2, 3])[:, None].where(places_T >= prefix, torch.tensor([0, 0, 2, 0])[:, None])
+    ids_BT = ((row_B1 * 18 + places_T) * 5 + 3) % lm.config.get_text_config().vocab_size
+    return Tokens(input_ids_BT=ids_BT.to(lm.device), lengths_B=lengths_B)
 
 
-def _find_body(lm: PreTrainedModel, rows: list[Tensor]) -> tuple[nn.Module, type[Any], Tensor]:
+def _single(tokens: Tokens) -> list[Tensor]:
+    """The rows by themselves, without padding."""
+    return [ids_T[:length] for ids_T, length in zip(tokens.input_ids_BT, tokens.lengths_B.tolist(), strict=True)]
+
+
+def _find_body(lm: PreTrainedModel, tokens: Tokens) -> tuple[nn.Module, type[Any], Tensor]:
     """The outermost submodule whose hidden states the head turns into the model's logits.
 
-    Also the record in which it returns them, and those of all rows, run one at a time: `[L, D]` without the last token
-    of each row, on which in a causal model none of the others depends.
+    Also the record in which it returns them, and those of all rows, run one at a time: `[B, T, D]`, right-padded.
     """
-    runs = [_watch(lm, row_T[None]) for row_T in rows]
+    runs = [_watch(lm, row_T[None]) for row_T in _single(tokens)]
     first_logits_TV, first_outputs = runs[0]
     for body, output in first_outputs.items():
         hidden_TD = output.last_hidden_state[0]
         if hidden_TD.dim() == 2 and _same(_logits(lm, body, type(output), hidden_TD), first_logits_TV):
-            return body, type(output), torch.cat([outputs[body].last_hidden_state[0, :-1] for _, outputs in runs])
+            hidden = [outputs[body].last_hidden_state[0] for _, outputs in runs]
+            return body, type(output), pad_sequence(hidden, batch_first=True)
     raise ModelError(
         given=f"{type(lm).__name__} has no part that returns the hidden states which its head reads",
         allowed="a transformers …ForCausalLM model, with LoRA adapters or without",
@@ -263,21 +287,25 @@ def _watch(lm: PreTrainedModel, ids_1T: Tensor) -> tuple[Tensor, dict[nn.Module,
     return logits_TV, {module: seen[module] for module in parts if module in seen}
 
 
-def _try(
-    lm: PreTrainedModel, body: nn.Module, attention: Attention, ids_L: Tensor, packed: Packed, expected_LD: Tensor
-) -> str | None:
+def _try(probe: _Probe, attention: Attention, *, share: bool) -> str | None:
     """None when the rows together give the hidden states of the single rows, else what is in the way."""
+    lm, body, tokens, expected_BTD = probe
     if attention != "padded" and "position_ids" not in inspect.signature(body.forward).parameters:
         return "the model takes no position_ids"
-    if attention == "packed" and not _set_attention(lm, f"packed_{_implementation(lm)}"):
+    if attention == "packed" and not _set_attention(lm, f"packed_{_implementation(lm).removeprefix('packed_')}"):
         return "its attention cannot be replaced"
+    packed = pack_whole(tokens, share=share)
+    ids_L = tokens.input_ids_BT.flatten()[packed.token_index_L.to(lm.device)]
     try:
         hidden_LD = _HIDDEN[attention](body, ids_L, packed)
     except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
         if attention == "padded":
             raise
         return f"{type(error).__name__}: {error}"
-    return None if _same(hidden_LD, expected_LD) else "a row changes when it is run with others"
+    places_N = (packed.place_BT.flatten() >= 0).nonzero()[:, 0]
+    actual_ND = hidden_LD[packed.place_BT.flatten()[places_N].to(lm.device)]
+    expected_ND = expected_BTD.flatten(0, 1)[places_N.to(lm.device)]
+    return None if _same(actual_ND, expected_ND) else "a row changes when it is run with others"
 
 
 def _same(actual: Tensor, expected: Tensor) -> bool:

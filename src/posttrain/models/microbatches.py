@@ -1,54 +1,148 @@
-"""Which rows go through the model together: a token budget, no divisibility rule."""
+"""Which rows go through the model together: a token budget, no divisibility rule.
+
+What is counted are the tokens that are computed: padding costs nothing, since the forward pass is packed, and what rows
+have in common at their beginning (shared_prefixes.py) counts once per micro-batch.
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from posttrain.models.shared_prefixes import Family
+
+PAIRS_PER_TOKEN = 4096
+"""Pairs of tokens, one attending to the other, that cost about as much as all else that is done with one token: six
+times the width of the hidden state, here of one around 700. Micro-batches are balanced by it, nothing more."""
 
 
-def plan_microbatches(lengths: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
-    """Row numbers of each micro-batch: at most `tokens_per_microbatch` tokens, as few and as equal as possible.
+def plan_microbatches(
+    tokens: Sequence[int], tokens_per_microbatch: int, *, work: Sequence[float] | None = None
+) -> list[list[int]]:
+    """Numbers of the rows of each micro-batch: at most `tokens_per_microbatch` tokens, as few and as equal as possible.
 
-    `lengths` are the real tokens of each row (the forward pass is packed: padding costs nothing). A row longer than the
-    budget goes alone. Every row appears exactly once; rows stand in ascending order, micro-batches in that of their
-    first row. The plan is a function of the lengths alone; how rows are split never changes a gradient (RULE 7).
+    `tokens` are those of each row. What is made equal is `work`, by default the tokens. A row longer than the budget
+    goes alone. Every row appears exactly once; rows stand in ascending order, micro-batches in that of their first row.
+    The plan is a function of the arguments alone; how rows are split never changes a gradient (RULE 7).
 
     >>> plan_microbatches([5, 3, 4, 2, 9], tokens_per_microbatch=8)
     [[0, 3], [1, 2], [4]]
     """
     if tokens_per_microbatch < 1:
         raise ValueError(f"tokens_per_microbatch = {tokens_per_microbatch}, but a micro-batch has at least one token")
-    longest_first = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    alone = [[row] for row in longest_first if lengths[row] > tokens_per_microbatch]
+    longest_first = sorted(range(len(tokens)), key=lambda row: (-tokens[row], row))
+    alone = [[row] for row in longest_first if tokens[row] > tokens_per_microbatch]
     rows = longest_first[len(alone) :]
-    fewest = _first_fit(rows, lengths, tokens_per_microbatch)
-    planned = _spread(rows, lengths, tokens_per_microbatch, len(fewest)) or fewest
+    fewest = _first_fit(rows, tokens, tokens_per_microbatch)
+    planned = _spread(rows, tokens, work or tokens, tokens_per_microbatch, len(fewest)) or fewest
     return sorted(sorted(rows) for rows in alone + planned)
 
 
-def _first_fit(rows: list[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+def plan_units(
+    units: Sequence[Sequence[int]], families: Sequence[Family], needed: Sequence[int], tokens_per_microbatch: int
+) -> list[list[int]]:
+    """Numbers of the units of each micro-batch. A unit is rows that a loss compares; `needed` are tokens of each row.
+
+    Units with rows of one family go together where the budget allows it; where it does not, each part of them computes
+    the prefix again. Otherwise as `plan_microbatches`.
+
+    >>> family = Family((0, 1, 2), prefix=10)
+    >>> plan_units([[0], [1], [2], [3]], [family, Family((3,), 0)], [16, 14, 12, 9], tokens_per_microbatch=30)
+    [[0, 1, 2], [3]]
+    """
+    parts = [
+        part
+        for kin, kin_families in _kindred(units, families)
+        for part in _parts({unit: units[unit] for unit in kin}, kin_families, needed, tokens_per_microbatch)
+    ]
+    planned = plan_microbatches(
+        [part.tokens for part in parts], tokens_per_microbatch, work=[part.work for part in parts]
+    )
+    return sorted(sorted(unit for place in together for unit in parts[place].units) for together in planned)
+
+
+class _Part(NamedTuple):
+    """Units that share prefixes, and what it costs to compute them."""
+
+    units: list[int]
+    tokens: int
+    work: float
+
+
+def _parts(
+    units: Mapping[int, Sequence[int]], families: Sequence[Family], needed: Sequence[int], budget: int
+) -> list[_Part]:
+    """All of these units, which have families in common, as one part; more parts where they are too many."""
+    shared = [family.prefix for family in families]
+    prefix_of = {row: family.prefix for family in families for row in family.rows}
+    own = {
+        unit: [(prefix_of[row], needed[row] - prefix_of[row]) for row in units[unit] if row in prefix_of]
+        for unit in units
+    }
+    names, tokens = list(units), [sum(length for _, length in own[unit]) for unit in units]
+    parts = []
+    for places in plan_microbatches(tokens, max(1, budget - sum(shared))):
+        part_tokens = sum(shared) + sum(tokens[place] for place in places)
+        pairs = sum(length * (prefix + length / 2) for place in places for prefix, length in own[names[place]])
+        pairs += sum(prefix**2 / 2 for prefix in shared)
+        parts.append(_Part([names[place] for place in places], part_tokens, part_tokens + pairs / PAIRS_PER_TOKEN))
+    return parts
+
+
+def _kindred(units: Sequence[Sequence[int]], families: Sequence[Family]) -> Iterator[tuple[list[int], list[Family]]]:
+    """Units that are connected by families, and the families that connect them."""
+    family_of = {row: number for number, family in enumerate(families) for row in family.rows}
+    units_of: dict[int, list[int]] = defaultdict(list)
+    for unit, rows in enumerate(units):
+        for number in {family_of[row] for row in rows if row in family_of}:
+            units_of[number].append(unit)
+    seen: set[int] = set()
+    for first, rows in enumerate(units):
+        if first in seen:
+            continue
+        seen.add(first)
+        kin, found = [first], {family_of[row] for row in rows if row in family_of}
+        waiting = list(found)
+        while waiting:
+            for unit in units_of[waiting.pop()]:
+                if unit not in seen:
+                    seen.add(unit)
+                    kin.append(unit)
+                    new = {family_of[row] for row in units[unit] if row in family_of} - found
+                    found |= new
+                    waiting += new
+        yield sorted(kin), [families[number] for number in sorted(found)]
+
+
+def _first_fit(rows: list[int], tokens: Sequence[int], budget: int) -> list[list[int]]:
     """First-fit decreasing: at most 11/9 of the smallest possible number of micro-batches, plus one."""
     planned: list[list[int]] = []
     room: list[int] = []
     for row in rows:
-        place = next((i for i, free in enumerate(room) if lengths[row] <= free), None)
+        place = next((i for i, free in enumerate(room) if tokens[row] <= free), None)
         if place is None:
             planned.append([])
             room.append(budget)
             place = -1
         planned[place].append(row)
-        room[place] -= lengths[row]
+        room[place] -= tokens[row]
     return planned
 
 
-def _spread(rows: list[int], lengths: Sequence[int], budget: int, number: int) -> list[list[int]] | None:
-    """Each row to the emptiest of `number` micro-batches, longest first; None when that breaks the budget."""
+def _spread(
+    rows: list[int], tokens: Sequence[int], work: Sequence[float], budget: int, number: int
+) -> list[list[int]] | None:
+    """Each row to the one of `number` micro-batches that has least to do and room for it, longest first; None when
+    none has room."""
     planned: list[list[int]] = [[] for _ in range(number)]
-    emptiest = [(0, i) for i in range(number)]
+    used, done = [0] * number, [0.0] * number
     for row in rows:
-        used, place = emptiest[0]
-        if used + lengths[row] > budget:
+        fitting = [place for place in range(number) if used[place] + tokens[row] <= budget]
+        if not fitting:
             return None
+        place = min(fitting, key=done.__getitem__)
         planned[place].append(row)
-        heapq.heapreplace(emptiest, (used + lengths[row], place))
+        used[place] += tokens[row]
+        done[place] += work[row]
     return planned

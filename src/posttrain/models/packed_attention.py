@@ -59,11 +59,14 @@ def _packed_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tens
 
 
 def _first_row(bucket: Bucket, settings: dict[str, Any]) -> dict[str, Any]:
+    """Where the pattern is looked up: in the bucket's first segment, or in the trunk that goes on after its prefix,
+    which is longer than any branch."""
+    row_start = bucket.prefix_start if bucket.prefix_length else bucket.start
     return {
         "q_length": bucket.longest,
-        "kv_length": bucket.longest,
-        "q_offset": bucket.start,
-        "kv_offset": bucket.start,
+        "kv_length": bucket.prefix_length + bucket.longest,
+        "q_offset": row_start + bucket.prefix_length,
+        "kv_offset": row_start,
         "allow_is_causal_skip": not settings.get("use_vmap", False),
     }
 
@@ -76,17 +79,18 @@ def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Cal
             return plain_attention(module, query, key, value, attention_mask, **settings)
         outputs = []
         for bucket, mask in zip(attention_mask.buckets, attention_mask.masks, strict=True):
-            grids = (_grid(x_1HLD, bucket) for x_1HLD in (query, key, value))
-            output_RTHD, _ = plain_attention(module, *grids, mask, **settings)
+            query_RHTD = bucket.spread(_tokens_first(query)).transpose(1, 2)
+            seen = (bucket.spread_after_prefix(_tokens_first(x)).transpose(1, 2) for x in (key, value))
+            output_RTHD, _ = plain_attention(module, query_RHTD, *seen, mask, **settings)
             outputs.append(bucket.collect(output_RTHD))
         return torch.cat(outputs)[None], None
 
     return attention
 
 
-def _grid(x_1HLD: Tensor, bucket: Bucket) -> Tensor:
-    """`[1, H, L, D]` -> `[rows, H, longest, D]`."""
-    return bucket.spread(x_1HLD[0].transpose(0, 1)).transpose(1, 2)
+def _tokens_first(x_1HLD: Tensor) -> Tensor:
+    """`[1, H, L, D]` -> `[L, H, D]`."""
+    return x_1HLD[0].transpose(0, 1)
 
 
 def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Tensor, Any]:

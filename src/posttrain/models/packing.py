@@ -1,80 +1,85 @@
 """From right-padded rows to one packed sequence of the tokens that are needed, and back.
 
-B rows, T tokens of a padded row, L packed tokens, N scored positions, H heads, D width of a head.
+B rows, T tokens of a padded row, L packed tokens, S segments, N scored positions, H heads, D width of a head.
 
 A row is needed up to the token that predicts its last scored one; a row without any scored token is not needed at all.
-Packed rows stand longest first, so that rows of similar length are neighbours: attention works on them in *buckets*,
-short grids of equally long rows padded on the right, where causality alone keeps the padding out. Everything else
-(embedding, projections, MLP, head) sees the L real tokens only.
+Of rows that begin alike (a *family*: completions of one prompt, the two answers of a pair) the common prefix is packed
+once. The packed sequence consists of *segments*:
 
-To share a prompt among the completions of a group, the prompt becomes a packed row of its own, positions of the
-completions go on after it, and a bucket's keys and values get the prompt's in front: `Packed` and `Bucket` are the only
-records that have to know.
+    trunks     the longest row of each family, whole, its prefix first; a row that has no family is a trunk, too
+    branches   what the other rows of a family have after the prefix; they attend to the prefix within the trunk
+
+Trunks stand longest first, then branches by family, longest first, so that segments of similar length are neighbours:
+attention works on them in *buckets*, short grids of equally long segments padded on the right, where causality alone
+keeps the padding out. Everything else (embedding, projections, MLP, head) sees the L packed tokens only. What reads a
+hidden state looks up its place in `place_BT`: several rows may read the same one, and its gradient is their sum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from posttrain.models.shared_prefixes import Family, find_families
 from posttrain.types import Tokens
+
+
+class Segment(NamedTuple):
+    """Neighbouring packed tokens of one row, and the packed tokens before them in that row."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
     """Which tokens go through the model, where they come from, and which of them predict a scored token."""
 
-    lengths: tuple[int, ...]
-    """Tokens of each packed row, longest first."""
+    segments: tuple[Segment, ...]
+    """In the order of the packed tokens."""
     token_index_L: Tensor
-    """Place of each packed token in the flattened `[B, T]` record."""
+    """Place of each packed token in the flattened `[B, T]` record; of a shared one that in the longest row."""
     position_ids_L: Tensor
     """Place of each packed token in its own row, counted from 0."""
+    place_BT: Tensor
+    """Packed place of each needed token, -1 for the others."""
     source_N: Tensor
     """Packed place that predicts scored token n: the token before it."""
     target_index_N: Tensor
     """Place of scored token n in the flattened `[B, T]` record."""
+    num_real_tokens: int
+    """Tokens that would go through the model if every row were computed for itself."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens that go through the model."""
-        return sum(self.lengths)
+        return len(self.token_index_L)
 
 
-def pack(tokens: Tokens, mask_BT: Tensor) -> Packed:
+def pack(tokens: Tokens, mask_BT: Tensor, *, share: bool = True) -> Packed:
     """Pack the rows of which `mask_BT` scores at least one token. The shift by one is made here and nowhere else.
 
-    Raises ValueError when the mask scores a first token (nothing precedes it) or a token past the end of its row.
+    With `share`, what rows have in common at their beginning is packed once. Raises ValueError when the mask scores a
+    first token (nothing precedes it) or a token past the end of its row.
 
     >>> tokens = Tokens(input_ids_BT=torch.tensor([[5, 6, 0], [7, 8, 9]]), lengths_B=torch.tensor([2, 3]))
     >>> packed = pack(tokens, torch.tensor([[False, True, False], [False, True, True]]))
-    >>> packed.lengths, packed.token_index_L.tolist(), packed.source_N.tolist(), packed.target_index_N.tolist()
-    ((2, 1), [3, 4, 0], [2, 0, 1], [1, 4, 5])
+    >>> packed.token_index_L.tolist(), packed.source_N.tolist(), packed.target_index_N.tolist()
+    ([3, 4, 0], [2, 0, 1], [1, 4, 5])
     """
     mask_BT = mask_BT.bool().cpu()
     _check(tokens, mask_BT)
-    width = mask_BT.shape[1]
-    needed_B = (mask_BT * torch.arange(width)).amax(dim=-1) if width else torch.zeros(len(mask_BT), dtype=torch.long)
-    order_R = needed_B.argsort(descending=True, stable=True)[: int((needed_B > 0).sum())]
-    lengths_R = needed_B[order_R]
-    starts_R = lengths_R.cumsum(dim=0) - lengths_R
-    position_ids_L = torch.arange(int(lengths_R.sum())) - starts_R.repeat_interleave(lengths_R)
-    starts_B = torch.zeros_like(needed_B).index_copy(0, order_R, starts_R)
     target_index_N = mask_BT.flatten().nonzero()[:, 0]
-    row_N, place_N = target_index_N // max(width, 1), target_index_N % max(width, 1)
-    return Packed(
-        lengths=tuple(lengths_R.tolist()),
-        token_index_L=order_R.repeat_interleave(lengths_R) * width + position_ids_L,
-        position_ids_L=position_ids_L,
-        source_N=starts_B[row_N] + place_N - 1,
-        target_index_N=target_index_N,
-    )
+    return _lay_out(tokens, needed_tokens(mask_BT), target_index_N - 1, target_index_N, share=share)
 
 
-def pack_whole(tokens: Tokens) -> Packed:
+def pack_whole(tokens: Tokens, *, share: bool = True) -> Packed:
     """Pack every token of every row; `source_N` is the last one of each row, in the order of the rows.
 
     The last token is found from the length of the row, never by looking for a pad id (RULE 43). Raises ValueError for a
@@ -82,22 +87,72 @@ def pack_whole(tokens: Tokens) -> Packed:
 
     >>> tokens = Tokens(input_ids_BT=torch.tensor([[5, 6, 0], [7, 8, 9]]), lengths_B=torch.tensor([2, 3]))
     >>> packed = pack_whole(tokens)
-    >>> packed.lengths, packed.token_index_L.tolist(), packed.source_N.tolist()
-    ((3, 2), [3, 4, 5, 0, 1], [4, 2])
+    >>> packed.token_index_L.tolist(), packed.source_N.tolist()
+    ([3, 4, 5, 0, 1], [4, 2])
     """
     lengths_B, width = tokens.lengths_B.cpu(), tokens.input_ids_BT.shape[1]
     if bool((lengths_B < 1).any()):
         raise ValueError(f"row {int(lengths_B.argmin())} has no tokens")
-    order_R = lengths_B.argsort(descending=True, stable=True)
-    lengths_R = lengths_B[order_R]
-    ends_R = lengths_R.cumsum(dim=0)
-    position_ids_L = torch.arange(int(lengths_R.sum())) - (ends_R - lengths_R).repeat_interleave(lengths_R)
+    last_N = torch.arange(len(lengths_B)) * width + lengths_B - 1
+    return _lay_out(tokens, lengths_B, last_N, last_N, share=share)
+
+
+def needed_tokens(mask_BT: Tensor) -> Tensor:
+    """`[B]` how many tokens of each row have to go through the model, on the CPU: all before its last scored one."""
+    mask_BT = mask_BT.bool().cpu()
+    rows, width = mask_BT.shape
+    return (mask_BT * torch.arange(width)).amax(dim=-1) if width else torch.zeros(rows, dtype=torch.long)
+
+
+def _lay_out(
+    tokens: Tokens, needed_B: Tensor, source_index_N: Tensor, target_index_N: Tensor, *, share: bool
+) -> Packed:
+    rows, width = tokens.input_ids_BT.shape
+    families = find_families(tokens.input_ids_BT, needed_B) if share else _alone(needed_B)
+    segments, row_S, first_S = _cut(families, needed_B.tolist())
+    length_S = torch.tensor([segment.length for segment in segments], dtype=torch.long)
+    start_S = length_S.cumsum(dim=0) - length_S
+    position_ids_L = torch.arange(int(length_S.sum())) + (first_S - start_S).repeat_interleave(length_S)
+    token_index_L = (row_S * width).repeat_interleave(length_S) + position_ids_L
+    place_BT = torch.full((rows * width,), -1)
+    place_BT[token_index_L] = torch.arange(len(token_index_L))
+    place_BT = place_BT.view(rows, width)
+    for family in families:
+        if family.prefix:
+            trunk, *others = family.rows
+            place_BT[others, : family.prefix] = place_BT[trunk, : family.prefix]
     return Packed(
-        lengths=tuple(lengths_R.tolist()),
-        token_index_L=order_R.repeat_interleave(lengths_R) * width + position_ids_L,
+        segments=segments,
+        token_index_L=token_index_L,
         position_ids_L=position_ids_L,
-        source_N=torch.zeros_like(lengths_B).index_copy(0, order_R, ends_R - 1),
-        target_index_N=torch.arange(len(lengths_B)) * width + lengths_B - 1,
+        place_BT=place_BT,
+        source_N=place_BT.flatten()[source_index_N],
+        target_index_N=target_index_N,
+        num_real_tokens=int(needed_B.sum()),
+    )
+
+
+def _alone(needed_B: Tensor) -> list[Family]:
+    return [Family((row,), 0) for row in needed_B.nonzero()[:, 0].tolist()]
+
+
+def _cut(families: list[Family], needed: list[int]) -> tuple[tuple[Segment, ...], Tensor, Tensor]:
+    """The segments; the row of each, and its first token's place in that row."""
+    families = sorted(families, key=lambda family: -needed[family.rows[0]])
+    cuts = [(family.rows[0], 0, 0) for family in families]
+    starts = [0]
+    for row, _, _ in cuts:
+        starts.append(starts[-1] + needed[row])
+    for family, trunk_start in zip(families, starts, strict=False):
+        cuts += [(row, family.prefix, trunk_start) for row in family.rows[1:] if needed[row] > family.prefix]
+    segments, start = [], 0
+    for row, prefix, trunk_start in cuts:
+        segments.append(Segment(start, needed[row] - prefix, trunk_start, prefix))
+        start += needed[row] - prefix
+    return (
+        tuple(segments),
+        torch.tensor([c[0] for c in cuts], dtype=torch.long),
+        torch.tensor([c[1] for c in cuts], dtype=torch.long),
     )
 
 
@@ -115,14 +170,21 @@ def _check(tokens: Tokens, mask_BT: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Neighbouring packed rows of similar length, which attention sees as a grid of `rows` x `longest` tokens."""
+    """Neighbouring segments of similar length after the same prefix: `rows` x `longest` tokens to attention."""
 
     start: int
     stop: int
     rows: int
     longest: int
     slots: Tensor | None
-    """Place of each of the bucket's tokens in the flattened grid; None where all rows are equally long."""
+    """Place of each of the bucket's tokens in the flattened grid; None where all segments are equally long."""
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+    @property
+    def prefix(self) -> slice:
+        """The packed tokens that every row of the bucket sees before its own."""
+        return slice(self.prefix_start, self.prefix_start + self.prefix_length)
 
     def spread(self, x_LK: Tensor) -> Tensor:
         """`[L, ...]` packed -> `[rows, longest, ...]`, zeros in the padding."""
@@ -132,35 +194,51 @@ class Bucket:
             part_nK = part_nK.new_zeros(grid_shape).index_copy(0, self.slots, part_nK)
         return part_nK.unflatten(0, (self.rows, self.longest))
 
+    def spread_after_prefix(self, x_LK: Tensor) -> Tensor:
+        """`[L, ...]` packed -> `[rows, prefix_length + longest, ...]`: what the rows of the grid see."""
+        grid = self.spread(x_LK)
+        if self.prefix_length == 0:
+            return grid
+        return torch.cat([x_LK[self.prefix].expand(self.rows, *[-1] * x_LK.dim()), grid], dim=1)
+
     def collect(self, grid: Tensor) -> Tensor:
         """`[rows, longest, ...]` -> the bucket's packed tokens `[stop - start, ...]`."""
         flat = grid.flatten(0, 1)
         return flat if self.slots is None else flat.index_select(0, self.slots)
 
 
-def make_buckets(lengths: tuple[int, ...], device: torch.device) -> tuple[Bucket, ...]:
-    """Cut rows, longest first, into buckets whose grids waste little: a row joins while it is nearly as long.
+def make_buckets(segments: Sequence[Segment], device: torch.device) -> tuple[Bucket, ...]:
+    """Cut segments into buckets whose grids waste little: one joins while it is nearly as long and has their prefix.
 
     "Nearly" is three quarters of the longest (then at most a quarter of a grid is padding), or 16 tokens less, where a
     kernel call costs more than the padding.
     """
-    starts = [0, *accumulate(lengths)]
-    buckets, first = [], 0
-    for row in range(1, len(lengths) + 1):
-        if row < len(lengths) and lengths[row] >= min(0.75 * lengths[first], lengths[first] - 16):
-            continue
-        inside = torch.tensor(lengths[first:row])
-        buckets.append(
-            Bucket(
-                start=starts[first],
-                stop=starts[row],
-                rows=row - first,
-                longest=lengths[first],
-                slots=_slots(inside).to(device) if inside[-1] < inside[0] else None,
-            )
-        )
-        first = row
-    return tuple(buckets)
+    parts: list[list[Segment]] = []
+    for segment in segments:
+        first = parts[-1][0] if parts else None
+        if (
+            first is not None
+            and (segment.prefix_length == 0 == first.prefix_length or segment[2:] == first[2:])
+            and segment.length >= min(0.75 * first.length, first.length - 16)
+        ):
+            parts[-1].append(segment)
+        else:
+            parts.append([segment])
+    return tuple(_bucket(part, device) for part in parts)
+
+
+def _bucket(part: list[Segment], device: torch.device) -> Bucket:
+    first, last = part[0], part[-1]
+    lengths = torch.tensor([segment.length for segment in part])
+    return Bucket(
+        start=first.start,
+        stop=last.start + last.length,
+        rows=len(part),
+        longest=first.length,
+        slots=_slots(lengths).to(device) if last.length < first.length else None,
+        prefix_start=first.prefix_start,
+        prefix_length=first.prefix_length,
+    )
 
 
 def _slots(lengths_R: Tensor) -> Tensor:

@@ -32,7 +32,6 @@ from posttrain.errors import ModelError
 from posttrain.functional.step_scores import Aggregate
 from posttrain.models.forward_path import body_path, without_adapters
 from posttrain.models.load import LoadedModel, choose_device, make_ready
-from posttrain.models.packing import Packed, pack_whole
 from posttrain.models.quiet import without_progress_bars, without_warnings
 from posttrain.models.reading import ModelSource, attention_of, explained, find_source, refuse_quantised
 from posttrain.models.save import merged_weights, verify_weights
@@ -227,19 +226,21 @@ def row_scores(model: nn.Module, tokens: Tokens) -> Tensor:
     That token is found from the length of the row, never from a pad id, and an answer that was cut has its last token
     like any other (RULE 43).
     """
-    packed = pack_whole(tokens)
-    return scores_at(model, tokens, packed, packed.source_N)
+    width = tokens.input_ids_BT.shape[1]
+    return scores_at(model, tokens, torch.arange(len(tokens.lengths_B)) * width + tokens.lengths_B.cpu() - 1)
 
 
-def scores_at(model: nn.Module, tokens: Tokens, packed: Packed, places_N: Tensor) -> Tensor:
-    """`[N]` scores with gradient: the head on the hidden states of these packed tokens.
+def scores_at(model: nn.Module, tokens: Tokens, index_N: Tensor) -> Tensor:
+    """`[N]` scores with gradient: the head on the hidden states of these tokens of the flattened `[B, T]` record.
 
-    Every real token goes through the body once, padding never. The head computes in the precision of its weights,
-    whatever the enclosing autocast says.
+    Every real token goes through the body, padding never; what rows have in common at their beginning goes once. The
+    head computes in the precision of its weights, whatever the enclosing autocast says.
     """
     plain, head = without_adapters(model), score_head(model)
     assert isinstance(plain, PreTrainedModel)
     path = body_path(plain, body_of(plain))
+    packed = path.pack_whole(tokens)
+    places_N = packed.place_BT.flatten()[index_N]
     ids_L = tokens.input_ids_BT.flatten().index_select(0, packed.token_index_L.to(tokens.input_ids_BT.device))
     hidden_LD = path.hidden(ids_L.to(plain.device), packed)
     hidden_ND = hidden_LD.index_select(0, places_N.to(hidden_LD.device))

@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
 from posttrain.models.load import LoadedModel
-from posttrain.models.packing import pack_whole
 from posttrain.models.reward_head import HeadForm, load_reward_model, scores_at
 from posttrain.types import Tokens
 
@@ -53,10 +52,7 @@ def step_scores(model: nn.Module, tokens: Tokens, ends_BT: Tensor) -> Tensor:
 
     The logit of a token is computed from the hidden state of that very token, which has seen all of its step.
     """
-    packed = pack_whole(tokens)
-    place_of_BT = torch.full((ends_BT.numel(),), -1)
-    place_of_BT[packed.token_index_L] = torch.arange(len(packed.token_index_L))
     ends_N = ends_BT.flatten().nonzero()[:, 0].cpu()
-    scores_N = scores_at(model, tokens, packed, place_of_BT[ends_N])
+    scores_N = scores_at(model, tokens, ends_N)
     scores_BT = scores_N.new_zeros(ends_BT.numel()).index_put((ends_N.to(scores_N.device),), scores_N)
     return scores_BT.unflatten(0, ends_BT.shape)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from posttrain.models.microbatches import plan_microbatches
+from posttrain.models.microbatches import plan_units
+from posttrain.models.packing import needed_tokens
+from posttrain.models.shared_prefixes import find_families
 from posttrain.train.metrics import MetricLog
 from posttrain.train.policy import mismatch_metrics
 from posttrain.types import Batch, Experience, Mean, Metrics, Totals, count_totals
@@ -92,15 +94,17 @@ def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> I
 
 
 def microbatches(batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
-    """Row numbers and rows, grouped so that no part has more real tokens than the budget.
+    """Row numbers and rows, grouped so that no part computes more tokens than the budget.
 
     Rows that train nothing are left out. Rows that belong together (`Batch.units`) go together; a unit that is longer
-    than the budget goes alone.
+    than the budget goes alone. Rows that begin alike go together where the budget allows it: then their beginning is
+    computed, and counted, once.
     """
     assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+    needed_B = needed_tokens(batch.completion_mask_BT)
     trains = batch.completion_mask_BT.any(dim=-1).tolist()
-    lengths = batch.tokens.lengths_B.tolist()
     units = [unit for unit in batch.units if any(trains[row] for row in unit)]
-    for part in plan_microbatches([sum(lengths[row] for row in unit) for unit in units], tokens_per_microbatch):
+    families = find_families(batch.tokens.input_ids_BT, needed_B)
+    for part in plan_units(units, families, needed_B.tolist(), tokens_per_microbatch):
         rows = [row for place in part for row in units[place]]
         yield rows, batch.rows(rows)
