@@ -1,0 +1,53 @@
+"""Speed side by side with TRL, transformers and vLLM on the same weights, prompts and completion lengths.
+
+    python -m benchmarks.speed                       everything: results/speed.json and docs/speed.md
+    python -m benchmarks.speed grpo sampling         some parts; the other results on file stay
+    python -m benchmarks.speed grpo --models small --rounds 1 --out /tmp/speed.json
+
+POSTTRAIN_BENCH_TRL and POSTTRAIN_BENCH_VLLM name the peers' virtual environments; `make bench` builds and sets them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.speed import machine, parts, workload
+from benchmarks.speed.rounds import ROOT
+
+RESULT = ROOT / "benchmarks" / "results" / "speed.json"
+
+
+def main() -> None:
+    options = _options()
+    result = json.loads(options.out.read_text()) if options.out.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="speed-") as scratch:
+        folder = options.work or Path(scratch)
+        for part in options.parts:
+            started = time.perf_counter()
+            found = parts.PARTS[part](folder, options.models)
+            result |= {"machine": machine.description(), part: found}
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            print(f"== {part}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+            print(json.dumps(found, indent=1), flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=list(parts.PARTS), choices=[*parts.PARTS, []], metavar="PART")
+    parser.add_argument("--models", nargs="+", default=list(workload.MODELS), choices=workload.MODELS)
+    parser.add_argument("--rounds", type=int, help="of every case, instead of its own number")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--work", type=Path, help="keep models, prompts and logs in this folder")
+    options = parser.parse_args()
+    if options.rounds:
+        parts.limit_rounds(options.rounds)
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""How a side takes turns: it stops after every step until it is told to go on, and says what the step took.
+
+The parent writes a line for each step, the worker answers with one line of JSON. Needs nothing but the standard
+library, because it runs inside every library's own environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+WARM_UP_LENGTH = 8
+"""Most tokens of a completion in the step that is not measured."""
+
+
+class Gate:
+    """Stands at the end of every step of a worker. The first step warms up: it is not measured."""
+
+    def __init__(self) -> None:
+        self._replies = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what libraries print must not come between the replies
+        self.warm = False
+        self._started = time.perf_counter()
+
+    def turn(self, **facts: Any) -> None:
+        """Report the step that has just ended, and wait for the next one to be asked for."""
+        seconds = time.perf_counter() - self._started
+        if self.warm:
+            self._reply({"seconds": seconds, "peak_bytes": _sum_over_processes("VmHWM"), **facts})
+        else:
+            self.warm = True
+            self._reply({"ready": True, "warm_up_seconds": seconds, **facts})
+        _give_memory_back()
+        if not sys.stdin.readline():
+            os._exit(0)
+        _forget_peaks()
+        self._started = time.perf_counter()
+
+    def lengths(self, lengths: list[int]) -> list[int]:
+        """The completion lengths of this step: as they are, or short while it warms up."""
+        return lengths if self.warm else [min(length, WARM_UP_LENGTH) for length in lengths]
+
+    def failed(self, reason: str) -> None:
+        self._reply({"error": reason})
+
+    def _reply(self, record: dict[str, Any]) -> None:
+        self._replies.write(json.dumps(record) + "\n")
+        self._replies.flush()
+
+
+def _give_memory_back() -> None:
+    """What a worker has freed is the others' while it waits."""
+    if sys.platform == "linux":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _family() -> list[int]:
+    """This process and its descendants, such as those that compute rewards."""
+    found = [os.getpid()]
+    for number in found:
+        for task in Path(f"/proc/{number}/task").glob("*/children"):
+            try:
+                found += map(int, task.read_text().split())
+            except OSError:  # it has ended meanwhile
+                continue
+    return found
+
+
+def _forget_peaks() -> None:
+    for number in _family():
+        try:
+            Path(f"/proc/{number}/clear_refs").write_text("5")
+        except OSError:
+            continue
+
+
+def _sum_over_processes(field: str) -> int | None:
+    """Bytes; None where the system does not say. Pages that processes share count for each of them."""
+    total = 0
+    for number in _family():
+        try:
+            lines = Path(f"/proc/{number}/status").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+    return total or None

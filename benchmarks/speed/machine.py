@@ -1,0 +1,37 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "sve", "bf16")
+
+
+def description() -> dict[str, Any]:
+    """Processor, its instructions for matrix products, memory and versions."""
+    return {
+        "processor": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "instructions": [flag for flag in _FLAGS if flag in (_field("/proc/cpuinfo", "flags") or "").split()],
+        "memory_gb": round(int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 2**20, 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__.split("+")[0],
+        "transformers": version("transformers"),
+        "trl": "1.16.0",
+        "vllm": "0.32.0",
+    }
+
+
+def _field(path: str, name: str) -> str | None:
+    """The first value of this name; None on systems without such files."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name), None)

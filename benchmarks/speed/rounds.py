@@ -1,0 +1,166 @@
+"""Sides take turns: each waits in a process of its own, and one after the other does one step, round after round.
+
+So all of them meet the same machine, and a slow moment of it hits all of them alike. What is compared are medians; the
+lowest and the highest ratio of single rounds say how far to trust them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PEERS = {"trl": "trl", "transformers": "trl", "vllm": "vllm"}
+"""Whose environment a side needs; every other side runs in ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One column of a table."""
+
+    name: str
+    side: str
+    """Module of `sides`."""
+    task: str
+    """Function of that module."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    rounds: int | None = None
+    """Take part in so many rounds at most: for sides whose step takes minutes."""
+
+
+class SideFailed(RuntimeError):
+    """A worker that ended, or said why it cannot go on."""
+
+
+class Worker:
+    """A side that waits at its gate."""
+
+    def __init__(self, side: Side, folder: Path, log: Path) -> None:
+        job = {"side": side.side, "task": side.task, "folder": str(folder), "settings": side.settings}
+        python = interpreter(side.side)
+        self.side, self._log = side, log
+        self._process = subprocess.Popen(
+            [python, "-m", "benchmarks.speed.worker", json.dumps(job)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(os.cpu_count()), "TOKENIZERS_PARALLELISM": "false"},
+        )
+        self.ready = self._reply()
+
+    def step(self) -> dict[str, Any]:
+        """Do one step; what the side says about it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return self._reply()
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _reply(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        reply = json.loads(line) if line else {"error": f"it ended without a word; its output is in {self._log}"}
+        if "error" in reply:
+            raise SideFailed(reply["error"])
+        return reply
+
+
+def interpreter(side: str) -> str:
+    """The Python that has the library of a side. `make bench` builds those of the peers and names them here."""
+    if side not in PEERS:
+        return sys.executable
+    variable = f"POSTTRAIN_BENCH_{PEERS[side].upper()}"
+    if variable not in os.environ:
+        raise SideFailed(f"{variable} does not name the environment of {PEERS[side]}: run `make bench`")
+    return str(Path(os.environ[variable]) / "bin" / "python")
+
+
+def in_turns(sides: Sequence[Side], folder: Path, *, rounds: int) -> dict[str, dict[str, Any]]:
+    """What `rounds` steps of each side took, by its name, as `summary` has it. A side that fails says why."""
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    found: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
+    failures: dict[str, str] = {}
+    with ExitStack() as resources:
+        workers: list[Worker] = []
+        for place, side in enumerate(sides):
+            with alone_on_the_machine(), _noted(side, failures):
+                workers.append(Worker(side, folder, logs / f"{side.side}-{side.task}-{place}.log"))
+                resources.callback(workers[-1].close)
+        for number in range(rounds):
+            for worker in [worker for worker in workers if number < (worker.side.rounds or rounds)]:
+                with alone_on_the_machine(), _noted(worker.side, failures):
+                    found[worker.side.name].append(worker.step())
+    measured = {name: summary(steps) for name, steps in found.items() if steps}
+    return measured | {name: {"failed": reason} for name, reason in failures.items()}
+
+
+@contextlib.contextmanager
+def _noted(side: Side, failures: dict[str, str]) -> Iterator[None]:
+    """A side that fails is reported as such, and the others go on."""
+    try:
+        yield
+    except (SideFailed, OSError) as reason:
+        failures.setdefault(side.name, str(reason))
+
+
+def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Median seconds, all seconds, the highest memory, and the median of whatever else was reported.
+
+    >>> summary([{"seconds": 2.0, "peak_bytes": 5}, {"seconds": 3.0, "peak_bytes": 7}])["seconds"]
+    2.5
+    """
+    seconds = [step["seconds"] for step in steps]
+    peaks = [step["peak_bytes"] for step in steps if step.get("peak_bytes")]
+    others = {name for step in steps for name in step} - {"seconds", "peak_bytes"}
+    return {
+        "seconds": round(statistics.median(seconds), 3),
+        "rounds": [round(value, 3) for value in seconds],
+        **({"peak_mb": round(max(peaks) / 2**20)} if peaks else {}),
+        **{name: round(statistics.median(step.get(name, 0.0) for step in steps), 4) for name in sorted(others)},
+    }
+
+
+def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+    """How many times as fast we are: of the medians, and the lowest and the highest of single rounds."""
+    pairs = [their / our for our, their in zip(ours["rounds"], theirs["rounds"])]  # noqa: B905
+    memory = (
+        {"memory": round(ours["peak_mb"] / theirs["peak_mb"], 2)} if "peak_mb" in ours and "peak_mb" in theirs else {}
+    )
+    return {
+        "speed": round(theirs["seconds"] / ours["seconds"], 2),
+        "lowest": round(min(pairs), 2),
+        "highest": round(max(pairs), 2),
+        **memory,
+    }
+
+
+@contextlib.contextmanager
+def alone_on_the_machine() -> Iterator[None]:
+    """Where POSTTRAIN_BENCH_LOCK names a file, whoever holds its lock measures: for machines that are shared."""
+    path = os.environ.get("POSTTRAIN_BENCH_LOCK")
+    if path is None:
+        yield
+        return
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

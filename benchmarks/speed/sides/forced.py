@@ -1,0 +1,51 @@
+"""Completion lengths forced on transformers: rows of a padded batch, or requests of its continuous batching."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from benchmarks.speed.gate import Gate
+from transformers import LogitsProcessor, LogitsProcessorList
+
+
+class ForcedLengths(LogitsProcessor):
+    """Row b ends after `lengths_B[b]` tokens, neither earlier nor later."""
+
+    def __init__(self, lengths: list[int], eos_id: int) -> None:
+        self.lengths_B, self.eos_id, self.columns = torch.tensor(lengths), eos_id, None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.columns = input_ids.shape[1] if self.columns is None else self.columns
+        ends_B = self.lengths_B == input_ids.shape[1] - self.columns + 1
+        scores[:, self.eos_id] = -torch.inf
+        scores[ends_B] = -torch.inf
+        scores[ends_B, self.eos_id] = 0
+        return scores
+
+
+def force_rows(model: Any, gate: Gate, lengths: list[int]) -> None:
+    """Every call of `generate` gets a processor that ends its rows."""
+    generate, eos_id = model.generate, model.config.eos_token_id
+
+    def forced(*inputs: Any, **more: Any) -> Any:
+        processors = LogitsProcessorList([ForcedLengths(gate.lengths(lengths), eos_id)])
+        return generate(*inputs, logits_processor=processors, **more)
+
+    model.generate = forced
+
+
+def force_requests(gate: Gate, lengths: list[int]) -> None:
+    """Request n of a batch gets exactly its tokens."""
+    from transformers.generation.continuous_batching import ContinuousBatchingManager
+
+    add_request = ContinuousBatchingManager.add_request
+
+    def forced(self: Any, *inputs: Any, **more: Any) -> Any:
+        given = inspect.signature(add_request).bind(self, *inputs, **more)
+        number = int(given.arguments["request_id"].removeprefix("req_"))
+        given.arguments |= {"max_new_tokens": gate.lengths(lengths)[number], "eos_token_id": -1}
+        return add_request(*given.args, **given.kwargs)
+
+    ContinuousBatchingManager.add_request = forced
