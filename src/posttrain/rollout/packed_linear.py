@@ -63,8 +63,9 @@ def pack_linears(model: nn.Module) -> None:
     except Exception as error:  # whatever an architecture does with the weight of a layer
         for name, linear in layers.items():
             _put(model, name, packed[id(linear)].dense())
+        reason = next(iter(str(error).splitlines()), "")
         raise ModelError(
-            given=f"{type(model).__name__} does not run with packed weights ({type(error).__name__}: {error})",
+            given=f"{type(model).__name__} does not run with packed weights ({type(error).__name__}: {reason})",
             allowed="a model whose linear layers are only called",
             fix="Decode with its own modules.",
         ) from error
