@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,11 @@ class Recorded:
     ) -> list[list[Completion]]:
         length = sampling.max_completion_length
         return [[self.one(f"{seed} {p.index} {g}", length) for g in range(group_size)] for p in prompts]
+
+    def stream(
+        self, prompts: Sequence[Prompt], sampling: Any, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        yield from enumerate(self.generate(prompts, sampling, group_size=group_size, seed=seed))
 
     def one(self, seed: str, max_length: int) -> Completion:
         dice = random.Random(seed)

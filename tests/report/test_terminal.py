@@ -39,7 +39,8 @@ def test_without_a_terminal_every_step_is_one_complete_plain_line():
     assert len(lines) == 3
     assert re.fullmatch(
         r"step 1/3  reward 0\.\d{3}  signal \S+%  truncated \S+%  length \S+  entropy \S+  grad \S+  "
-        r"\d+ ms \(sampling \d+% scoring \d+% training \d+% publishing \d+%\)  1\.\d s left",
+        r"\d+ ms \(sampling \d+% waiting for rewards \d+% training \d+% publishing \d+%\)  "
+        r"waited: trainer \d+%, sampler \d+%  1\.\d s left",
         lines[0],
     )
     assert "left" not in lines[-1]

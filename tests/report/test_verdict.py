@@ -170,6 +170,8 @@ def test_what_is_worth_noticing_is_noticed(metrics, title):
 
 
 def test_who_waits_is_said_in_shares_of_the_step():
-    assert who_waits({"sample": 6.0, "score": 1.0, "train": 2.5, "publish": 0.5}) == pytest.approx((0.7, 0.3))
+    times = {"sample": 6.0, "wait_for_rewards": 1.0, "train": 2.5, "publish": 0.5}
+    assert who_waits(times) == pytest.approx((0.6, 0.1, 0.3))
+    assert who_waits({"wait_for_rewards": 1.0, "train": 1.0}) == pytest.approx((0.0, 0.5, 0.5))
     assert who_waits({"train": 2.5}) is None
     assert who_waits({}) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -46,20 +47,28 @@ def evaluate_sampler(
     max_completion_length = max_completion_length or sampling.max_completion_length
     shared = {"max_completion_length": max_completion_length}
     greedy = sampling.model_copy(update={**shared, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
-    groups = sampler.generate(prompts, greedy, group_size=1, seed=seed)
-    if samples:
-        sampled = sampling.model_copy(update={**shared, "temperature": temperature})
-        more = sampler.generate(prompts, sampled, group_size=samples, seed=seed)
-        groups = [[*one, *others] for one, others in zip(groups, more, strict=True)]
-    scores = reward_set.score(prompts, groups)
-    enforce_limit(scores, max_unscored)
-    check_scores = check.score(prompts, [group[:1] for group in groups]) if check is not None else None
-    if check_scores is not None:
-        enforce_limit(check_scores, max_unscored)
+    sampled = sampling.model_copy(update={**shared, "temperature": temperature})
+    groups: dict[int, list[Completion]] = {}
+    with reward_set.open(prompts) as scoring, check.open(prompts) if check is not None else nullcontext() as checking:
+        for place, group in sampler.stream(prompts, greedy, group_size=1, seed=seed):
+            groups[place] = group
+            if checking is not None:
+                checking.add(place, group)
+            if not samples:
+                scoring.add(place, group)
+        for place, group in sampler.stream(prompts, sampled, group_size=samples, seed=seed) if samples else ():
+            groups[place] = [*groups[place], *group]
+            scoring.add(place, groups[place])
+        scores = scoring.result()
+        enforce_limit(scores, max_unscored)
+        check_scores = checking.result() if checking is not None else None
+        if check_scores is not None:
+            enforce_limit(check_scores, max_unscored)
+    answered = [groups[place] for place in range(len(prompts))]
     vote = extract or extract_for(reward_set)
     records = [
         Record(index=prompt.index, prompt=prompt.text, greedy=answers[0], samples=tuple(answers[1:]))
-        for prompt, answers in zip(prompts, _answers(groups, scores, check_scores, vote), strict=True)
+        for prompt, answers in zip(prompts, _answers(answered, scores, check_scores, vote), strict=True)
     ]
     return summarise(
         records,

@@ -13,6 +13,7 @@ from posttrain.errors import ConfigError
 from posttrain.functional.estimators import differ_at_k, powers_of_two
 from posttrain.functional.intervals import Interval, mean_interval
 from posttrain.rewards.audit.finding import Finding, Status, quote
+from posttrain.rollout.drawing import draw
 from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ def sample_answers(
             allowed="at least sampling.group_size: fewer do not tell how often a group differs",
             fix=f"Ask for {sampling.group_size} or more (--samples), or lower sampling.group_size.",
         )
-    groups = sampler.generate(prompts, sampling, group_size=count, seed=seed)
-    scores = rewards.score(prompts, groups)
+    drawn = draw(sampler.stream(prompts, sampling, group_size=count, seed=seed), prompts, rewards)
+    groups, scores = drawn.groups, drawn.scores
+    assert scores is not None
     values_P = [[value for value in row if not math.isnan(value)] for row in scores.rewards_PG]
     known = [*seen, *(value for row in values_P for value in row)]
     low, high = min(known, default=0.0), max(known, default=0.0)

@@ -213,8 +213,9 @@ def _time_chart(run: RunRecord) -> Chart | None:
     hint = "Seconds by phase."
     if waits is not None:
         hint = (
-            f"The trainer waits {percent(waits[0])} of the time for samples and scores, "
-            f"the sampler {percent(waits[1])} for the update{' and the check' if PHASES['check'] in names else ''}."
+            f"The trainer waits {percent(waits.samples)} of the time for samples and {percent(waits.rewards)} for "
+            f"rewards that are not there yet, the sampler {percent(waits.update)} for the update"
+            f"{' and the check' if PHASES['check'] in names else ''}."
         )
     return Chart(
         title="Time per step",
@@ -223,5 +224,5 @@ def _time_chart(run: RunRecord) -> Chart | None:
         hint=hint,
         legend=[(line.colour, line.name, f"{part / total:.0%}") for line, part in zip(lines, sums, strict=True)],
         data=readings(lines, seconds),
-        names=[*(f"time/{name}" for name in PHASES), "time/step"],
+        names=[*(f"time/{name}" for name in PHASES), "time/score", "time/step"],
     )

@@ -23,7 +23,7 @@ from rich.text import Text
 from posttrain.report.heldout import headline_span, kind_of, measure_of
 from posttrain.report.likelihood_notes import fallen
 from posttrain.report.lines import evaluation_line, short_line
-from posttrain.report.phases import PHASES, who_waits
+from posttrain.report.phases import PHASES, phase_seconds, who_waits
 from posttrain.report.spans import show_change, show_span, show_value, span
 from posttrain.report.store import mapping, number
 from posttrain.report.svg import compact, percent, seconds
@@ -176,6 +176,8 @@ class TerminalView:
         parts += [f"{name} {value}" for name, value in self._facts()]
         phases = " ".join(f"{name} {value}" for name, value in self._phases())
         parts.append(seconds(self._seconds[-1]) + (f" ({phases})" if phases else ""))
+        if waits := self._waits():
+            parts.append(f"waited: {waits}")
         return "  ".join(parts) + self._left()
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -199,13 +201,15 @@ class TerminalView:
         return [(label, value) for label, value in known if (label, value) != ("unscored", "0%")]
 
     def _phases(self) -> list[tuple[str, str]]:
-        times = self._times()
+        times = phase_seconds(self._metrics)
         total = number(self._metrics.get("time/step")) or sum(times.values())
         return [(PHASES[name], f"{value / total:.0%}") for name, value in times.items() if total > 0]
 
-    def _times(self) -> dict[str, float]:
-        found = {name: number(self._metrics.get(f"time/{name}")) for name in PHASES}
-        return {name: value for name, value in found.items() if value is not None}
+    def _waits(self) -> str:
+        """`trainer 61%, sampler 39%`: the one for samples and rewards, the other for the update; or empty."""
+        if (waits := who_waits(phase_seconds(self._metrics))) is None:
+            return ""
+        return f"trainer {waits.trainer:.0%}, sampler {waits.update:.0%}"
 
     def _left(self) -> str:
         remaining = self._total - int(number(self._metrics.get("step"), 0))
@@ -236,9 +240,8 @@ class TerminalView:
         body.add_row(Text("step", style="dim"), row)
         phases = "   ".join(f"{name} {value}" for name, value in self._phases())
         body.add_row(Text("time", style="dim"), Text(f"{seconds(self._seconds[-1])} a step: {phases}"))
-        if waits := who_waits(self._times()):
-            line = f"trainer {waits[0]:.0%}, sampler {waits[1]:.0%} of the step"
-            body.add_row(Text("waiting", style="dim"), Text(line))
+        if waits := self._waits():
+            body.add_row(Text("waiting", style="dim"), Text(f"{waits} of the step"))
         return Group(head, body)
 
     def _change(self, evaluation: Mapping[str, Any]) -> str:

@@ -6,9 +6,8 @@ and the step, so a resumed run continues with the row that the killed one would 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -20,6 +19,7 @@ from posttrain.data.collate import collate, collate_examples, pad_rows
 from posttrain.data.order import rows_for_step
 from posttrain.rewards import RewardSet
 from posttrain.rewards.judge import judge_metrics
+from posttrain.rollout.drawing import draw
 from posttrain.rollout.queue import ExperienceQueue
 from posttrain.rollout.sampler import Sampler, SamplingSettings
 from posttrain.train.guards import Guards, name_completions, name_examples
@@ -50,12 +50,19 @@ class Fed:
 
     @property
     def seconds(self) -> dict[str, float]:
+        """Where the time has gone before the first gradient; nothing for a dataset.
+
+        time/sample             in the sampler
+        time/score              seconds of work in all calls of rewards, most of it while others were sampled
+        time/wait_for_rewards   for which the step stood still for rewards
+        """
         if self.rollout is None:
             return {}
         parts = self.rollout.parts
         return {
             "time/sample": sum(part.sample_seconds for part in parts),
             "time/score": sum(part.score_seconds for part in parts),
+            "time/wait_for_rewards": sum(part.wait_seconds for part in parts),
         }
 
     @property
@@ -202,24 +209,26 @@ class SampledFeed:
     def _judge(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, group_size: int, seeds: Sequence[int]
     ) -> Judged:
-        """Sample and score; `seeds` are those of the prompts."""
-        started = time.perf_counter()
-        groups: list[list[Completion]] = [[] for _ in prompts]
+        """Sample, and score what is there meanwhile; `seeds` are those of the prompts."""
+        drawn = draw(self._stream(prompts, sampling, group_size, seeds), prompts, self.rewards)
+        return Judged(
+            prompts=prompts,
+            groups=drawn.groups,
+            scores=drawn.scores,
+            sample_seconds=drawn.sample_seconds,
+            score_seconds=0.0 if drawn.scores is None else sum(drawn.scores.seconds.values()),
+            wait_seconds=drawn.wait_seconds,
+        )
+
+    def _stream(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, group_size: int, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """(place, group) of every prompt, each drawn with its own seed."""
         for seed in dict.fromkeys(seeds):
             places = [place for place, own in enumerate(seeds) if own == seed]
             chosen = [prompts[place] for place in places]
-            sampled = self.sampler.generate(chosen, sampling, group_size=group_size, seed=seed)
-            for place, group in zip(places, sampled, strict=True):
-                groups[place] = group
-        drawn = time.perf_counter()
-        scores = None if self.rewards is None else self.rewards.score(prompts, groups)
-        return Judged(
-            prompts=prompts,
-            groups=groups,
-            scores=scores,
-            sample_seconds=drawn - started,
-            score_seconds=time.perf_counter() - drawn,
-        )
+            for number, group in self.sampler.stream(chosen, sampling, group_size=group_size, seed=seed):
+                yield places[number], group
 
 
 class DatasetFeed:

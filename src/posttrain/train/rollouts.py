@@ -23,7 +23,11 @@ class Judged:
     scores: Scores | None
     """None where there is no reward."""
     sample_seconds: float = 0.0
+    """In the sampler."""
     score_seconds: float = 0.0
+    """Work of the rewards, summed over all that did it side by side."""
+    wait_seconds: float = 0.0
+    """For which nothing was done but to wait for rewards."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -38,6 +42,7 @@ class Judged:
             scores=scores,
             sample_seconds=self.sample_seconds + later.sample_seconds,
             score_seconds=self.score_seconds + later.score_seconds,
+            wait_seconds=self.wait_seconds + later.wait_seconds,
         )
 
     def at(self, places: Sequence[int]) -> Judged:

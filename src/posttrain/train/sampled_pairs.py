@@ -28,6 +28,7 @@ from posttrain.files import write_durably
 from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
+from posttrain.rollout.drawing import draw
 from posttrain.train.feed import sampling_seed
 from posttrain.train.measure import HeldOutAnswers
 from posttrain.train.offline import beside
@@ -234,13 +235,15 @@ class Round:
     def sample(self, prompts: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
         """One line per prompt: what was written, and what it was worth. Raises RewardError past the limit."""
         sampling, seed = self.config.sampling, sampling_seed(self.config.seed, 0, 0)  # steps count from 1
-        groups = self.sampler.generate(prompts, sampling, group_size=sampling.group_size, seed=seed)
-        scores = self.rewards.score(prompts, groups)
+        stream = self.sampler.stream(prompts, sampling, group_size=sampling.group_size, seed=seed)
+        drawn = draw(stream, prompts, self.rewards)
+        scores = drawn.scores
+        assert scores is not None
         enforce_limit(scores, self.config.guards.max_unscored)
         if scores.judgements:
             judgements = [judgement.to_json() for judgement in scores.judgements]
             write_durably(self.folder / FOLDER / f"judgements-{number:05d}.jsonl", _lines(judgements))
-        judged = Judged(prompts=prompts, groups=groups, scores=scores)
+        judged = Judged(prompts=prompts, groups=drawn.groups, scores=scores)
         return [_line(judged, place) for place in range(len(prompts))]
 
 

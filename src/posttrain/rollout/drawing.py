@@ -1,0 +1,61 @@
+"""Completions and their rewards: each group is scored while the sampler goes on with the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from posttrain.rewards import RewardSet, Scores
+    from posttrain.types import Completion, Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """P groups, in the order of their prompts."""
+
+    groups: list[list[Completion]]
+    scores: Scores | None
+    """None where there is no reward."""
+    sample_seconds: float
+    """In the sampler."""
+    wait_seconds: float
+    """For rewards: their work less what of it went on while others were sampled."""
+
+
+def draw(stream: Iterator[tuple[int, list[Completion]]], prompts: Sequence[Prompt], rewards: RewardSet | None) -> Drawn:
+    """Take every group from a sampler's `stream` to these prompts and have it scored meanwhile.
+
+    Groups and scores are those of sampling first and scoring then, whatever takes how long.
+    """
+    started, in_sampler = time.perf_counter(), 0.0
+    groups: dict[int, list[Completion]] = {}
+    scores = None
+
+    def arriving() -> Iterator[tuple[int, list[Completion]]]:
+        nonlocal in_sampler
+        while True:
+            asked = time.perf_counter()
+            found = next(stream, None)
+            in_sampler += time.perf_counter() - asked
+            if found is None:
+                return
+            groups[found[0]] = found[1]
+            yield found
+
+    if rewards is None:
+        for _ in arriving():
+            pass
+    else:
+        with rewards.open(prompts) as scoring:
+            for place, group in arriving():
+                scoring.add(place, group)
+            scores = scoring.result()
+    return Drawn(
+        groups=[groups[place] for place in range(len(prompts))],
+        scores=scores,
+        sample_seconds=in_sampler,
+        wait_seconds=time.perf_counter() - started - in_sampler,
+    )
