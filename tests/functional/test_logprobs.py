@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from posttrain.functional import logprobs
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
 
 N, D, V = 11, 5, 13
@@ -192,6 +193,26 @@ def test_a_vocabulary_of_several_tiles_gives_the_same_numbers(largest):
         atol=1e-12,
     )
     assert torch.equal(top1_N, F.linear(*leaves).argmax(dim=-1) == targets_N)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_how_many_logits_are_kept_for_the_backward_pass_changes_no_bit(dtype, monkeypatch):
+    *leaves, targets_N = wide_inputs()
+    leaves = [leaf.to(dtype).requires_grad_() for leaf in leaves]
+
+    def gradients(kept_bytes: int) -> tuple[list[int], tuple[Tensor, ...]]:
+        monkeypatch.setattr(logprobs, "KEPT_BYTES", kept_bytes)
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.nbytes) or x, lambda x: x):
+            outputs = chunked_logprobs(*leaves, targets_N, temperature=0.7, chunk_tokens=600, with_entropy=True)
+        return kept, torch.autograd.grad(outputs[0].sum() - 2 * outputs[1].sum(), leaves)  # type: ignore[union-attr]
+
+    all_kept, expected = gradients(2**28)
+    assert sum(all_kept) > WIDE_N * WIDE_V * dtype.itemsize
+    for room in (0, 5_000_000):
+        kept, actual = gradients(room)
+        assert sum(kept) <= room + 200_000
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("ruled_out", [slice(0, 2500), slice(1500, None)])

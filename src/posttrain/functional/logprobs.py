@@ -28,6 +28,8 @@ TILE_NUMBERS_ELSEWHERE = 2**26
 """The same where starting a kernel costs more than a way to memory: 256 MB."""
 TILE_COLUMNS = 1024
 """The fewest columns of a tile: below, the products are too thin."""
+KEPT_BYTES = 2**28
+"""Logits that are kept for the backward pass; activations of a model take several times as much."""
 
 
 def chunked_logprobs(
@@ -49,12 +51,11 @@ def chunked_logprobs(
     it is in the cache: memory is O(N * D + V * D), in the backward pass too. The largest logit and the sums below it
     are carried from tile to tile (the online softmax of arXiv:1805.02867).
 
-    **The gradient is in closed form and the logits are computed again for it.** With g and e the incoming gradients of
-    log-probability and entropy, the gradient of z / temperature is `g (onehot - p) - e p (log p + H)`. The alternative,
-    computing gradients already in the forward pass, needs g and e before they exist: the hidden state could still be
-    served (one row of D numbers per position, scaled later), the weight could not, because its gradient sums over
-    positions. Recomputing costs one more product of N x D x V (four in place of three when the head is trained), keeps
-    only two float numbers per position between the passes, and costs nothing where no gradient is taken.
+    **The gradient is in closed form.** With g and e the incoming gradients of log-probability and entropy, that of
+    z / temperature is `g (onehot - p) - e p (log p + H)`. It needs the logits again: the first `KEPT_BYTES` of them
+    stay in the dtype of the product, from which both passes start, and the rest is computed a second time (four
+    products of N x D x V in place of three when the head is trained). The result is the same bit for bit. Computing
+    gradients in the forward pass already would need g and e before they exist. Without gradient nothing is kept.
 
     The product with `weight_VD` runs in the dtype of an enclosing autocast, as the model's own head would. Only inputs
     that ask for a gradient get one (a frozen head costs nothing); it is summed over the chunks in float32 or wider.
@@ -65,10 +66,11 @@ def chunked_logprobs(
     ([-1.0986, -0.4076], [1.0986, 0.8324])
     """
     _check(temperature, chunk_tokens)
-    matmul_dtype = _matmul_dtype(hidden_ND, weight_VD)
+    room = KEPT_BYTES if torch.is_grad_enabled() else 0
+    settings = _Settings(temperature, chunk_tokens, _matmul_dtype(hidden_ND, weight_VD), room)
     with torch.autocast(hidden_ND.device.type, enabled=False):
         logprobs_N, entropy_N = _LinearLogprobs.apply(
-            hidden_ND, weight_VD, bias_V, targets_N, temperature, chunk_tokens, with_entropy, top1_N, matmul_dtype
+            hidden_ND, weight_VD, bias_V, targets_N, settings, with_entropy, top1_N
         )
     return logprobs_N, entropy_N
 
@@ -111,8 +113,15 @@ def chunked_head_logprobs(
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
 
+class _Settings(NamedTuple):
+    temperature: float
+    chunk_tokens: int
+    matmul_dtype: torch.dtype
+    kept_bytes: int
+
+
 class _LinearLogprobs(torch.autograd.Function):
-    """`chunked_logprobs` with its gradient in closed form; keeps two numbers per position, nothing of size V."""
+    """`chunked_logprobs` with its gradient in closed form."""
 
     @staticmethod
     def forward(
@@ -121,102 +130,106 @@ class _LinearLogprobs(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        temperature: float,
-        chunk_tokens: int,
+        settings: _Settings,
         with_entropy: bool,
         top1_N: Tensor | None,
-        matmul_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:
-        head = _LinearHead(weight_VD, bias_V, temperature, matmul_dtype)
-        inputs_ND = hidden_ND.to(matmul_dtype)
+        head = _LinearHead(weight_VD, bias_V, settings)
+        inputs_ND = hidden_ND.to(settings.matmul_dtype)
         sums = _OnlineSums(inputs_ND, head.wide, with_entropy)
         target_logits_N = inputs_ND.new_zeros(len(targets_N), dtype=head.wide)
-        for tile in head.tiles(min(len(targets_N), chunk_tokens)):
-            is_here_N, place_N = tile.find(targets_N)
-            for part in _chunks(len(targets_N), chunk_tokens):
-                logits_nv = tile.logits(inputs_ND[part])
-                found_n = logits_nv.gather(1, place_N[part, None])[:, 0]
-                target_logits_N[part] = found_n.where(is_here_N[part], target_logits_N[part])
-                sums.add(part, logits_nv)
+        kept, room = [], settings.kept_bytes
+        for tile, part in head.tiles(len(targets_N)):
+            product_nv = tile.product(inputs_ND[part])
+            room -= product_nv.nbytes
+            if room >= 0:
+                kept.append(product_nv)
+            logits_nv = head.logits(product_nv, overwrite=room < 0)
+            is_here_n, place_n = tile.find(targets_N[part])
+            found_n = logits_nv.gather(1, place_n[:, None])[:, 0]
+            target_logits_N[part] = found_n.where(is_here_n, target_logits_N[part])
+            sums.add(part, logits_nv)
         if top1_N is not None:
             top1_N.copy_(target_logits_N >= sums.largest_N)
         log_sum_N, entropy_N = sums.log_sum(), sums.entropy() if with_entropy else None
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N)
-        ctx.settings = temperature, chunk_tokens, matmul_dtype
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N, *kept)
+        ctx.settings = settings
         ctx.set_materialize_grads(False)  # an entropy that is only reported costs nothing in the backward pass
         return target_logits_N - log_sum_N, entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N = ctx.saved_tensors
-        temperature, chunk_tokens, matmul_dtype = ctx.settings
-        head = _LinearHead(weight_VD, bias_V, temperature, matmul_dtype)
-        inputs_ND = hidden_ND.to(matmul_dtype)
-        g_N = torch.zeros_like(log_sum_N) if grad_logprobs_N is None else grad_logprobs_N / temperature
-        e_N = None if grad_entropy_N is None else grad_entropy_N / temperature
+        hidden_ND, weight_VD, bias_V, targets_N, log_sum_N, entropy_N, *kept = ctx.saved_tensors
+        head = _LinearHead(weight_VD, bias_V, ctx.settings)
+        inputs_ND = hidden_ND.to(head.matmul_dtype)
+        g_N = torch.zeros_like(log_sum_N) if grad_logprobs_N is None else grad_logprobs_N / head.temperature
+        e_N = None if grad_entropy_N is None else grad_entropy_N / head.temperature
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=head.wide) if for_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=head.wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=head.wide) if for_bias else None
-        for tile in head.tiles(min(len(targets_N), chunk_tokens)):
-            is_here_N, place_N = tile.find(targets_N)
-            g_here_N = g_N.where(is_here_N, 0.0)
-            for part in _chunks(len(targets_N), chunk_tokens):
-                log_p_nv = tile.logits(inputs_ND[part]).sub_(log_sum_N[part, None])
-                grad_nv = _weigh_probabilities(log_p_nv, part, g_N, entropy_N, e_N)
-                grad_nv.scatter_add_(1, place_N[part, None], g_here_N[part, None])
-                if grad_bias_V is not None:
-                    grad_bias_V[tile.columns] += grad_nv.sum(dim=0)
-                grad_nv = grad_nv.to(matmul_dtype)
-                if grad_hidden_ND is not None:
-                    _add_product(grad_hidden_ND[part], grad_nv, tile.weight_vD)
-                if grad_weight_VD is not None:
-                    _add_product(grad_weight_VD[tile.columns], grad_nv.T, inputs_ND[part])
+        for number, (tile, part) in enumerate(head.tiles(len(targets_N))):
+            is_kept = number < len(kept)
+            product_nv = kept[number] if is_kept else tile.product(inputs_ND[part])
+            log_p_nv = head.logits(product_nv, overwrite=not is_kept).sub_(log_sum_N[part, None])
+            grad_nv = _weigh_probabilities(log_p_nv, part, g_N, entropy_N, e_N)
+            is_here_n, place_n = tile.find(targets_N[part])
+            grad_nv.scatter_add_(1, place_n[:, None], g_N[part].where(is_here_n, 0.0)[:, None])
+            if grad_bias_V is not None:
+                grad_bias_V[tile.columns] += grad_nv.sum(dim=0)
+            grad_nv = grad_nv.to(head.matmul_dtype)
+            if grad_hidden_ND is not None:
+                _add_product(grad_hidden_ND[part], grad_nv, tile.weight_vD)
+            if grad_weight_VD is not None:
+                _add_product(grad_weight_VD[tile.columns], grad_nv.T, inputs_ND[part])
         return (
             None if grad_hidden_ND is None else grad_hidden_ND.to(hidden_ND.dtype),
             None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
-            *(None,) * 6,
+            *(None,) * 4,
         )
 
 
 class _LinearHead:
-    """A linear head, a tile of its vocabulary at a time."""
+    """A linear head whose logits are made in tiles: a chunk of positions by a part of the vocabulary."""
 
-    def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, matmul_dtype: torch.dtype) -> None:
+    def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, settings: _Settings) -> None:
         self.weight_VD, self.bias_V = weight_VD, bias_V
-        self.temperature, self.matmul_dtype = temperature, matmul_dtype
-        self.wide = torch.promote_types(matmul_dtype, torch.float32)
+        self.temperature, self.chunk_tokens, self.matmul_dtype, _ = settings
+        self.wide = torch.promote_types(self.matmul_dtype, torch.float32)
 
-    def tiles(self, positions: int) -> Iterator[_Tile]:
-        """In order; of `TILE_NUMBERS` logits for so many positions, but never narrower than `TILE_COLUMNS`."""
+    def tiles(self, positions: int) -> Iterator[tuple[_Columns, slice]]:
+        """Columns and positions of each, the columns outside, so that their weights are cast once."""
         numbers = TILE_NUMBERS if self.weight_VD.device.type == "cpu" else TILE_NUMBERS_ELSEWHERE
-        for columns in _chunks(len(self.weight_VD), max(TILE_COLUMNS, numbers // max(1, positions))):
+        rows = max(1, min(positions, self.chunk_tokens))
+        for columns in _chunks(len(self.weight_VD), max(TILE_COLUMNS, numbers // rows)):
             weight_vD = self.weight_VD[columns].to(self.matmul_dtype)
             bias_v = None if self.bias_V is None else self.bias_V[columns].to(self.matmul_dtype)
-            yield _Tile(columns, weight_vD, bias_v, self.temperature, self.wide)
+            for part in _chunks(positions, self.chunk_tokens):
+                yield _Columns(columns, weight_vD, bias_v), part
+
+    def logits(self, product_nv: Tensor, *, overwrite: bool) -> Tensor:
+        """`z / temperature` in float32 or wider, which the caller may overwrite."""
+        logits_nv = product_nv.to(self.wide, copy=not overwrite)
+        return logits_nv if self.temperature == 1.0 else logits_nv.div_(self.temperature)
 
 
-class _Tile(NamedTuple):
-    """Some columns of the logits, their weights cast once for all positions."""
+class _Columns(NamedTuple):
+    """A part of the vocabulary."""
 
     columns: slice
     weight_vD: Tensor
     bias_v: Tensor | None
-    temperature: float
-    wide: torch.dtype
 
-    def logits(self, inputs_nD: Tensor) -> Tensor:
-        """`z / temperature` in float32 or wider: a fresh tensor that the caller may overwrite."""
-        logits_nv = F.linear(inputs_nD, self.weight_vD, self.bias_v).to(self.wide)
-        return logits_nv if self.temperature == 1.0 else logits_nv.div_(self.temperature)
+    def product(self, inputs_nD: Tensor) -> Tensor:
+        return F.linear(inputs_nD, self.weight_vD, self.bias_v)
 
-    def find(self, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    def find(self, targets_n: Tensor) -> tuple[Tensor, Tensor]:
         """Which targets are among these columns, and in which of them; some column where they are not."""
-        place_N = targets_N - self.columns.start
-        is_here_N = (place_N >= 0) & (place_N < len(self.weight_vD))
-        return is_here_N, place_N.clamp(0, len(self.weight_vD) - 1)
+        place_n = targets_n - self.columns.start
+        is_here_n = (place_n >= 0) & (place_n < len(self.weight_vD))
+        return is_here_n, place_n.clamp(0, len(self.weight_vD) - 1)
 
 
 class _OnlineSums:
