@@ -1,0 +1,261 @@
+"""Groups that are scored while others are still being sampled: the same scores, really meanwhile, and no less safe."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.rewards.rollouts import completion, prompt
+
+from posttrain.errors import DataError, RewardError
+from posttrain.rewards import Reward, build_rewards
+from posttrain.rollout.drawing import draw
+
+FUNCTIONS = """
+import json, os, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def note(name, seen):
+    with (HERE / name).open("a") as file:
+        file.write(json.dumps(seen) + "\\n")
+
+def ranked(completions):
+    note("ranked", completions)
+    order = sorted(range(len(completions)), key=lambda i: (len(completions[i]), i))
+    return [order.index(i) / len(order) for i in range(len(order))]
+
+def best(completions, groups):
+    note("best", completions)
+    return [float(len(text) == max(map(len, completions))) for text in completions]
+
+best.by_group = True
+
+def picky(completion, level=None):
+    if len(completion) % 3 == 2:
+        raise ValueError(f"{completion} again")
+    return None if level is None else len(completion) / level
+
+async def slow(completion):
+    return float(completion.count("a"))
+
+def meets(completion):
+    if completion == "first":
+        (HERE / "began").touch()
+        while not (HERE / "later").exists():
+            time.sleep(0.01)
+    return 1.0
+
+def hostile(completion):
+    if completion == "hang":
+        (HERE / "began").touch()
+        time.sleep(600)
+    if completion == "crash":
+        os._exit(5)
+    if completion == "nap":
+        time.sleep(0.3)
+    return float(len(completion))
+"""
+
+
+@pytest.fixture
+def function(reward_file):
+    return lambda name: reward_file(FUNCTIONS, name=name)
+
+
+def wait_for(happened, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.01)
+
+
+def without_clock(scores):
+    verdicts = {
+        label: [[v is not None and {**v.to_json(), "seconds": 0} for v in group] for group in part]
+        for label, part in scores.verdicts.items()
+    }
+    return repr(replace(scores, seconds={}, verdicts=verdicts))
+
+
+# --- the same scores -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rewards") / "mixed.py"
+    path.write_text(FUNCTIONS)
+    entries = [
+        "numeric",
+        Reward(function=lambda completion: len(completion) / 7, label="here"),
+        Reward(function=lambda completions: [i / 3 for i, _ in enumerate(completions)], label="all", weight=0.3),
+        Reward(name="cosine", settings={"max_length": 9}, gate="numeric", weight=0.2),
+        Reward(function=f"{path}:picky", gate="here", weight=0.1),
+        *(Reward(function=f"{path}:{name}", weight=0.1) for name in ("ranked", "best", "slow")),
+    ]
+    with build_rewards(entries, workers=2) as rewards:
+        yield rewards
+
+
+TEXTS = st.lists(st.text("a4 ", max_size=5), min_size=0, max_size=3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_the_order_of_arrival_changes_nothing(mixed, data):
+    groups = [[completion(text) for text in group] for group in data.draw(st.lists(TEXTS, max_size=5))]
+    levels = [data.draw(st.sampled_from([{}, {"level": 2}])) for _ in groups]
+    prompts = [prompt(10 * n, answer="4", **level) for n, level in enumerate(levels)]
+    expected = mixed.score(prompts, groups)
+    with mixed.open(prompts) as scoring:
+        for place in data.draw(st.permutations(range(len(groups)))):
+            scoring.add(place, groups[place])
+        scores = scoring.result()
+    assert without_clock(scores) == without_clock(expected)
+
+
+def test_failures_stand_in_the_order_of_the_rows_and_the_first_has_the_traceback(function, built):
+    prompts = [prompt(n) for n in range(3)]
+    with built(Reward(function=function("picky"))).open(prompts) as scoring:
+        for place in (2, 0, 1):
+            scoring.add(place, [completion("aa"), completion("aaaaa")])
+        failures = scoring.result().failures
+    assert [(f.prompt, f.completion) for f in failures] == [(p, c) for p in range(3) for c in range(2)]
+    assert [bool(f.traceback) for f in failures] == [True] + [False] * 5
+
+
+def test_a_list_function_sees_one_call_with_all_in_order_and_one_by_group_a_call_for_each(function, built, tmp_path):
+    rewards = built(Reward(function=function("ranked")), Reward(function=function("best")), workers=1)
+    prompts = [prompt(n) for n in range(3)]
+    with rewards.open(prompts) as scoring:
+        for place in (1, 2, 0):
+            scoring.add(place, [completion("a" * place), completion("b")])
+        parts = scoring.result().parts
+    assert (tmp_path / "ranked").read_text() == '["", "b", "a", "b", "aa", "b"]\n'
+    assert (tmp_path / "best").read_text().splitlines() == ['["a", "b"]', '["aa", "b"]', '["", "b"]']
+    assert parts["best"] == [[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
+
+
+def test_every_prompt_has_its_completions_once(built):
+    with built("numeric").open([prompt(0, answer="4"), prompt(1, answer="4")]) as scoring:
+        scoring.add(1, [completion("4")])
+        with pytest.raises(ValueError, match="the completions of 1 of 2 prompts have not come"):
+            scoring.result()
+        for wrong in (1, 2, -1):
+            with pytest.raises(ValueError, match=f"the completions of prompt {wrong} of 2 came twice, or from nowhere"):
+                scoring.add(wrong, [completion("4")])
+
+
+# --- meanwhile -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_scores_a_group_before_the_next_is_sampled(function, built, tmp_path):
+    """The reward of the first completion waits for something that is there only once the second has been sampled."""
+    began, prompts = tmp_path / "began", [prompt(0), prompt(1)]
+
+    def sampler():
+        yield 1, [completion("first")]
+        wait_for(began.exists)
+        (tmp_path / "later").touch()
+        yield 0, [completion("second")]
+
+    drawn = draw(sampler(), prompts, built(Reward(function=function("meets"), timeout=60)))
+    assert drawn.scores is not None
+    assert drawn.scores.rewards_PG == [[1.0], [1.0]]
+    assert [group[0].text for group in drawn.groups] == ["second", "first"]
+    assert drawn.sample_seconds > 0
+    assert drawn.wait_seconds >= 0
+
+
+def test_a_function_of_this_process_does_so_in_a_thread(built):
+    began, later = threading.Event(), threading.Event()
+
+    def reward(completion):
+        began.set()
+        return float(completion == "second" or later.wait(60))
+
+    with built(Reward(function=reward, timeout=60)).open([prompt(0), prompt(1)]) as scoring:
+        scoring.add(0, [completion("first")])
+        assert began.wait(60)
+        later.set()
+        scoring.add(1, [completion("second")])
+        assert scoring.result().rewards_PG == [[1.0], [1.0]]
+
+
+def test_waiting_for_a_free_worker_is_not_being_late(function, built):
+    naps = [[completion("nap")] * 2 for _ in range(3)]
+    prompts = [prompt(n) for n in range(3)]
+    scores = built(Reward(function=function("hostile"), timeout=1.2), workers=1).score(prompts, naps)
+    assert not scores.failures, "six calls of 0.3 s, one after the other"
+
+
+def test_without_rewards_groups_are_collected_in_the_order_of_the_prompts():
+    drawn = draw(iter([(1, [completion("b")]), (0, [completion("a")])]), [prompt(0), prompt(1)], None)
+    assert ([group[0].text for group in drawn.groups], drawn.scores) == (["a", "b"], None)
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_hangs_or_kills_its_worker_suffers_alone(function, built):
+    prompts = [prompt(n) for n in range(4)]
+    groups = [[completion(text), completion("fine")] for text in ("abc", "hang", "crash", "ab")]
+    with built(Reward(function=function("hostile"), timeout=1.0), workers=2).open(prompts) as scoring:
+        for place in (2, 1, 3, 0):
+            scoring.add(place, groups[place])
+        scores = scoring.result()
+    assert scores.parts["hostile"] == [[3.0, 4.0], [None, 4.0], [None, 4.0], [2.0, 4.0]]
+    assert [(f.prompt, f.kind) for f in scores.failures] == [(1, "timeout"), (2, "crash")]
+
+
+def test_an_interrupt_kills_the_busy_workers_and_the_rewards_can_be_used_again(function, built, tmp_path, children):
+    rewards = built(Reward(function=function("hostile"), timeout=600), workers=2)
+
+    def sampler():
+        yield 0, [completion("hang")]
+        wait_for((tmp_path / "began").exists)
+        raise KeyboardInterrupt
+
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        draw(sampler(), [prompt(0), prompt(1)], rewards)
+    assert time.monotonic() - before < 300, "it does not wait for the call"
+    assert len(children()) <= 1
+    assert rewards.score([prompt(0)], [[completion("abc")]]).rewards_PG == [[3.0]]
+
+
+def test_closing_gives_up_what_is_under_way(function, tmp_path, children):
+    rewards = build_rewards([Reward(function=function("hostile"), timeout=600)])
+    scoring = rewards.open([prompt(0)])
+    scoring.add(0, [completion("hang")])
+    wait_for((tmp_path / "began").exists)
+    rewards.close()
+    assert children() == []
+
+
+def test_what_stops_a_reward_stops_the_sampling(built):
+    """Too many threads that hang: the next group is not waited for."""
+    gone = threading.Event()
+    rewards = built(Reward(function=lambda completion: float(gone.wait(60)), label="stuck", timeout=0.05))
+    sampled = []
+
+    def sampler():
+        for place in range(1000):
+            sampled.append(place)
+            yield place, [completion("x")] * 2
+            time.sleep(0.05)
+
+    with pytest.raises(RewardError, match='reward "stuck" hangs in 4 threads'):
+        draw(sampler(), [prompt(n) for n in range(1000)], rewards)
+    assert len(sampled) < 1000
+    gone.set()
+
+
+def test_what_cannot_be_sent_to_a_worker_is_an_error_and_the_workers_stay_usable(function, built):
+    rewards = built(Reward(function=function("picky")), workers=1)
+    with pytest.raises(DataError, match="a column holds a value of type bytes"):
+        rewards.score([prompt(0, level=b"2"), prompt(1, level=b"2")], [[completion("a")], [completion("a")]])
+    assert rewards.score([prompt(0, level=2)], [[completion("a")]]).rewards_PG == [[0.5]]
