@@ -22,7 +22,6 @@ from torch import nn
 
 from posttrain.errors import ConfigError, DataError, ModelError, NonFiniteError, PublishError
 from posttrain.rollout import LocalSampler
-from posttrain.rollout.local import waves
 from posttrain.types import Completion, Prompt
 
 GREEDY = Settings(temperature=0)
@@ -30,6 +29,12 @@ GREEDY = Settings(temperature=0)
 
 def sampler_of(model: nn.Module, eos_ids: tuple[int, ...] = (EOS,), **settings) -> LocalSampler:
     return LocalSampler(model, tiny_tokenizer(), eos_ids, **{"shared": True, **settings})
+
+
+def warmed(sampler: LocalSampler) -> LocalSampler:
+    """It has tried out how the model is decoded with."""
+    assert sampler.note is not None
+    return sampler
 
 
 def ids_of(groups: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
@@ -267,22 +272,30 @@ def test_special_tokens_are_not_part_of_the_text():
 
 @pytest.mark.parametrize("rows", [64, 3])
 def test_a_prompt_goes_through_the_model_once_for_its_whole_group(rows):
-    """Three prompts of 6 tokens, 8 completions each, in one round or in three per prompt."""
-    model = tiny_model()
+    """Three prompts of 6 tokens, 8 completions of 4 each; the last token needs no further pass."""
+    sampler = warmed(sampler_of(model := tiny_model(), ()))
     with counted(model.get_input_embeddings()) as shapes:
-        sampler_of(model, ()).generate(
+        sampler.generate(
             random_prompts((6, 6, 6)),
             Settings(max_completion_length=4, max_batch_rows=rows),
             group_size=8,
             seed=0,
         )
-    assert sum(b * t for b, t in shapes if t > 1) == 3 * 6
-    assert sum(b * t for b, t in shapes if t == 1) == 3 * 8 * 3  # the fourth token needs no further pass
-    assert max(b for b, _ in shapes) <= rows
+    assert sum(b * t for b, t in shapes) == 3 * 6 + 3 * 8 * 3
+    assert sum(t > rows for _, t in shapes) <= 3, "passes with prompts in them"
 
 
-def test_finished_rows_leave_the_batch():
-    sampler = sampler_of(model := tiny_model(), (2, 5, 17, 40, 9, 33))
+def test_no_row_is_computed_after_its_end():
+    sampler = warmed(sampler_of(model := tiny_model(), (2, 5, 17, 40, 9, 33)))
+    with counted(model.get_input_embeddings()) as shapes:
+        groups = sampler.generate(random_prompts(), Settings(max_completion_length=40), group_size=8, seed=0)
+    lengths = [len(c.ids) for group in groups for c in group]
+    assert max(lengths) * len(lengths) > 2 * sum(lengths), "the test wants lengths that differ"
+    assert sum(b * t for b, t in shapes) == sum(len(p.ids) for p in random_prompts()) + sum(lengths) - len(lengths)
+
+
+def test_padded_rows_leave_the_batch_a_few_at_a_time():
+    sampler = warmed(sampler_of(model := tiny_model("lfm2, convolutions"), (2, 5, 17, 40, 9, 33)))
     with counted(model.get_input_embeddings()) as shapes:
         groups = sampler.generate(random_prompts(), Settings(max_completion_length=40), group_size=8, seed=0)
     lengths = [len(c.ids) for group in groups for c in group]
@@ -292,9 +305,14 @@ def test_finished_rows_leave_the_batch():
     assert needed <= decoded <= needed / (1 - 1 / 8) + max(lengths)
 
 
-def test_long_prompts_are_prefilled_a_few_at_a_time(monkeypatch):
-    monkeypatch.setattr("posttrain.rollout.local.PREFILL_TOKENS", 20)
-    assert list(waves([3, 9, 5, 30, 10], max_prompts=3)) == [[3], [4, 1], [2, 0]]
+@pytest.mark.parametrize("name", ["llama", "lfm2, convolutions"])
+def test_long_prompts_are_prefilled_a_few_at_a_time(name, monkeypatch):
+    """At most 20 tokens a pass, those of padding counted; a longer prompt has one for itself."""
+    monkeypatch.setattr("posttrain.rollout.engine.PREFILL_TOKENS", 20)
+    sampler = warmed(sampler_of(model := tiny_model(name), ()))
+    with counted(model.get_input_embeddings()) as shapes:
+        sampler.generate(random_prompts((3, 9, 5, 30, 10)), Settings(max_completion_length=1), group_size=1, seed=0)
+    assert [b * t for b, t in shapes] == ([30, 19, 8] if name == "llama" else [30, 20, 10])
 
 
 # ---------------------------------------------------------------- the policy is left alone
@@ -334,7 +352,7 @@ def test_gradient_checkpointing_does_not_switch_the_cache_off():
     model.gradient_checkpointing_enable()
     with counted(model.get_input_embeddings()) as shapes:
         assert ids_of(sampler_of(model).generate(random_prompts(), GREEDY, group_size=1, seed=0)) == expected
-    assert all(t == 1 for _, t in shapes[1:])
+    assert [t for _, t in shapes][1:] == sorted((t for _, t in shapes[1:]), reverse=True), "the prompts come but once"
 
 
 # ---------------------------------------------------------------- engines: shared, own copy, adapters, precision
@@ -373,7 +391,7 @@ def test_shared_modules_can_only_be_those_of_the_published_policy():
 @pytest.mark.parametrize("shared", [True, False])
 def test_decoding_runs_in_the_precision_that_was_asked_for(shared):
     policy = tiny_model()
-    sampler = sampler_of(policy, shared=shared, dtype=torch.bfloat16)
+    sampler = warmed(sampler_of(policy, shared=shared, dtype=torch.bfloat16))
     computed_in = set()
     for layer in sampler.model.modules():
         if isinstance(layer, nn.Linear):

@@ -13,7 +13,13 @@ from tests.rollout.policies import Settings
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from posttrain.rollout import sampling
-from posttrain.rollout.sampling import choose, inverse_cdf, token_logprobs, truncate, uniform_streams
+from posttrain.rollout.sampling import UniformStream, choose, inverse_cdf, token_logprobs, truncate, uniforms
+
+
+def stream(seed: int, index: int, g: int, length: int) -> torch.Tensor:
+    """`[length, 2]`: the numbers of the first tokens of one completion."""
+    words = UniformStream(seed, index, g)
+    return uniforms([words.word() for _ in range(length)])
 
 
 def random_logits(rows: int, vocab: int, *, spread: float = 3.0, seed: int = 0) -> torch.Tensor:
@@ -70,7 +76,7 @@ def test_frequencies_of_many_draws_follow_the_reported_probabilities(given_setti
     logits_BV = torch.full((1, vocab), -40.0)
     logits_BV[:, ::25] = random_logits(1, 40, spread=1.5)
     logits_BV = logits_BV.expand(draws, -1)
-    ids_B, logprobs_B = choose(logits_BV, given_settings, uniform_streams(3, [(0, 0)], draws)[0])
+    ids_B, logprobs_B = choose(logits_BV, given_settings, stream(3, 0, 0, draws))
     observed_V = torch.bincount(ids_B, minlength=vocab).double()
     probability_V = torch.zeros(vocab, dtype=torch.float64).scatter(0, ids_B, logprobs_B.double().exp())
     assert float(probability_V.sum()) == pytest.approx(1.0, abs=1e-3)  # a token of probability 1e-4 may not be drawn
@@ -134,26 +140,24 @@ def test_half_precision_logits_are_widened_before_the_softmax():
 
 
 def test_a_stream_is_a_pure_function_of_seed_prompt_and_completion():
-    together_BT2 = uniform_streams(7, [(3, 0), (3, 1), (4, 0)], 50)
-    alone_BT2 = uniform_streams(7, [(3, 1)], 20)
-    assert together_BT2[1, :20].tolist() == alone_BT2[0].tolist()
-    keys = [(7, [(3, 0)]), (8, [(3, 0)]), (7, [(4, 0)]), (7, [(3, 1)])]
-    assert len({float(uniform_streams(*key, 1)[0, 0, 0]) for key in keys}) == 4
+    assert stream(7, 3, 1, 200)[:20].tolist() == stream(7, 3, 1, 20).tolist()
+    keys = [(7, 3, 0), (8, 3, 0), (7, 4, 0), (7, 3, 1)]
+    assert len({float(stream(*key, 1)[0, 0]) for key in keys}) == 4
 
 
 def test_streams_do_not_change_between_releases():
     """A run is repeated from its seed, so these numbers are part of the format of a run."""
     first = [(0x02F4BA64, 0x08E4D89B), (0x3DD62B0B, 0x9CA8C5B2)]  # Philox4x64-10, key 0, counter 1
-    found_T2 = uniform_streams(0, [(0, 0)], 2)[0].tolist()
+    found_T2 = stream(0, 0, 0, 2).tolist()
     assert found_T2 == [[high / 2**32, low / 2**32] for high, low in first]
-    assert uniform_streams(12345, [(678, 9)], 1).tolist() == [[[0.5845303505193442, 0.3314026491716504]]]
+    assert stream(12345, 678, 9, 1).tolist() == [[0.5845303505193442, 0.3314026491716504]]
 
 
 def test_rounding_in_the_logits_hardly_ever_changes_the_token():
     """2e-5 of noise, 10 times what padding causes. With one running sum over the vocabulary, some 15 draws change."""
     draws, vocab = 2_000, 8_000
     logits_BV = random_logits(1, vocab, spread=2.0).expand(draws, -1).clone()
-    uniforms_B2 = uniform_streams(1, [(0, 0)], draws)[0]
+    uniforms_B2 = stream(1, 0, 0, draws)
     noisy_BV = logits_BV + 2e-5 * random_logits(draws, vocab, spread=1.0, seed=1)
     before_B, _ = choose(logits_BV, Settings(), uniforms_B2)
     after_B, _ = choose(noisy_BV, Settings(), uniforms_B2)

@@ -1,16 +1,16 @@
-"""Rows that are decoded together: one forward pass over the prompts, then one token per row and step.
+"""The generic way of decoding rows together, for models that keep more than keys and values per position.
 
-Prompts are padded on the LEFT, so that all rows end in the same column of the key-value cache and a step appends one
-column. Padding is masked, and positions are counted from each row's first real token.
+One forward pass over the prompts, then one token per row and step; no row joins the others on their way. Prompts are
+padded on the LEFT, so that all rows end in the same column of the key-value cache and a step appends one column.
+Padding is masked, and positions are counted from each row's first real token.
 
 B rows, T tokens (columns), V vocabulary, H key-value heads, D width of a head.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from peft import PeftModel
@@ -19,58 +19,71 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from posttrain.errors import ModelError
+from posttrain.rollout.requests import Arrival
 
 _PADDING = 0
 """Any id will do: padding is never attended to."""
 
 
-class Decoding:
-    """B rows in flight. Call `prefill` once, then `select` (any rows, also repeated or dropped) and `step` at will.
+LEAVE_WHEN_ONE_IN = 8
+"""Ended rows leave the batch when they are one in this many: earlier costs copies, later costs computing them."""
 
-    Nothing is kept beyond the rows: a new `Decoding` reads the weights as they are then.
+
+class PaddedRows:
+    """Implements `Rows` for any transformers causal LM that can continue from a cache.
+
+    Nothing is kept beyond the rows: new `PaddedRows` read the weights as they are then.
     """
+
+    joins_running = False
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        causal_lm = base_model(model)
-        self.cache = new_cache(causal_lm)
-        self._accepted = inspect.signature(causal_lm.forward).parameters.keys()
+        self._causal_lm = base_model(model)
+        self._accepted = accepted_arguments(self._causal_lm)
         self._recurrent = "past_key_values" not in self._accepted
         if self._recurrent and "cache_params" not in self._accepted:
             raise ModelError(
-                given=f"{type(causal_lm).__name__}.forward takes neither past_key_values nor cache_params",
+                given=f"{type(self._causal_lm).__name__}.forward takes neither past_key_values nor cache_params",
                 allowed="a causal language model that can continue from a cache",
                 fix="Choose another model, or another sampler.",
             )
-        self._length = 0
-        self._padding_B = torch.zeros(0, dtype=torch.long, device=self.device)
-        self._padded = False
+        self._start([0])
 
-    def prefill(self, prompt_ids: Sequence[Sequence[int]]) -> Tensor:
-        """Logits `[B, V]` of the token after each prompt. Prompts have at least one token."""
-        longest = max(len(ids) for ids in prompt_ids)
-        rows = [[_PADDING] * (longest - len(ids)) + list(ids) for ids in prompt_ids]
-        padding = [longest - len(ids) for ids in prompt_ids]
-        self._padding_B = torch.tensor(padding, device=self.device)
-        self._padded = any(padding)
-        return self._forward(torch.tensor(rows, device=self.device))
+    def step(self, ids_B: Tensor, arrivals: Sequence[Arrival]) -> Tensor:
+        """See `Rows`."""
+        return self._prefill(arrivals) if arrivals else self._forward(ids_B.unsqueeze(-1))
 
-    def step(self, ids_B: Tensor) -> Tensor:
-        """Append one token to every row: logits `[B, V]` of the one after it."""
-        return self._forward(ids_B.unsqueeze(-1))
-
-    def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows, in this order: repeat a prompt for its group, or let finished rows leave the batch."""
+    def select(self, kept: Sequence[int]) -> None:
+        """See `Rows`."""
+        rows_B = torch.tensor(kept, dtype=torch.long, device=self.device)
         self._padding_B = self._padding_B[rows_B]
         self.cache.reorder_cache(rows_B)  # pyright: ignore[reportArgumentType]
-        self._trim()
+        if len(kept):
+            self._trim()
 
-    def fork(self) -> Decoding:
-        """An independent copy in the same state."""
-        twin = copy.copy(self)
-        twin.cache = copy.deepcopy(self.cache)
-        return twin
+    def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
+        """The whole cache is copied."""
+        return num_ended * LEAVE_WHEN_ONE_IN >= num_rows
+
+    def _start(self, padding: Sequence[int]) -> None:
+        """An empty cache, for rows with so much padding before them."""
+        self.cache = new_cache(self._causal_lm)
+        self._length = 0
+        self._padding_B = torch.tensor(padding, device=self.device)
+        self._padded = any(padding)
+
+    def _prefill(self, arrivals: Sequence[Arrival]) -> Tensor:
+        """Each prompt goes through the model once; its cache is then repeated for its rows."""
+        longest = max(len(arrival.prompt_ids) for arrival in arrivals)
+        self._start([longest - len(arrival.prompt_ids) for arrival in arrivals])
+        ids = [[_PADDING] * (longest - len(arrival.prompt_ids)) + list(arrival.prompt_ids) for arrival in arrivals]
+        logits_PV = self._forward(torch.tensor(ids, device=self.device))
+        rows = [p for p, arrival in enumerate(arrivals) for _ in range(arrival.count)]
+        if len(rows) > len(arrivals):
+            self.select(rows)
+        return logits_PV[rows]
 
     def _forward(self, ids_BT: Tensor) -> Tensor:
         start, self._length = self._length, self._length + ids_BT.shape[1]
@@ -156,6 +169,11 @@ def new_cache(model: PreTrainedModel) -> Cache:
     cache = DynamicCache(config=model.config)
     cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def accepted_arguments(causal_lm: PreTrainedModel) -> Collection[str]:
+    """What the model's forward takes, by name."""
+    return inspect.signature(causal_lm.forward).parameters.keys()
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:

@@ -1,12 +1,13 @@
-"""The sampler that runs in the trainer's process: batched key-value-cache decoding of any transformers causal LM.
+"""The sampler that runs in the trainer's process: continuous batching of any transformers causal LM.
 
-Each prompt goes through the model once, whatever the group size; its cache is then repeated for the group. Rows of
-different lengths are decoded together; finished rows leave the batch. When there are more rows than may be decoded
-together, prompts are taken in waves, those with the longest prompts first, so that what does not fit fails at once.
+Completions are requests in a queue (engine.py). Each prompt goes through the model once, whatever the group size, and
+up to `max_batch_rows` rows of any length are decoded together; when one ends, the next request takes its place at
+once. The longest prompts come first, so that what does not fit fails early. Models that keep more than keys and values
+per position are decoded in padded rows that begin and end together; `LocalSampler.note` then says why.
 
 **Reproducibility.** A completion depends on `(seed, prompt.index, g)`, the prompt, the weights and the settings, not on
 the rows beside it: each row has its own random stream. What may differ with the composition of a batch are the last
-bits of a logit, because padding and the shape of a product decide in which order it is summed. In float32 that changes
+bits of a logit, because the shape of a product decides in which order it is summed. In float32 that changes
 few draws (measured with 15M parameters and 32000 tokens, batches of 64 against 8 and 24: 2 of 65536), in bfloat16 many.
 The same call always gives the same result.
 
@@ -20,21 +21,20 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import ConfigError, DataError, NonFiniteError, PublishError
-from posttrain.rollout.decoding import Decoding, base_model
+from posttrain.rollout.choosing import Draw, Score
+from posttrain.rollout.decoding import base_model
+from posttrain.rollout.decoding_path import decoding_path
+from posttrain.rollout.engine import Choose, Engine
 from posttrain.rollout.modes import evaluating
+from posttrain.rollout.requests import Request, Row
 from posttrain.rollout.sampler import SamplingSettings
-from posttrain.rollout.sampling import choose, token_logprobs, uniform_streams
 from posttrain.rollout.stop import StopStrings
-from posttrain.rollout.transcript import Transcript
 from posttrain.rollout.weights import copy_weights, plain_copy
 from posttrain.types import Completion, Prompt
-
-PREFILL_TOKENS = 16384
-"""Prompt tokens, padding included, that go through the model at once; a single longer prompt still does."""
 
 
 class LocalSampler:
@@ -59,9 +59,9 @@ class LocalSampler:
         """`model` is the policy, a peft model or not.
 
         `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules run
-        under autocast where it is a half precision. The linear layers of a copy may be `packed` (packed_linear.py); that
-        raises ModelError for a model that does not allow it. `max_batch_rows` bounds the rows that `score` decodes together;
-        `generate` is told by its settings. `version` is the policy version of the weights as they are now.
+        under autocast where it is a half precision. The linear layers of a copy may be `packed` (packed_linear.py);
+        that raises ModelError for a model that does not allow it. `max_batch_rows` bounds the rows that `score` decodes
+        together; `generate` is told by its settings. `version` is the policy version of the weights as they are now.
         """
         base_model(model)  # refuses what it cannot decode with
         self.model = model if shared else plain_copy(model, dtype, packed=packed)
@@ -91,22 +91,47 @@ class LocalSampler:
     def stream(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """(place of the prompt, its group) of every prompt, as soon as the group is complete: wave by wave.
+        """(place of the prompt, its group) of every prompt, as soon as the group is complete.
 
-        Raises as `generate` does, when the first group is asked for.
+        The order depends on the lengths of prompts and completions only. Raises as `generate` does, when the first
+        group is asked for.
         """
         if group_size < 1:
             raise ConfigError(
                 given=f"group_size = {group_size}", allowed="at least 1", fix="Set sampling.group_size = 8."
             )
+        order = sorted(range(len(prompts)), key=lambda p: -len(prompts[p].ids))
+        requests = [
+            Request(
+                prompt_ids=tuple(prompts[p].ids),
+                max_new_tokens=sampling.max_completion_length,
+                stream=(prompts[p].index, g),
+            )
+            for p in order
+            for g in range(group_size)
+        ]
+        groups: dict[int, dict[int, Completion]] = {p: {} for p in order}
+        for number, completion in self.complete(requests, sampling, seed=seed):
+            place, g = order[number // group_size], number % group_size
+            groups[place][g] = completion
+            if len(groups[place]) == group_size:
+                group = groups.pop(place)
+                yield place, [group[g] for g in range(group_size)]
+
+    def complete(
+        self, requests: Sequence[Request], sampling: SamplingSettings, *, seed: int
+    ) -> Iterator[tuple[int, Completion]]:
+        """(place of the request, its completion), as soon as it has ended; requests are begun in the given order.
+
+        Each has its own `max_new_tokens`, in place of `sampling.max_completion_length`. Raises as `generate` does.
+        """
         stop = StopStrings(self.tokenizer, sampling.stop)
-        for prompt in prompts:
-            self._check_length(prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
-        lengths = [len(prompt.ids) for prompt in prompts]
-        for wave in waves(lengths, max_prompts=max(1, sampling.max_batch_rows // group_size)):
-            with self._decoding_mode():  # not while the groups are looked at: whoever does may want gradients
-                found = list(self._generate_wave([prompts[i] for i in wave], sampling, stop, group_size, seed))
-            yield from zip(wave, found, strict=True)
+        for request in requests:
+            where = f"prompt {request.stream[0]}"
+            self._check_length(request.prompt_ids, request.max_new_tokens, where=where)
+        choose = Draw(sampling, seed)
+        for row in self._run(requests, choose, sampling.max_batch_rows, eos_ids=self.eos_ids, stop=stop):
+            yield row.number, self._completion(row, stop)
 
     def score(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
@@ -119,11 +144,15 @@ class LocalSampler:
         pairs = list(zip(prompt_ids, completion_ids, strict=True))
         for row, (prompt, completion) in enumerate(pairs):
             self._check_length(prompt, len(completion), where=f"row {row}")
-        scores: dict[int, list[float]] = {}
-        with self._decoding_mode():
-            for wave in waves([len(prompt) for prompt, _ in pairs], max_prompts=self.max_batch_rows):
-                scores.update(zip(wave, self._score_wave([pairs[i] for i in wave], temperature), strict=True))
-        return [scores[i] for i in range(len(pairs))]
+        order = sorted((row for row, (_, ids) in enumerate(pairs) if ids), key=lambda row: -len(pairs[row][0]))
+        requests = [
+            Request(prompt_ids=tuple(prompt), max_new_tokens=len(ids), given_ids=tuple(ids))
+            for prompt, ids in (pairs[row] for row in order)
+        ]
+        scores: list[list[float]] = [[] for _ in pairs]
+        for row in self._run(requests, Score(temperature), self.max_batch_rows):
+            scores[order[row.number]] = row.logprobs
+        return scores
 
     def load_weights(self, policy: nn.Module, version: int) -> None:
         """Decode with the weights of `policy` from now on.
@@ -142,93 +171,52 @@ class LocalSampler:
             )
         self.version = version
 
-    def _generate_wave(
-        self, prompts: list[Prompt], sampling: SamplingSettings, stop: StopStrings, group_size: int, seed: int
-    ) -> Iterator[list[Completion]]:
-        """The groups of prompts that are prefilled together, decoded `max_batch_rows` rows at a time."""
-        prefilled = Decoding(self.model)
-        logits_PV = prefilled.prefill([prompt.ids for prompt in prompts])
-        rows = [(p, g) for p in range(len(prompts)) for g in range(group_size)]
-        completions: list[Completion] = []
-        for start in range(0, len(rows), sampling.max_batch_rows):
-            part = rows[start : start + sampling.max_batch_rows]
-            decoding = prefilled if start + len(part) == len(rows) else prefilled.fork()
-            rows_B = torch.tensor([p for p, _ in part], device=decoding.device)
-            decoding.select(rows_B)
-            streams = [(prompts[p].index, g) for p, g in part]
-            transcript = self._decode(decoding, logits_PV[rows_B], streams, sampling, stop, seed)
-            completions += self._completions(transcript, streams, stop)
-        return (completions[p * group_size : (p + 1) * group_size] for p in range(len(prompts)))
+    @property
+    def note(self) -> str:
+        """Why the rows of this model are padded and do not join each other on their way; empty where they do."""
+        with evaluating(self.model):
+            return decoding_path(self.model).note
 
-    def _decode(
+    def _run(
         self,
-        decoding: Decoding,
-        logits_BV: Tensor,
-        streams: Sequence[tuple[int, int]],
-        sampling: SamplingSettings,
-        stop: StopStrings,
-        seed: int,
-    ) -> Transcript:
-        """Sample token after token until every row has ended."""
-        device, length = decoding.device, sampling.max_completion_length
-        greedy = sampling.temperature == 0
-        uniforms_BT2 = None if greedy else uniform_streams(seed, streams, length).to(device)
-        eos_ids = torch.tensor(sorted(self.eos_ids), dtype=torch.long, device=device)
-        transcript = Transcript(len(streams), length, device)
-        for t in range(length):
-            uniforms_B2 = None if uniforms_BT2 is None else uniforms_BT2[transcript.rows_B, t]
-            ids_B, logprobs_B = choose(logits_BV, sampling, uniforms_B2)
-            transcript.append(ids_B, logprobs_B)
-            transcript.end(torch.isin(ids_B, eos_ids), "eos")
-            if stop:
-                transcript.end(stop.completed(transcript.ids_so_far()).to(device), "stop")
-            staying_B = transcript.let_finished_leave()
-            if len(transcript.rows_B) == 0 or t + 1 == length:
-                break
-            if staying_B is not None:
-                decoding.select(staying_B)
-                ids_B = ids_B[staying_B]
-            logits_BV = decoding.step(ids_B)
-        return transcript
+        requests: Sequence[Request],
+        choose: Choose,
+        max_rows: int,
+        *,
+        eos_ids: Collection[int] = (),
+        stop: StopStrings | None = None,
+    ) -> Iterator[Row]:
+        """The rows as they end. Between two of them nothing of the sampler's is in force."""
+        if not requests:
+            return
+        max_rows = max(1, min(max_rows, len(requests)))
+        with evaluating(self.model):
+            path = decoding_path(self.model)
+        rows = path.rows(self.model, max_rows=max_rows, holds_prompt=len(requests) > max_rows)
+        engine = Engine(rows, choose, max_rows=max_rows, eos_ids=eos_ids, stop=stop)
+        ended = engine.run(requests, next(self.model.parameters()).device)
+        while True:
+            with self._decoding_mode(), path.in_force(self.model):
+                row = next(ended, None)
+            if row is None:
+                return
+            yield row
 
-    def _completions(
-        self, transcript: Transcript, streams: Sequence[tuple[int, int]], stop: StopStrings
-    ) -> Iterator[Completion]:
-        for (index, g), (ids, logprobs, reason) in zip(streams, transcript.read(), strict=True):
-            if not all(map(math.isfinite, logprobs)):
-                raise NonFiniteError(
-                    given=f"the policy's logits for completion {g} of prompt {index} are not finite",
-                    fix="The weights or the precision overflowed: lower train.learning_rate, or sample in float32.",
-                )
-            yield Completion(
-                ids=ids,
-                logprobs=logprobs,
-                versions=(self.version,) * len(ids),
-                finish_reason=reason,
-                text=stop.text(ids, stopped=reason == "stop"),
+    def _completion(self, row: Row, stop: StopStrings) -> Completion:
+        if not all(map(math.isfinite, row.logprobs)):
+            index, g = row.request.stream
+            raise NonFiniteError(
+                given=f"the policy's logits for completion {g} of prompt {index} are not finite",
+                fix="The weights or the precision overflowed: lower train.learning_rate, or sample in float32.",
             )
-
-    def _score_wave(
-        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float
-    ) -> Iterator[list[float]]:
-        """Log-probabilities of given completions; a row whose completion has ended leaves the batch."""
-        decoding = Decoding(self.model)
-        lengths = [len(completion) for _, completion in pairs]
-        longest = max(lengths)
-        ids_BT = torch.tensor([[*ids, *[0] * (longest - len(ids))] for _, ids in pairs], device=decoding.device)
-        logprobs_BT = torch.zeros(len(pairs), longest, device=decoding.device)
-        rows_B, lengths_B = torch.arange(len(pairs)), torch.tensor(lengths)
-        logits_BV = decoding.prefill([prompt for prompt, _ in pairs])
-        for t in range(longest):
-            going_B = lengths_B[rows_B] > t
-            if not going_B.all():
-                staying_B = going_B.nonzero().squeeze(-1).to(decoding.device)
-                decoding.select(staying_B)
-                rows_B, logits_BV = rows_B[going_B], logits_BV[staying_B]
-            logprobs_BT[rows_B, t] = token_logprobs(logits_BV, ids_BT[rows_B, t], temperature=temperature)
-            if t + 1 < longest:
-                logits_BV = decoding.step(ids_BT[rows_B, t])
-        return (row[:length] for row, length in zip(logprobs_BT.tolist(), lengths, strict=True))
+        assert row.reason is not None, "the engine hands out rows that have ended"
+        return Completion(
+            ids=tuple(row.ids),
+            logprobs=tuple(row.logprobs),
+            versions=(self.version,) * len(row.ids),
+            finish_reason=row.reason,
+            text=stop.text(row.ids, stopped=row.reason == "stop"),
+        )
 
     def _check_length(self, prompt_ids: Sequence[int], num_new: int, *, where: str) -> None:
         """Raises before anything is computed when a row cannot be decoded."""
@@ -257,19 +245,6 @@ class LocalSampler:
         device = next(self.model.parameters()).device
         with evaluating(self.model), torch.no_grad(), _autocast(device, self._autocast_dtype):
             yield
-
-
-def waves(lengths: Sequence[int], *, max_prompts: int) -> Iterator[list[int]]:
-    """Which prompts are prefilled together, longest first: at most `max_prompts` and `PREFILL_TOKENS` with padding.
-
-    >>> list(waves([3, 9, 5], max_prompts=2))
-    [[1, 2], [0]]
-    """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    while order:
-        size = max(1, min(max_prompts, PREFILL_TOKENS // lengths[order[0]]))
-        yield order[:size]
-        order = order[size:]
 
 
 def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:

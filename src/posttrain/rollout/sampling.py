@@ -24,6 +24,7 @@ from torch import Tensor
 from posttrain.rollout.sampler import SamplingSettings
 
 _WORD = 2**64
+_WORDS_AT_ONCE = 64
 _BLOCK = 256
 _NUCLEUS_GUESSES = (256, 4096)
 
@@ -97,19 +98,30 @@ def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor
     return (block_B * _BLOCK + inside_B).clamp(max=num_tokens - 1), running_BN[:, -1]
 
 
-def uniform_streams(seed: int, rows: Sequence[tuple[int, int]], length: int) -> Tensor:
-    """Uniform numbers in [0, 1), `[B, length, 2]` float64: one stream for every `(prompt index, g)`.
+class UniformStream:
+    """Uniform numbers in [0, 1), two for every token: a pure function of `(seed, prompt index, g)`.
 
     Counter-based (Philox4x64: Salmon et al., SC 2011): the key is (seed, prompt index), the highest word of the counter
-    is g; a word of 64 bits gives the two numbers of a token. They depend on nothing else: not on the other rows, their
-    order or `length`.
+    is g; a word of 64 bits gives the two numbers of a token, in blocks of words because single ones are slow to get.
     """
-    words_BT = np.empty((len(rows), length), dtype=np.uint64)
-    for row, (index, g) in enumerate(rows):
+
+    def __init__(self, seed: int, index: int, g: int) -> None:
         key = np.array([seed % _WORD, index % _WORD], dtype=np.uint64)
-        words_BT[row] = np.random.Philox(key=key, counter=[0, 0, 0, g]).random_raw(length)
-    halves_BT2 = np.stack([words_BT >> np.uint64(32), words_BT & np.uint64(2**32 - 1)], axis=-1)
-    return torch.from_numpy(halves_BT2.astype(np.float64) * 2.0**-32)
+        self._philox = np.random.Philox(key=key, counter=[0, 0, 0, g])
+        self._waiting: list[int] = []
+
+    def word(self) -> int:
+        """The 64 random bits of the next token."""
+        if not self._waiting:
+            self._waiting = self._philox.random_raw(_WORDS_AT_ONCE)[::-1].tolist()
+        return self._waiting.pop()
+
+
+def uniforms(words: Sequence[int]) -> Tensor:
+    """`[B, 2]` float64 in [0, 1): the upper and the lower half of each word."""
+    words_B = np.array(words, dtype=np.uint64)
+    halves_B2 = np.stack([words_B >> np.uint64(32), words_B & np.uint64(2**32 - 1)], axis=-1)
+    return torch.from_numpy(halves_B2.astype(np.float64) * 2.0**-32)
 
 
 def _scale(logits_BV: Tensor, temperature: float) -> Tensor:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import ConfigError
@@ -33,22 +31,20 @@ class StopStrings:
     def __bool__(self) -> bool:
         return bool(self.strings)
 
-    def completed(self, ids_BT: Tensor) -> Tensor:
-        """Whether each row `[B]` contains a stop string, given that it did not before its last token.
+    def completed(self, rows: Sequence[Sequence[int]]) -> list[bool]:
+        """Whether each row of ids contains a stop string, given that it did not before its last token.
 
         Only the last `window` tokens are decoded at every step: a string of n bytes cannot spread over more than n
         tokens that have any text. A hit is confirmed on the whole row, as the text of a part need not be part of the
         text.
         """
         texts = self.tokenizer.batch_decode(
-            ids_BT[:, -self.window :].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            [list(ids[-self.window :]) for ids in rows], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        return torch.tensor(
-            [
-                self._find(text) is not None and self._find(self._decode(ids_T.tolist())) is not None
-                for text, ids_T in zip(texts, ids_BT, strict=True)
-            ]
-        )
+        return [
+            self._find(text) is not None and self._find(self._decode(ids)) is not None
+            for text, ids in zip(texts, rows, strict=True)
+        ]
 
     def text(self, ids: Sequence[int], *, stopped: bool) -> str:
         """Decoded without special tokens and, if a string `stopped` it, up to that string."""

@@ -1,0 +1,136 @@
+"""How a model is decoded with: found out by trying it on a few short rows, never by its name.
+
+slots    keys and values per position in static storage, rows join and leave at any time (slots.py)
+padded   rows padded on the left that begin together (decoding.py): for recurrent and hybrid models and whatever
+         else keeps more than keys and values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.rollout.decoding import PaddedRows, accepted_arguments, base_model
+from posttrain.rollout.engine import Rows
+from posttrain.rollout.requests import Arrival
+from posttrain.rollout.slots import Slots
+
+_PROBE_LENGTHS = (9, 3, 6)
+_PROBE_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingPath:
+    """The way that was found for one model."""
+
+    implementation: str | None
+    """The attention implementation under which the model runs in slots; None: padded rows."""
+    note: str = ""
+    """Why rows are padded; empty for slots."""
+
+    def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool) -> Rows:
+        """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room."""
+        if self.implementation is None:
+            return PaddedRows(model)
+        return Slots(model, accepted_arguments(base_model(model)), max_rows=max_rows, holds_prompt=holds_prompt)
+
+    def in_force(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Decode inside: the attention implementation is the one of this path, and afterwards what it was."""
+        return nullcontext() if self.implementation is None else _attention(base_model(model), self.implementation)
+
+
+_paths: WeakKeyDictionary[nn.Module, DecodingPath] = WeakKeyDictionary()
+
+
+def decoding_path(model: nn.Module) -> DecodingPath:
+    """Slots where they give, on a few short rows, the logits of the rows by themselves. Found once per model."""
+    causal_lm = base_model(model)
+    path = _paths.get(causal_lm)
+    if path is None:
+        path = _paths[causal_lm] = _find_path(model)
+    return path
+
+
+def _find_path(model: nn.Module) -> DecodingPath:
+    causal_lm = base_model(model)
+    obstacle = "the model takes no position_ids"
+    if {"position_ids", "past_key_values"} <= set(accepted_arguments(causal_lm)):
+        name = f"slots_{'eager' if _implementation(causal_lm).endswith('eager') else 'sdpa'}"
+        path = DecodingPath(implementation=name)
+        with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
+            obstacle = _try(model, path)
+        if obstacle is None:
+            return path
+    return DecodingPath(
+        implementation=None,
+        note=f"{type(causal_lm).__name__} decodes padded rows that begin and end together, which is slower than "
+        f"continuous batching: {obstacle}",
+    )
+
+
+def _try(model: nn.Module, path: DecodingPath) -> str | None:
+    """None when rows in slots get the logits that they get alone, else what is in the way."""
+    causal_lm = base_model(model)
+    if not causal_lm._can_set_attn_implementation():
+        return "its attention cannot be replaced"
+    vocabulary = causal_lm.get_input_embeddings().weight.shape[0]  # pyright: ignore[reportAttributeAccessIssue]
+    ids = [
+        [(7 * row + 3 * t + t * t) % vocabulary for t in range(n + _PROBE_STEPS)]
+        for row, n in enumerate(_PROBE_LENGTHS)
+    ]
+    try:
+        with path.in_force(model):
+            found = _decode(path.rows(model, max_rows=len(ids) + 1, holds_prompt=True), ids, causal_lm.device)
+    except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
+        return f"{type(error).__name__}: {error}"
+    expected = [
+        model(input_ids=torch.tensor([row], device=causal_lm.device), use_cache=False).logits[0, n - 1 : -1]
+        for row, n in zip(ids, _PROBE_LENGTHS, strict=True)
+    ]
+    same = all(_same(a, b) for a, b in zip(found, expected, strict=True))
+    return None if same else "a row changes when it is decoded beside others"
+
+
+def _decode(rows: Rows, ids: list[list[int]], device: torch.device) -> list[Tensor]:
+    """Logits `[_PROBE_STEPS, V]` of every row. The first comes twice and leaves once; the last one comes late."""
+    first, second, late = (ids_T[:n] for ids_T, n in zip(ids, _PROBE_LENGTHS, strict=True))
+
+    def tokens(*places: tuple[int, int]) -> Tensor:
+        return torch.tensor([ids[row][_PROBE_LENGTHS[row] + t] for row, t in places], dtype=torch.long, device=device)
+
+    start_BV = rows.step(tokens(), [Arrival(first, 2, more=False), Arrival(second, 1, more=False)])
+    rows.select([2, 1])
+    then_BV = rows.step(tokens((1, 0), (0, 0)), [Arrival(late, 1, more=True)])
+    later_BV = rows.step(tokens((1, 1), (0, 1), (2, 0)), [Arrival(late, 1, more=False)])
+    last_BV = rows.step(tokens((1, 2), (0, 2), (2, 1), (2, 0)), [])
+    return [
+        torch.stack([start_BV[0], then_BV[1], later_BV[1]]),
+        torch.stack([start_BV[2], then_BV[0], later_BV[0]]),
+        torch.stack([later_BV[3], last_BV[3], last_BV[2]]),
+    ]
+
+
+def _same(actual: Tensor, expected: Tensor) -> bool:
+    """Equal but for rounding, relative to the largest value; a row that sees another one differs by far more."""
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, 5e-2)
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _implementation(causal_lm: PreTrainedModel) -> str:
+    return causal_lm.config._attn_implementation or "eager"
+
+
+@contextmanager
+def _attention(causal_lm: PreTrainedModel, implementation: str) -> Iterator[None]:
+    before = _implementation(causal_lm)
+    causal_lm.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        causal_lm.set_attn_implementation(before)
