@@ -1,0 +1,175 @@
+"""How matrix products run on this machine: chosen by a measurement of well under a second, saved with the run.
+
+On a CPU the same product takes very different times by the way it is called, and which way is fast differs from
+processor to processor. So the ways are timed at the model's own shapes, and what is chosen is kept for the whole run: a
+run that is resumed computes as it did before, whatever a measurement would say now.
+
+    dtype     bfloat16 or float32; `precision: auto` takes bfloat16 only where it gains much and the model is large
+    matmul    float32 products of training: as PyTorch runs them, or through oneDNN
+    sampler   decodes with the very modules of the policy, or with a copy whose weights are packed (onednn.py)
+
+A faster way is taken only if it is as exact as the config says: in float32, no more than `EXACT` times further from the
+product in float64 than PyTorch's plain float32 is. Nothing is measured on a GPU, nor for models too small to gain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+from torch import nn
+
+from posttrain.files import write_durably
+from posttrain.models import onednn
+from posttrain.models.measured_products import Decoder, Measured, Shape, linear_shapes, measure
+
+SMALL = 1_000_000
+"""Parameters below which a model is not worth a measurement."""
+LARGE = 50_000_000
+"""Parameters from which on `precision: auto` may take bfloat16 on a CPU."""
+FASTER = 1.3
+"""Times by which another way has to be faster than the plain one to be taken."""
+EXACT = 4.0
+"""Times by which the error of a float32 product may exceed that of the plain one; bfloat16 is off by hundreds."""
+COPY_SHARE = 0.25
+"""Of the memory that is free once the model is loaded, what a packed copy for sampling may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What was chosen, and why."""
+
+    dtype: torch.dtype = torch.float32
+    """Of the computation; the weights that are trained stay float32."""
+    matmul: Literal["plain", "onednn"] = "plain"
+    sampler: Literal["shared", "packed"] = "shared"
+    why: str = ""
+    """In one sentence; empty where nothing was measured."""
+    precision: str = "auto"
+    """`model.precision` for which it was chosen."""
+    machine: str = ""
+    """On which it was measured; empty where nothing was."""
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Around the passes of training, forward and backward. Sampling has a way of its own: it is slowed by this."""
+        return onednn.onednn_products() if self.matmul == "onednn" else nullcontext()
+
+    def describe(self) -> str:
+        """For the first lines on the screen."""
+        products = ", matrix products through oneDNN" if self.matmul == "onednn" else ""
+        copy = ", sampling from packed weights" if self.sampler == "packed" else ""
+        return f"{dtype_name(self.dtype)}{products}{copy}"
+
+    def write(self, path: Path) -> None:
+        saved = asdict(self) | {"dtype": dtype_name(self.dtype)}
+        write_durably(path, json.dumps(saved, indent=1).encode())
+
+    @staticmethod
+    def read(path: Path) -> Compute | None:
+        """What `write` wrote; None where nothing was written."""
+        if not path.is_file():
+            return None
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Compute(**saved | {"dtype": getattr(torch, saved["dtype"])})
+
+
+def choose_compute(
+    model: nn.Module,
+    precision: str,
+    *,
+    saved: Compute | None = None,
+    measure: Callable[[Sequence[Shape]], Measured] = measure,
+) -> Compute:
+    """How this model computes here: as `saved` if that was chosen on this processor for this precision, else measured.
+
+    `precision` is `model.precision`: float32 never computes in less, bfloat16 always in bfloat16.
+    """
+    parameters = list(model.parameters())
+    device, size = parameters[0].device, sum(p.numel() for p in parameters)
+    shapes = linear_shapes(model)
+    unmeasured = Compute(dtype=choose_compute_dtype(precision, device), precision=precision)
+    if device.type != "cpu" or size < SMALL or not shapes or not onednn.available():
+        return unmeasured
+    if saved is not None and (saved.machine, saved.precision) == (machine(), precision):
+        return saved
+    return decide(measure(shapes), precision, size=size, free_bytes=psutil.virtual_memory().available)
+
+
+def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) -> Compute:
+    """What follows from a measurement on a CPU, for a model of `size` parameters, where `free_bytes` of memory are."""
+    training, reasons = measured.training, list[str]()
+
+    def gains(what: str, before: float, after: float, inexact: float = 0.0) -> bool:
+        """Is it fast and exact enough? Says so either way."""
+        times = before / after
+        exact = inexact <= EXACT
+        verdict = "" if exact else f", which is not float32: errors are {inexact:.0f} times those of plain products"
+        reasons.append(f"{what} {times:.1f} times as fast{verdict}")
+        return exact and times >= FASTER
+
+    matmul = gains("float32 through oneDNN", training["plain"], training["onednn"], measured.inexact["onednn"])
+    float32_seconds = training["onednn" if matmul else "plain"]
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(precision)
+    if dtype is None:
+        large = size >= LARGE and has_bfloat16()
+        faster = large and gains("bfloat16", float32_seconds, training["bfloat16"])
+        dtype = torch.bfloat16 if faster else torch.float32
+    shared, packed = (measured.decoding[Decoder(dtype, is_packed)] for is_packed in (False, True))
+    inexact = measured.inexact["packed"] if dtype == torch.float32 else 0.0
+    copy = gains(f"decoding from packed {dtype_name(dtype)} weights", shared, packed, inexact)
+    if copy and (needed := size * dtype.itemsize) > COPY_SHARE * free_bytes:
+        reasons.append(f"but a copy for sampling takes {needed / 2**30:.1f} GiB and {free_bytes / 2**30:.1f} are free")
+        copy = False
+    return Compute(
+        dtype=dtype,
+        matmul="onednn" if matmul else "plain",
+        sampler="packed" if copy else "shared",
+        why="; ".join(reasons),
+        precision=precision,
+        machine=machine(),
+    )
+
+
+def choose_compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Without a measurement: `auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
+    if precision == "auto":
+        on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if on_gpu else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+
+def has_bfloat16() -> bool:
+    """The processor multiplies bfloat16 by instructions of its own. Where that is not known, only the clock tells."""
+    found = _capabilities()
+    return not found or any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
+
+
+@cache
+def machine() -> str:
+    """Where a measurement holds: the processor, and the version of PyTorch, which brings the kernels.
+
+    Names of processors are as general as "AMD EPYC": what tells one from another is what each can do.
+    """
+    found = _capabilities()
+    instructions = sorted(name for name, has in found.items() if has is True)
+    digest = hashlib.sha256(" ".join(instructions).encode()).hexdigest()[:8]
+    processor = found.get("cpu_name") or platform.processor() or platform.machine()
+    return f"{processor} (instructions {digest}), PyTorch {torch.__version__}"
+
+
+def _capabilities() -> Mapping[str, Any]:
+    """What the processor can do; empty in versions of PyTorch that cannot say."""
+    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
