@@ -1,35 +1,32 @@
 """posttrain as a user runs it: `posttrain.train` on a config; `settings` are set in it by their dotted names.
 
 The view of a run is told of every finished step, and there the turn is taken. Completion lengths are forced from
-outside: the end of the sequence is never drawn before its place, and at its place a random number beyond 1 asks for it.
+outside: every request is given its own length, and no token ends it before.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from benchmarks.speed.gate import Gate
 from benchmarks.speed.workload import GROUP_SIZE, read
 
 import posttrain as pt
 from posttrain.config import load_config, to_yaml
 from posttrain.report.terminal import TerminalView
-from posttrain.rollout import sampling
 from posttrain.rollout.local import LocalSampler
+from posttrain.rollout.requests import Request
 from posttrain.train.loop import train_step
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore
-from posttrain.types import Completion
-
-ENDS = 2.0
-"""In place of a uniform number: the sequence ends here."""
+from posttrain.types import Completion, Prompt
 
 
 class Turns(TerminalView):
@@ -150,53 +147,30 @@ def _prepared(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
 
 
 def force_lengths(lengths: list[list[int]], gate: Gate) -> None:
-    """Completion g of prompt i ends after `lengths[i][g]` tokens, neither earlier nor later."""
-    choose, uniform_streams = sampling.choose, sampling.uniform_streams
+    """Completion g of prompt i has `lengths[i][g]` tokens: nothing else ends it."""
+    complete = LocalSampler.complete
 
-    def streams(seed: int, rows: list[tuple[int, int]], length: int) -> torch.Tensor:
-        uniforms_BT2 = uniform_streams(seed, rows, length)
-        for row, (index, g) in enumerate(rows):
-            end = gate.lengths(lengths[index % len(lengths)])[g % GROUP_SIZE]
-            uniforms_BT2[row, end - 1 :, 0] = ENDS
-        return uniforms_BT2
+    def forced(self: LocalSampler, requests: Sequence[Request], settings: Any, *, seed: int) -> Any:
+        self.eos_ids = frozenset()
+        places = [(index % len(lengths), g) for index, g in (request.stream for request in requests)]
+        ends = [gate.lengths(lengths[i])[g] for i, g in places]
+        changed = [replace(request, max_new_tokens=n) for request, n in zip(requests, ends, strict=True)]
+        return complete(self, changed, settings, seed=seed)
 
-    def ending(logits_BV: torch.Tensor, settings: Any, uniforms_B2: torch.Tensor | None, eos_id: int = 2) -> Any:
-        if uniforms_B2 is None:
-            return choose(logits_BV, settings, None)
-        ends_B = uniforms_B2[:, 0] == ENDS
-        scored_B = sampling.token_logprobs(logits_BV[ends_B], torch.full((int(ends_B.sum()),), eos_id), temperature=1.0)
-        logits_BV[:, eos_id] = -torch.inf
-        ids_B, logprobs_B = choose(logits_BV, settings, uniforms_B2.where(~ends_B[:, None], 0.5))
-        ids_B[ends_B], logprobs_B[ends_B] = eos_id, scored_B
-        return ids_B, logprobs_B
-
-    _replace("choose", choose, ending)
-    _replace("uniform_streams", uniform_streams, streams)
-
-
-def _replace(name: str, function: Callable[..., Any], by: Callable[..., Any]) -> None:
-    """In every module of the sampler that has imported it."""
-    for module in [module for key, module in sys.modules.items() if key.startswith("posttrain.rollout")]:
-        if getattr(module, name, None) is function:
-            setattr(module, name, by)
+    LocalSampler.complete = forced
 
 
 def _sample_given(given: list[list[list[int]]]) -> None:
     """The sampler gives these completions, with the log-probabilities that it finds for them."""
 
-    def generate(
-        self: LocalSampler, prompts: Any, settings: Any, *, group_size: int, seed: int
-    ) -> list[list[Completion]]:
-        return [
-            [_completion(self, prompt.ids, ids) for ids in given[prompt.index % len(given)][:group_size]]
-            for prompt in prompts
-        ]
+    def each(
+        self: LocalSampler, prompts: Sequence[Prompt], settings: Any, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, int, Completion]]:
+        for place, prompt in enumerate(prompts):
+            for g, ids in enumerate(given[prompt.index % len(given)][:group_size]):
+                yield place, g, _completion(self, prompt.ids, ids)
 
-    LocalSampler.generate = generate
-    if hasattr(LocalSampler, "stream"):
-        LocalSampler.stream = lambda self, prompts, settings, **more: enumerate(  # type: ignore[attr-defined]
-            generate(self, prompts, settings, **more)
-        )
+    LocalSampler.each = each
 
 
 def _completion(sampler: LocalSampler, prompt: tuple[int, ...], ids: list[int]) -> Completion:
