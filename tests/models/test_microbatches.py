@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.models.microbatches import plan_microbatches
+from posttrain.models.microbatches import plan_microbatches, plan_units
+from posttrain.models.shared_prefixes import Family
 
 lengths = st.lists(st.integers(0, 300), max_size=60)
 budgets = st.integers(1, 400)
@@ -60,3 +61,46 @@ def test_no_rows_need_no_microbatch():
 def test_a_budget_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one token"):
         plan_microbatches([1], 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=6), max_size=8), budgets, st.booleans(), st.data())
+def test_units_with_a_common_prefix_are_counted_as_they_are_computed(own, budget, in_pairs, data):
+    """Every unit once; families that fit are not torn apart; the budget is kept, but for one unit that is longer (what
+    is its prefix and nothing else costs nothing more)."""
+    prefixes = [data.draw(st.integers(0, 60)) for _ in own]
+    rows = [(family, length) for family, lengths in enumerate(own) for length in lengths]
+    needed = [prefixes[family] + length for family, length in rows]
+    families = [
+        Family(tuple(row for row, (number, _) in enumerate(rows) if number == family), prefix)
+        for family, prefix in enumerate(prefixes)
+    ]
+    size = 2 if in_pairs else 1
+    units = [list(range(row, min(row + size, len(rows)))) for row in range(0, len(rows), size)]
+    plan = plan_units(units, families, needed, budget)
+
+    assert sorted(unit for part in plan for unit in part) == list(range(len(units)))
+    for part in plan:
+        inside = [row for unit in part for row in units[unit]]
+        seen = {rows[row][0] for row in inside}
+        computed = sum(rows[row][1] for row in inside) + sum(prefixes[family] for family in seen)
+        assert computed <= budget or sum(any(rows[row][1] for row in units[unit]) for unit in part) <= 1
+    if not in_pairs:
+        for family in families:
+            if prefixes[rows[family.rows[0]][0]] + sum(rows[row][1] for row in family.rows) <= budget:
+                assert len([part for part in plan if {*part} & {*family.rows}]) == 1
+
+
+def test_a_family_larger_than_the_budget_is_split_evenly():
+    """Eight completions of 100 behind a prompt of 200, at most 700 tokens: two halves, each with the prompt."""
+    family = Family(tuple(range(8)), prefix=200)
+    plan = plan_units([[row] for row in range(8)], [family], [300] * 8, tokens_per_microbatch=700)
+    assert [len(part) for part in plan] == [4, 4]
+
+
+def test_micro_batches_are_balanced_by_attention_too():
+    """Two rows of 8,192 tokens and sixteen of 1,024: as many tokens, but more pairs. The long rows go apart."""
+    lengths = [8192, 8192, *[1024] * 16]
+    families = [Family((row,), 0) for row in range(len(lengths))]
+    plan = plan_units([[row] for row in range(len(lengths))], families, lengths, tokens_per_microbatch=16384)
+    assert [len([row for row in part if row < 2]) for part in plan] == [1, 1]

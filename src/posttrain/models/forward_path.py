@@ -117,6 +117,16 @@ def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
     return path
 
 
+def shares_prefixes(model: nn.Module) -> bool:
+    """Whether this model computes once what rows have in common, so that micro-batches may count it once."""
+    plain = without_adapters(model)
+    if not isinstance(plain, PreTrainedModel):
+        return True
+    has_lm_head = plain.get_output_embeddings() is not None
+    path = forward_path(plain) if has_lm_head else body_path(plain, plain.base_model)
+    return path.shares_prefixes
+
+
 def _hidden_packed(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
     with packed_rows(make_buckets(packed.segments, ids_L.device)):
         return _hidden_block_mask(body, ids_L, packed)

@@ -11,7 +11,7 @@ are the model's own affair. Without a packing both behave exactly like `sdpa` an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
@@ -77,20 +78,66 @@ def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Cal
     ) -> tuple[Tensor, Any]:
         if not isinstance(attention_mask, RowAttention):
             return plain_attention(module, query, key, value, attention_mask, **settings)
+        buckets, masks = attention_mask.buckets, attention_mask.masks
+        queries = _Spread.apply(_tokens_first(query), buckets, False)
+        keys, values = (_Spread.apply(_tokens_first(x), buckets, True) for x in (key, value))
         outputs = []
-        for bucket, mask in zip(attention_mask.buckets, attention_mask.masks, strict=True):
-            query_RHTD = bucket.spread(_tokens_first(query)).transpose(1, 2)
-            seen = (bucket.spread_after_prefix(_tokens_first(x)).transpose(1, 2) for x in (key, value))
-            output_RTHD, _ = plain_attention(module, query_RHTD, *seen, mask, **settings)
-            outputs.append(bucket.collect(output_RTHD))
-        return torch.cat(outputs)[None], None
+        for grids_RTHD, mask in zip(zip(queries, keys, values, strict=True), masks, strict=True):
+            grids_RHTD = (grid_RTHD.transpose(1, 2) for grid_RTHD in grids_RTHD)
+            outputs.append(plain_attention(module, *grids_RHTD, mask, **settings)[0])
+        return _Collect.apply(buckets, *outputs)[None], None
 
     return attention
 
 
+class _Spread(torch.autograd.Function):
+    """`[L, H, D]` packed -> a grid per bucket, of its own tokens or of all that they see.
+
+    Autograd would write a zero for every packed token and bucket, and add them up. Here the gradient is written once;
+    a prefix adds what all rows behind it hand back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_LHD: Tensor, buckets: tuple[Bucket, ...], after_prefix: bool) -> tuple[Tensor, ...]:
+        ctx.buckets, ctx.after_prefix = buckets, after_prefix
+        return tuple(b.spread_after_prefix(x_LHD) if after_prefix else b.spread(x_LHD) for b in buckets)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        prefixes = [bucket.prefix_length if ctx.after_prefix else 0 for bucket in ctx.buckets]
+        own = [gradient[:, prefix:] for gradient, prefix in zip(gradients, prefixes, strict=True)]
+        gradient_LHD = _collect(ctx.buckets, own)
+        for bucket, gradient, prefix in zip(ctx.buckets, gradients, prefixes, strict=True):
+            if prefix:
+                gradient_LHD[bucket.prefix] += gradient[:, :prefix].sum(dim=0)
+        return gradient_LHD, None, None
+
+
+class _Collect(torch.autograd.Function):
+    """A grid per bucket -> `[L, H, D]` packed: the way back from `_Spread`."""
+
+    @staticmethod
+    def forward(ctx: Any, buckets: tuple[Bucket, ...], *grids: Tensor) -> Tensor:
+        ctx.buckets = buckets
+        return _collect(buckets, grids)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_LHD: Tensor) -> tuple[None, *tuple[Tensor, ...]]:
+        return None, *(bucket.spread(gradient_LHD) for bucket in ctx.buckets)
+
+
+def _collect(buckets: tuple[Bucket, ...], grids: Sequence[Tensor]) -> Tensor:
+    x_LHD = grids[0].new_empty(buckets[-1].stop, *grids[0].shape[2:])
+    for bucket, grid in zip(buckets, grids, strict=True):
+        x_LHD[bucket.start : bucket.stop] = bucket.collect(grid)
+    return x_LHD
+
+
 def _tokens_first(x_1HLD: Tensor) -> Tensor:
     """`[1, H, L, D]` -> `[L, H, D]`."""
-    return x_1HLD[0].transpose(0, 1)
+    return x_1HLD.squeeze(0).transpose(0, 1)
 
 
 def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Tensor, Any]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posttrain.models.shared_prefixes import Family, find_families
+from posttrain.models.shared_prefixes import Family, alone, find_families
 from posttrain.types import Tokens
 
 
@@ -108,7 +108,7 @@ def _lay_out(
     tokens: Tokens, needed_B: Tensor, source_index_N: Tensor, target_index_N: Tensor, *, share: bool
 ) -> Packed:
     rows, width = tokens.input_ids_BT.shape
-    families = find_families(tokens.input_ids_BT, needed_B) if share else _alone(needed_B)
+    families = find_families(tokens.input_ids_BT, needed_B) if share else alone(needed_B)
     segments, row_S, first_S = _cut(families, needed_B.tolist())
     length_S = torch.tensor([segment.length for segment in segments], dtype=torch.long)
     start_S = length_S.cumsum(dim=0) - length_S
@@ -130,10 +130,6 @@ def _lay_out(
         target_index_N=target_index_N,
         num_real_tokens=int(needed_B.sum()),
     )
-
-
-def _alone(needed_B: Tensor) -> list[Family]:
-    return [Family((row,), 0) for row in needed_B.nonzero()[:, 0].tolist()]
 
 
 def _cut(families: list[Family], needed: list[int]) -> tuple[tuple[Segment, ...], Tensor, Tensor]:

@@ -47,6 +47,11 @@ def find_families(ids_BT: Tensor, needed_B: Tensor) -> list[Family]:
     return [_family(rows[first:end], prefix, needed) for first, end, prefix in parts]
 
 
+def alone(needed_B: Tensor) -> list[Family]:
+    """The same rows, where nothing is shared."""
+    return [Family((row,), 0) for row in needed_B.nonzero()[:, 0].tolist()]
+
+
 def _family(rows: list[int], prefix: int, needed: np.ndarray) -> Family:
     return Family(tuple(sorted(rows, key=lambda row: (-needed[row], row))), prefix)
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from posttrain.models.forward_path import shares_prefixes
 from posttrain.models.microbatches import plan_units
 from posttrain.models.packing import needed_tokens
-from posttrain.models.shared_prefixes import find_families
+from posttrain.models.shared_prefixes import alone, find_families
 from posttrain.train.metrics import MetricLog
 from posttrain.train.policy import mismatch_metrics
 from posttrain.types import Batch, Experience, Mean, Metrics, Totals, count_totals
@@ -41,7 +42,8 @@ def train_step(run: Run, experience: Experience | Batch, step: int) -> tuple[Bat
         minibatch = run.algorithm.prepare(run.refresh(minibatch, moved=updates > 0))
         if count_totals(minibatch).tokens == 0:
             continue  # all of it was rejected as too far from its sampler
-        metrics.add(update(run, minibatch, step, number=updates))
+        with run.compute.scope():
+            metrics.add(update(run, minibatch, step, number=updates))
         updates += 1
     return batch, metrics
 
@@ -51,7 +53,8 @@ def update(run: Run, minibatch: Batch, step: int, *, number: int = 0) -> Metrics
     totals = count_totals(minibatch)
     log, loss_sum = MetricLog(), 0.0
     run.loaded.model.train()  # dropout of the adapters; everything else computes without it
-    for _, micro in microbatches(minibatch, run.config.train.tokens_per_microbatch):
+    share = shares_prefixes(run.loaded.model)
+    for _, micro in microbatches(minibatch, run.config.train.tokens_per_microbatch, share=share):
         outputs = run.forward(micro)
         loss, metrics = run.algorithm.loss(outputs, micro, totals)
         run.guards.check_loss(loss, outputs, micro, step)
@@ -93,18 +96,18 @@ def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> I
             yield batch.rows([row for unit in part.tolist() for row in units[unit]])
 
 
-def microbatches(batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
+def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True) -> Iterator[tuple[list[int], Batch]]:
     """Row numbers and rows, grouped so that no part computes more tokens than the budget.
 
     Rows that train nothing are left out. Rows that belong together (`Batch.units`) go together; a unit that is longer
-    than the budget goes alone. Rows that begin alike go together where the budget allows it: then their beginning is
-    computed, and counted, once.
+    than the budget goes alone. With `share`, rows that begin alike go together where the budget allows it: then their
+    beginning is computed, and counted, once.
     """
     assert batch.tokens is not None, "a batch without token ids cannot go through the model"
     needed_B = needed_tokens(batch.completion_mask_BT)
     trains = batch.completion_mask_BT.any(dim=-1).tolist()
     units = [unit for unit in batch.units if any(trains[row] for row in unit)]
-    families = find_families(batch.tokens.input_ids_BT, needed_B)
+    families = find_families(batch.tokens.input_ids_BT, needed_B) if share else alone(needed_B)
     for part in plan_units(units, families, needed_B.tolist(), tokens_per_microbatch):
         rows = [row for place in part for row in units[place]]
         yield rows, batch.rows(rows)
