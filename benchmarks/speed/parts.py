@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed import limits, workload
-from benchmarks.speed.rounds import Side, Worker, in_turns, ratio
+from benchmarks.speed.rounds import Side, Worker, alone_on_the_machine, in_turns, ratio
 
 FLOAT32, BFLOAT16 = {"model.precision": "float32"}, {"model.precision": "bfloat16"}
 TRL_FLOAT32 = {"bf16": False}
@@ -145,6 +145,11 @@ def _trained(task: str, cases: Sequence[Case], folder: Path, models: Sequence[st
     return [measured(case, trainers(task, case), TRAINER_RATIOS, folder) for case in chosen]
 
 
+def machine_limits(folder: Path, models: Sequence[str]) -> dict[str, float]:
+    with alone_on_the_machine():
+        return limits.rates()
+
+
 def training_pass(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
     """The pass of a GRPO step alone: how near its matrix products alone it comes, and where the rest goes."""
     cases = [case for case in (SMALL, LARGE) if case.model in models]
@@ -210,7 +215,7 @@ SAME_GRADIENT, SAME_LOSS = 1e-3, 1e-4
 """Most difference, relative and in nats. TRL adds 1e-4 to the standard deviation of a group's rewards, we add 1e-6."""
 
 PARTS: dict[str, Callable[[Path, Sequence[str]], Any]] = {
-    "machine_limits": lambda folder, models: limits.rates(),
+    "machine_limits": machine_limits,
     "check": check,
     "grpo": grpo,
     "sampling": sampling,
