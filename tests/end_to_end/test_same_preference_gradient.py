@@ -17,6 +17,7 @@ from torch import Tensor
 from posttrain.algorithms import KTO, Algorithm, OnlineDPO, RewardModel
 from posttrain.algorithms.kto import reference_point
 from posttrain.data.collate import collate
+from posttrain.models.compute import Compute
 from posttrain.train.loop import microbatches
 from posttrain.train.policy import Forward
 from posttrain.train.weigh import with_mismatched_log_ratios
@@ -133,7 +134,7 @@ def test_the_reference_point_of_kto_is_the_same_packed_or_padded_whole_or_in_par
         assert found is not None
         return found
 
-    policy = Forward(model, temperature=0.7, chunk_tokens=5, compute_dtype=torch.float32)
+    policy = Forward(model, temperature=0.7, chunk_tokens=5, compute=Compute())
     expected_B = ratios(partial(padded_forward, model), 10_000)
     assert expected_B.isnan().tolist() == [row == 2 for row in range(ROWS)]
     for tokens_at_once in (10_000, 20, 1):

@@ -34,12 +34,13 @@ from posttrain.models.identity import model_key
 from posttrain.report.terminal import TerminalView
 from posttrain.train.labels import MismatchedAnswers
 from posttrain.train.loop import train_step
+from posttrain.train.preferences import Sides
 from posttrain.train.reference_files import read_values, share, write_values
 from posttrain.train.references import References, reference_logprobs, start_forward, used_rows
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore
-from posttrain.types import Example, LabelledExample
+from posttrain.types import Example, LabelledExample, Pair
 
 STEPS = 4
 ROWS = 8
@@ -193,6 +194,19 @@ def test_each_row_has_its_own_numbers(start):
     alone_BT = run.forward(batch).logprobs_BT.detach()
     torch.testing.assert_close(batch.ref_logprobs_BT, alone_BT, rtol=0, atol=1e-5)
     assert len({round(float(x), 3) for x in alone_BT.sum(-1)}) > ROWS
+
+
+def test_the_two_answers_to_a_prompt_are_scored_side_by_side():
+    """What they have in common is then computed once; a batch has the chosen ones first."""
+
+    def answer(number: int) -> Example:
+        return Example(index=number, input_ids=(1, number), completion_mask=(False, True))
+
+    sides = Sides([Pair(index=n, chosen=answer(10 * n), rejected=answer(10 * n + 1)) for n in range(4)])
+    assert [side.index for side in sides] == [0, 1, 10, 11, 20, 21, 30, 31]
+    assert [sides[place].index for place in sides.of([1, 3])] == [10, 11, 30, 31]
+    assert [sides[place].index for place in sides.as_batched([3, 1])] == [30, 10, 31, 11]
+    assert sides.of(range(4)) == range(8)
 
 
 def test_another_model_can_be_the_reference(start, folder):
@@ -459,12 +473,14 @@ from pathlib import Path
 import torch
 from posttrain.config import load_config
 from posttrain.data.store import open_store, write_store
+from posttrain.models.compute import Compute
 from posttrain.train.preferences import Sides
 from posttrain.train.references import reference_logprobs
 from posttrain.types import Example, Outputs, Pair
 
 class Constant:
-    model, compute_dtype, temperature, chunk_tokens = torch.nn.Linear(2, 2), torch.float32, 1.0, 64
+    model, temperature, chunk_tokens = torch.nn.Linear(2, 2), 1.0, 64
+    compute, compute_dtype = Compute(), torch.float32
     def __call__(self, batch):
         return Outputs(logprobs_BT=-torch.ones(batch.completion_mask_BT.shape))
 

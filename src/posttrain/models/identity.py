@@ -40,10 +40,12 @@ def model_identity(
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def computation_key(model: nn.Module, *, compute_dtype: torch.dtype, code: tuple[str, ...] = ()) -> str:
-    """How a model is computed here: precision, kind of device, versions and code."""
+def computation_key(
+    model: nn.Module, *, compute_dtype: torch.dtype, matmul: str = "plain", code: tuple[str, ...] = ()
+) -> str:
+    """How a model is computed here: precision, kind of products and of device, versions and code."""
     versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
-    parts = [str(compute_dtype), next(model.parameters()).device.type, versions, code_key(*COMPUTING, *code)]
+    parts = [str(compute_dtype), matmul, next(model.parameters()).device.type, versions, code_key(*COMPUTING, *code)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

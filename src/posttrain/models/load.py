@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import ConfigError, ModelError
+from posttrain.models.compute import Compute, choose_compute_dtype
 from posttrain.models.reading import (
     ModelSource,
     check_vocabulary,
@@ -41,10 +42,15 @@ class LoadedModel:
     context_length: int | None
     """Most tokens of prompt and completion together; None where the architecture sets no limit."""
     device: torch.device
-    compute_dtype: torch.dtype
-    """Of the computation under `autocast()`; the weights stay float32."""
+    compute: Compute = field(default_factory=Compute)
+    """How products run. As it is loaded a model computes in the plain way; a run chooses, see `choose_compute`."""
     notes: tuple[str, ...] = ()
     """What was decided for the user and is worth a line in the log."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the computation under `autocast()`; the weights stay float32."""
+        return self.compute.dtype
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Inside, matrix products run in `compute_dtype`. Sampler and trainer both compute inside."""
@@ -92,7 +98,7 @@ def make_ready(
         pad_id=pad_id,
         context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
         device=place,
-        compute_dtype=choose_compute_dtype(config.precision, place),
+        compute=Compute(dtype=choose_compute_dtype(config.precision, place), precision=config.precision),
         notes=tuple(notes),
     )
 
@@ -109,14 +115,6 @@ def choose_device(wanted: str) -> torch.device:
             fix="Set model.device = auto.",
         )
     return torch.device(wanted)
-
-
-def choose_compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
-    if precision == "auto":
-        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if has_bfloat16 else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
 def disable_dropout(model: nn.Module) -> None:

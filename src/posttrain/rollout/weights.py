@@ -30,6 +30,14 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     )
 
 
+def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, each once, and the weights of packed layers, which are none: what a version of a model is."""
+    yield from model.named_parameters()
+    for name, tensor in model.named_buffers():
+        if onednn.is_packed(tensor):
+            yield name, tensor
+
+
 def dense(tensor: Tensor) -> Tensor:
     """The tensor itself, or what was packed in it."""
     return onednn.unpack(tensor) if onednn.is_packed(tensor) else tensor

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.collate import collate
 from posttrain.errors import HandOverError
 from posttrain.files import write_durably
+from posttrain.models.compute import Compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.reward_head import load_reward_model, row_scores
 from posttrain.models.save import merged_weights
@@ -79,7 +80,8 @@ class HandOver:
 
 
 def describe(loaded: LoadedModel, step: int, *, makes: Makes) -> HandOver:
-    """What this model is and does."""
+    """What this model is and does; on a CPU in plain float32, however the run computed: both sides have to agree."""
+    loaded = _plainly(loaded)
     rows = probe(loaded)
     answers: tuple[tuple[int, ...], ...] = ()
     if makes == "text":
@@ -107,7 +109,7 @@ def receive(checkpoint: Path, promised: HandOver, model: ModelConfig, *, makes: 
 
     `who` begins the error: "stage dpo does not get the model that stage sft has trained". Raises HandOverError.
     """
-    loaded = _load(found := _intact(checkpoint, who), model, makes=makes)
+    loaded = _plainly(_load(found := _intact(checkpoint, who), model, makes=makes))
     given = describe(loaded, found.step, makes=makes)
     if fault := _difference(promised, given):
         raise _broken(who, fault, checkpoint)
@@ -122,6 +124,10 @@ def receive(checkpoint: Path, promised: HandOver, model: ModelConfig, *, makes: 
         "largest_difference": change,
         **({"same_greedy_answers": f"{same} of {len(promised.answers)}"} if makes == "text" else {}),
     }
+
+
+def _plainly(loaded: LoadedModel) -> LoadedModel:
+    return replace(loaded, compute=Compute()) if loaded.device.type == "cpu" else loaded
 
 
 def _intact(checkpoint: Path, who: str) -> Checkpoint:

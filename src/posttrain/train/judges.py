@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from posttrain.config_stages import in_folder
+from posttrain.errors import ModelError
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet, build_rewards
 from posttrain.rollout.local import LocalSampler
@@ -31,15 +32,27 @@ class Samplers(NamedTuple):
     """With the weights that were published last; its own copy of them where that is not after every step."""
     evaluation: LocalSampler
     """With the present weights."""
+    notes: Sequence[str] = ()
+    """What the user should be warned of."""
 
     @staticmethod
-    def of(config: RunConfig, loaded: LoadedModel) -> Samplers:
-        def sampler(*, shared: bool) -> LocalSampler:
-            dtype = decoding_dtype(loaded)
-            return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, dtype=dtype)
+    def of(config: RunConfig, loaded: LoadedModel, *, published: bool) -> Samplers:
+        """`published`: does the sampler for training get every version, so that it may decode with a copy?"""
 
+        def sampler(*, shared: bool, packed: bool = False) -> LocalSampler:
+            dtype = decoding_dtype(loaded)
+            model, tokenizer, eos_ids = loaded.model, loaded.tokenizer, loaded.eos_ids
+            return LocalSampler(model, tokenizer, eos_ids, shared=shared, dtype=dtype, packed=packed)
+
+        every, notes = config.train.publish_every, list[str]()
+        if published and loaded.compute.sampler == "packed":
+            try:
+                copy = sampler(shared=False, packed=True)
+                return Samplers(copy, copy if every == 1 else sampler(shared=True))
+            except ModelError as error:
+                notes = [f"sampling is slower than it could be: {error.given}"]
         present = sampler(shared=True)
-        return Samplers(present if config.train.publish_every == 1 else sampler(shared=False), present)
+        return Samplers(present if every == 1 else sampler(shared=False), present, notes)
 
 
 class Judges(NamedTuple):

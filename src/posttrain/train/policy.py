@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from posttrain.data.collate import collate
 from posttrain.errors import NonFiniteError
+from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
 from posttrain.models.forward import token_logprobs
 from posttrain.rollout.publish import DeliveryProof
 from posttrain.rollout.sampler import InProcessSampler
+from posttrain.rollout.weights import dense, named_weights, write_tensor
 from posttrain.types import Batch, Max, Mean, Metrics, Outputs
 
 
@@ -32,20 +34,20 @@ class Forward:
         *,
         temperature: float,
         chunk_tokens: int,
-        compute_dtype: torch.dtype,
+        compute: Compute,
         entropy: Literal["none", "value", "gradient"] = "none",
         scope: Callable[[], AbstractContextManager[object]] = nullcontext,
         critic: Critic | None = None,
         top1: bool = False,
     ) -> None:
         self.model, self.temperature, self.chunk_tokens = model, temperature, chunk_tokens
-        self.compute_dtype, self.entropy, self.scope, self.critic = compute_dtype, entropy, scope, critic
+        self.compute, self.entropy, self.scope, self.critic = compute, entropy, scope, critic
         self.top1 = top1
 
     def __call__(self, batch: Batch) -> Outputs:
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
         critic = self.critic
-        with self.scope(), self.autocast():
+        with self.scope(), self.computing():
             outputs = token_logprobs(
                 self.model,
                 batch.tokens,
@@ -66,12 +68,19 @@ class Forward:
         """`[B, T]` the critic's values alone, in a pass of its trunk and no other."""
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
         assert self.critic is not None, "values are asked of a forward pass that has a critic"
-        with self.autocast():
+        with self.computing():
             return self.critic(batch.tokens, batch.completion_mask_BT)
 
-    def autocast(self) -> AbstractContextManager[object]:
-        device = next(self.model.parameters()).device
-        return torch.autocast(device.type, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return self.compute.dtype
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """In the precision and the way that were chosen."""
+        dtype, device = self.compute_dtype, next(self.model.parameters()).device
+        with self.compute.scope(), torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+            yield
 
     def under(
         self,
@@ -88,7 +97,7 @@ class Forward:
             model,
             temperature=self.temperature if temperature is None else temperature,
             chunk_tokens=self.chunk_tokens,
-            compute_dtype=self.compute_dtype,
+            compute=self.compute,
             scope=scope,
             critic=critic,
         )
@@ -164,19 +173,18 @@ class HeldWeights:
 
     def tensors(self, step: int) -> dict[str, Tensor]:
         """All of them; nothing when they are those of `step`, which the checkpoint has anyway."""
-        parameters = self.sampler.model.named_parameters()
-        return {} if self.sampler.version == step else {name: tensor.detach() for name, tensor in parameters}
+        if self.sampler.version == step:
+            return {}
+        return {name: dense(tensor).detach() for name, tensor in named_weights(self.sampler.model)}
 
     @property
     def version(self) -> int:
         return self.sampler.version
 
-    @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Go back to what `tensors` gave."""
-        parameters = dict(self.sampler.model.named_parameters())
         for name, tensor in tensors.items():
-            parameters[name].copy_(tensor)
+            write_tensor(self.sampler.model, name, tensor)
         self.sampler.version = version
 
 

@@ -172,7 +172,8 @@ def run_key(data: str, forward: Forward) -> str:
 
 def content_key(numbers: str, forward: Forward, config: RunConfig) -> str:
     """Whatever decides a bit of the `numbers` of that name: how rows are packed and summed, by which code, on what."""
-    computation = computation_key(forward.model, compute_dtype=forward.compute_dtype, code=CODE)
+    how = forward.compute
+    computation = computation_key(forward.model, compute_dtype=how.dtype, matmul=how.matmul, code=CODE)
     return _key(numbers, computation, config.train.tokens_per_microbatch, forward.chunk_tokens)
 
 

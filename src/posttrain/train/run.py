@@ -28,6 +28,7 @@ from posttrain.train.store import rollout_table
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import Resolved, RunConfig
+    from posttrain.models.compute import Compute
     from posttrain.models.critic import Critic
     from posttrain.models.load import LoadedModel
     from posttrain.report.terminal import TerminalView
@@ -125,6 +126,10 @@ class Run:
         return self.store.folder
 
     @property
+    def compute(self) -> Compute:
+        return self.loaded.compute
+
+    @property
     def model_path(self) -> Path | None:
         """The newest checkpoint's `model/`: a folder that `from_pretrained` opens."""
         newest = self.checkpoints.newest()
@@ -159,12 +164,11 @@ class Run:
     def describe(self) -> dict[str, Any]:
         """What is about to run, for the first lines on the screen."""
         config = self.config
-        precision = str(self.loaded.compute_dtype).removeprefix("torch.")
         trained = sum(p.numel() for p in self.trained_parameters().values())
         rows = config.train.prompts_per_step * (config.sampling.group_size if self.feed.samples else 1)
         return {
             "run": str(self.folder),
-            "model": f"{config.model.path}, {trained:,} trained parameters, {precision}",
+            "model": f"{config.model.path}, {trained:,} trained parameters, {self.compute.describe()}",
             **({"critic": self.critic.describe()} if self.critic else {}),
             "algorithm": self.algorithm.card.title + self._correction(),
             "data": self.feed.describe(),

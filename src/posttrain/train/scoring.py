@@ -19,6 +19,7 @@ from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_sc
 from posttrain.models.step_head import load_step_model, step_scores
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.guards import Guards
 from posttrain.train.heldout_scores import Forward, HeldOutScores, Record, Scores, Subject
 from posttrain.train.optimizer import Updater
@@ -40,7 +41,8 @@ Score = Callable[[LoadedModel, Batch], dict[str, Tensor]]
 def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algorithm: Algorithm, rows: Split) -> Run:
     """Everything that a run needs to train a model that scores, in its first state."""
     config, kind = resolved.config, KINDS[algorithm.data_kind]
-    loaded = load_scoring_model(config, kind.load)
+    loaded = with_compute(load_scoring_model(config, kind.load), config.model.precision, store.folder)
+    tell(store, view, "compute", compute_facts(loaded))
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
     facts = ScoringFacts(
         chat=renderer.chat,
@@ -103,7 +105,7 @@ class ScoringForward:
 
     def __call__(self, batch: Batch) -> Outputs:
         mask_BT = batch.completion_mask_BT
-        with self.loaded.autocast():
+        with self.loaded.compute.scope(), self.loaded.autocast():
             scores = self.score(self.loaded, batch)
         here = {name: found.to(mask_BT.device) for name, found in scores.items()}
         return Outputs(logprobs_BT=torch.zeros(mask_BT.shape), **here)

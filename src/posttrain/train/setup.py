@@ -26,6 +26,7 @@ from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.alarms import Watch
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.critic import build_critic, critic_updates
 from posttrain.train.feed import SampledFeed
 from posttrain.train.frozen import load_frozen
@@ -79,11 +80,12 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     if "scores" in algorithm.needs:
         return set_up_scoring(resolved, store, view, algorithm, rows)
     judges = Judges.of(config, store.folder, resources)
-    loaded = load_policy(config)
+    loaded = with_compute(load_policy(config), config.model.precision, store.folder)
+    tell(store, view, "compute", compute_facts(loaded))
     algorithm = with_correction(config, algorithm, loaded)
     critic = build_critic(config, algorithm, loaded, store.folder)
     forward = policy_forward(config, loaded, algorithm, critic)
-    samplers = Samplers.of(config, loaded)
+    samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts")
     judges.bind(samplers.evaluation, config, store.folder)
     guards = Guards.of(config, store.evidence, within_groups=algorithm.min_group_size > 1)
     build = BUILDERS[algorithm.data_kind]
@@ -95,7 +97,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, lambda: forgetting_loss(config, loaded))
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
-    tell(store, view, "warning", [*loaded.notes, *judges.notes, *source.notes])
+    tell(store, view, "warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes])
     tell(store, view, "warning", [*injection_notes(rows, algorithm.data_kind, loaded), *more_notes])
     tell(store, view, "data", (*judges.facts, *source.facts))
     weigh, refresh = learning(config, algorithm, loaded, forward)
@@ -135,14 +137,15 @@ def load_policy(config: RunConfig) -> LoadedModel:
 def forgetting_loss(config: RunConfig, loaded: LoadedModel) -> float:
     """Loss of the present weights on the reference text, in nats per token."""
     assert config.evaluation.forgetting is not None
-    return reference_loss(
-        loaded.model,
-        loaded.tokenizer,
-        config.evaluation.forgetting,
-        window=min(512, loaded.context_length or 512),
-        compute_dtype=loaded.compute_dtype,
-        chunk_tokens=config.train.logprob_chunk_tokens,
-    ).loss
+    with loaded.compute.scope():
+        return reference_loss(
+            loaded.model,
+            loaded.tokenizer,
+            config.evaluation.forgetting,
+            window=min(512, loaded.context_length or 512),
+            compute_dtype=loaded.compute_dtype,
+            chunk_tokens=config.train.logprob_chunk_tokens,
+        ).loss
 
 
 def policy_forward(
@@ -152,7 +155,7 @@ def policy_forward(
         loaded.model,
         temperature=config.sampling.temperature if algorithm.data_kind == "prompts" else 1.0,
         chunk_tokens=config.train.logprob_chunk_tokens,
-        compute_dtype=loaded.compute_dtype,
+        compute=loaded.compute,
         entropy="gradient" if "entropy" in algorithm.needs else "value",
         critic=critic,
         top1=algorithm.data_kind == "examples",

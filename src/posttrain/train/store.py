@@ -6,6 +6,7 @@
     judgements/step-000010.jsonl  what judges were asked about it and said, where there is a judge
     checkpoints/                  see checkpoint.py
     evaluation.json, error.json   replaced as a whole
+    compute.json                  how products run, see computing.py
     data.json                     what the given rows were at the start, see same_data.py
     references/                   what the reference says about them, see references.py
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
@@ -46,8 +47,9 @@ if TYPE_CHECKING:
     from posttrain.train.rollouts import Judged
 
 EventKind = Literal[
-    "start", "data", "checkpoint", "warning", "guard", "alarm", "resume", "evaluation", "publish", "end", "error"
-]
+    "start", "compute", "data", "checkpoint", "warning", "guard",
+    "alarm", "resume", "evaluation", "publish", "end", "error",
+]  # fmt: skip
 
 VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
 """What a rollout table keeps of a verdict, beside its score."""
@@ -77,7 +79,7 @@ class RunStore:
             folder.mkdir(parents=True, exist_ok=True)
             lock = RunLock(folder)
             if never_began(folder):
-                for name in ("error.json", "events.jsonl", "config.yaml"):
+                for name in ("error.json", "events.jsonl", "config.yaml", "compute.json"):
                     (folder / name).unlink(missing_ok=True)
             elif any((folder / mark).exists() for mark in _MARKS):
                 lock.release()

@@ -1,0 +1,30 @@
+"""How a run computes: chosen before its first step, kept in its folder, and the same when it is resumed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from posttrain.models.compute import Compute, choose_compute
+from posttrain.models.load import LoadedModel
+
+FILE = "compute.json"
+
+
+def with_compute(loaded: LoadedModel, precision: str, folder: Path | None) -> LoadedModel:
+    """The model with the choice of the run in `folder`, made now and written there if there is none that holds here.
+
+    Without a folder it is made for this call. `precision` is `model.precision`.
+    """
+    path = None if folder is None else folder / FILE
+    saved = None if path is None else Compute.read(path)
+    chosen = choose_compute(loaded.model, precision, saved=saved)
+    if path is not None and chosen.machine and chosen != saved:
+        chosen.write(path)
+    return replace(loaded, compute=chosen)
+
+
+def compute_facts(loaded: LoadedModel) -> list[str]:
+    """What was measured, for the user; nothing where nothing was."""
+    chosen = loaded.compute
+    return [f"{chosen.describe()} ({chosen.why})"] if chosen.why else []
