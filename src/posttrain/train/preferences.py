@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,7 +37,7 @@ class PairFeed:
         examples = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
         batch = pairs_batch(pairs, self.pad_id)
         if self.references is not None:
-            sides = Sides(self.pairs).of(rows)
+            sides = Sides(self.pairs).as_batched(rows)
             batch = replace(batch, ref_logprobs_BT=self.references.beside(sides, batch.completion_mask_BT))
         return Fed(experience=batch, version=version, examples=examples)
 
@@ -59,7 +58,10 @@ class PairFeed:
 
 
 class Sides(Sequence[Example]):
-    """The answers of pairs, one by one: all chosen ones, then all rejected ones."""
+    """The answers of pairs, one by one: chosen and rejected of the first pair, then of the second.
+
+    Whoever runs a model on them part by part thus meets the two answers to a prompt together, and computes it once.
+    """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
@@ -68,15 +70,18 @@ class Sides(Sequence[Example]):
         return 2 * len(self.pairs)
 
     def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
-        place = range(len(self))[place]  # IndexError past the end, where iteration stops
-        pair = self.pairs[place % len(self.pairs)]
-        return pair.chosen if place < len(self.pairs) else pair.rejected
+        pair, is_rejected = divmod(range(len(self))[place], 2)  # IndexError past the end, where iteration stops
+        return self.pairs[pair].rejected if is_rejected else self.pairs[pair].chosen
 
     def of(self, rows: Sequence[int]) -> Sequence[int]:
-        """Where the sides of these pairs stand: the chosen ones, then the rejected ones."""
+        """Where the sides of these pairs stand, pair by pair."""
         if rows == range(len(self.pairs)):
             return range(len(self))
-        return array("q", chain(rows, (len(self.pairs) + row for row in rows)))
+        return array("q", (2 * row + side for row in rows for side in (0, 1)))
+
+    def as_batched(self, rows: Sequence[int]) -> Sequence[int]:
+        """The same in the order of `Batch.from_pairs`: the chosen ones, then the rejected ones."""
+        return array("q", (2 * row + side for side in (0, 1) for row in rows))
 
 
 def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:
