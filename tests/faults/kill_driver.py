@@ -45,7 +45,7 @@ def main() -> None:
     if when:
         phase, count, delay = when[0], int(when[1]), float(when[2])
         owner, name = {
-            "sample": (LocalSampler, "stream"),
+            "sample": (LocalSampler, "each"),
             "update": (posttrain.train.loop, "update"),
             "save": (Run, "save"),
         }[phase]

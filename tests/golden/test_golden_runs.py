@@ -195,10 +195,11 @@ class Recorded:
         length = sampling.max_completion_length
         return [[self.one(f"{seed} {p.index} {g}", length) for g in range(group_size)] for p in prompts]
 
-    def stream(
+    def each(
         self, prompts: Sequence[Prompt], sampling: Any, *, group_size: int, seed: int
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        yield from enumerate(self.generate(prompts, sampling, group_size=group_size, seed=seed))
+    ) -> Iterator[tuple[int, int, Completion]]:
+        for place, group in enumerate(self.generate(prompts, sampling, group_size=group_size, seed=seed)):
+            yield from ((place, g, completion) for g, completion in enumerate(group))
 
     def one(self, seed: str, max_length: int) -> Completion:
         dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Groups that are scored while others are still being sampled: the same scores, really meanwhile, and no less safe."""
+"""Completions that are scored while others are sampled: the same scores, really meanwhile, and no less safe."""
 
 import threading
 import time
@@ -110,9 +110,15 @@ def test_the_order_of_arrival_changes_nothing(mixed, data):
     levels = [data.draw(st.sampled_from([{}, {"level": 2}])) for _ in groups]
     prompts = [prompt(10 * n, answer="4", **level) for n, level in enumerate(levels)]
     expected = mixed.score(prompts, groups)
+    at_once = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4]))) + [p for p, group in enumerate(groups) if not group]
+    rows = [(p, g) for p, group in enumerate(groups) for g in range(len(group)) if p not in at_once]
+    whole = [(p, -1) for p in range(len(groups)) if p in at_once]
     with mixed.open(prompts) as scoring:
-        for place in data.draw(st.permutations(range(len(groups)))):
-            scoring.add(place, groups[place])
+        for p, g in data.draw(st.permutations(rows + whole)):
+            if g < 0:
+                scoring.add(p, groups[p])
+            else:
+                scoring.add_one(p, g, groups[p][g], group_size=len(groups[p]))
         scores = scoring.result()
     assert without_clock(scores) == without_clock(expected)
 
@@ -145,27 +151,29 @@ def test_every_prompt_has_its_completions_once(built):
         with pytest.raises(ValueError, match="the completions of 1 of 2 prompts have not come"):
             scoring.result()
         for wrong in (1, 2, -1):
-            with pytest.raises(ValueError, match=f"the completions of prompt {wrong} of 2 came twice, or from nowhere"):
+            with pytest.raises(ValueError, match=f"a completion of prompt {wrong} of 2 came twice, or from nowhere"):
                 scoring.add(wrong, [completion("4")])
+            with pytest.raises(ValueError, match="twice, or from nowhere"):
+                scoring.add_one(wrong, 0, completion("4"), group_size=1)
 
 
 # --- meanwhile -------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_scores_a_group_before_the_next_is_sampled(function, built, tmp_path):
+def test_a_worker_scores_a_completion_before_the_next_of_its_group_is_sampled(function, built, tmp_path):
     """The reward of the first completion waits for something that is there only once the second has been sampled."""
-    began, prompts = tmp_path / "began", [prompt(0), prompt(1)]
 
     def sampler():
-        yield 1, [completion("first")]
-        wait_for(began.exists)
+        yield 0, 1, completion("first")
+        wait_for((tmp_path / "began").exists)
         (tmp_path / "later").touch()
-        yield 0, [completion("second")]
+        yield 0, 0, completion("second")
 
-    drawn = draw(sampler(), prompts, built(Reward(function=function("meets"), timeout=60)))
+    rewards = built(Reward(function=function("meets"), timeout=60))
+    drawn = draw(sampler(), [prompt(0)], rewards, group_size=2)
     assert drawn.scores is not None
-    assert drawn.scores.rewards_PG == [[1.0], [1.0]]
-    assert [group[0].text for group in drawn.groups] == ["second", "first"]
+    assert drawn.scores.rewards_PG == [[1.0, 1.0]]
+    assert [one.text for one in drawn.groups[0]] == ["second", "first"]
     assert drawn.sample_seconds > 0
     assert drawn.wait_seconds >= 0
 
@@ -177,12 +185,12 @@ def test_a_function_of_this_process_does_so_in_a_thread(built):
         began.set()
         return float(completion == "second" or later.wait(60))
 
-    with built(Reward(function=reward, timeout=60)).open([prompt(0), prompt(1)]) as scoring:
-        scoring.add(0, [completion("first")])
+    with built(Reward(function=reward, timeout=60)).open([prompt(0)]) as scoring:
+        scoring.add_one(0, 0, completion("first"), group_size=2)
         assert began.wait(60)
         later.set()
-        scoring.add(1, [completion("second")])
-        assert scoring.result().rewards_PG == [[1.0], [1.0]]
+        scoring.add_one(0, 1, completion("second"), group_size=2)
+        assert scoring.result().rewards_PG == [[1.0, 1.0]]
 
 
 def test_waiting_for_a_free_worker_is_not_being_late(function, built):
@@ -193,7 +201,8 @@ def test_waiting_for_a_free_worker_is_not_being_late(function, built):
 
 
 def test_without_rewards_groups_are_collected_in_the_order_of_the_prompts():
-    drawn = draw(iter([(1, [completion("b")]), (0, [completion("a")])]), [prompt(0), prompt(1)], None)
+    sampled = iter([(1, 0, completion("b")), (0, 0, completion("a"))])
+    drawn = draw(sampled, [prompt(0), prompt(1)], None, group_size=1)
     assert ([group[0].text for group in drawn.groups], drawn.scores) == (["a", "b"], None)
 
 
@@ -215,13 +224,13 @@ def test_an_interrupt_kills_the_busy_workers_and_the_rewards_can_be_used_again(f
     rewards = built(Reward(function=function("hostile"), timeout=600), workers=2)
 
     def sampler():
-        yield 0, [completion("hang")]
+        yield 0, 0, completion("hang")
         wait_for((tmp_path / "began").exists)
         raise KeyboardInterrupt
 
     before = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        draw(sampler(), [prompt(0), prompt(1)], rewards)
+        draw(sampler(), [prompt(0), prompt(1)], rewards, group_size=1)
     assert time.monotonic() - before < 300, "it does not wait for the call"
     assert len(children()) <= 1
     assert rewards.score([prompt(0)], [[completion("abc")]]).rewards_PG == [[3.0]]
@@ -245,11 +254,11 @@ def test_what_stops_a_reward_stops_the_sampling(built):
     def sampler():
         for place in range(1000):
             sampled.append(place)
-            yield place, [completion("x")] * 2
+            yield place, 0, completion("x")
             time.sleep(0.05)
 
     with pytest.raises(RewardError, match='reward "stuck" hangs in 4 threads'):
-        draw(sampler(), [prompt(n) for n in range(1000)], rewards)
+        draw(sampler(), [prompt(n) for n in range(1000)], rewards, group_size=1)
     assert len(sampled) < 1000
     gone.set()
 

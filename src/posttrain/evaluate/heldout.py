@@ -48,27 +48,26 @@ def evaluate_sampler(
     shared = {"max_completion_length": max_completion_length}
     greedy = sampling.model_copy(update={**shared, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
     sampled = sampling.model_copy(update={**shared, "temperature": temperature})
-    groups: dict[int, list[Completion]] = {}
+    answers: list[dict[int, Completion]] = [{} for _ in prompts]
     with reward_set.open(prompts) as scoring, check.open(prompts) if check is not None else nullcontext() as checking:
-        for place, group in sampler.stream(prompts, greedy, group_size=1, seed=seed):
-            groups[place] = group
+        for place, _, completion in sampler.each(prompts, greedy, group_size=1, seed=seed):
+            answers[place][0] = completion
+            scoring.add_one(place, 0, completion, group_size=1 + samples)
             if checking is not None:
-                checking.add(place, group)
-            if not samples:
-                scoring.add(place, group)
-        for place, group in sampler.stream(prompts, sampled, group_size=samples, seed=seed) if samples else ():
-            groups[place] = [*groups[place], *group]
-            scoring.add(place, groups[place])
+                checking.add_one(place, 0, completion, group_size=1)
+        for place, g, completion in sampler.each(prompts, sampled, group_size=samples, seed=seed) if samples else ():
+            answers[place][1 + g] = completion
+            scoring.add_one(place, 1 + g, completion, group_size=1 + samples)
         scores = scoring.result()
         enforce_limit(scores, max_unscored)
         check_scores = checking.result() if checking is not None else None
         if check_scores is not None:
             enforce_limit(check_scores, max_unscored)
-    answered = [groups[place] for place in range(len(prompts))]
+    groups = [[answered[g] for g in range(1 + samples)] for answered in answers]
     vote = extract or extract_for(reward_set)
     records = [
-        Record(index=prompt.index, prompt=prompt.text, greedy=answers[0], samples=tuple(answers[1:]))
-        for prompt, answers in zip(prompts, _answers(answered, scores, check_scores, vote), strict=True)
+        Record(index=prompt.index, prompt=prompt.text, greedy=judged[0], samples=tuple(judged[1:]))
+        for prompt, judged in zip(prompts, _answers(groups, scores, check_scores, vote), strict=True)
     ]
     return summarise(
         records,

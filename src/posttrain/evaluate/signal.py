@@ -84,7 +84,8 @@ def sample_answers(
             allowed="at least sampling.group_size: fewer do not tell how often a group differs",
             fix=f"Ask for {sampling.group_size} or more (--samples), or lower sampling.group_size.",
         )
-    drawn = draw(sampler.stream(prompts, sampling, group_size=count, seed=seed), prompts, rewards)
+    each = sampler.each(prompts, sampling, group_size=count, seed=seed)
+    drawn = draw(each, prompts, rewards, group_size=count)
     groups, scores = drawn.groups, drawn.scores
     assert scores is not None
     values_P = [[value for value in row if not math.isnan(value)] for row in scores.rewards_PG]

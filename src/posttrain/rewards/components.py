@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Outcome, Runner, Signature, run_call
@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # the records import torch, which a reward worker does not ne
 
 GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids", "truncated", "groups"})
 """Parameters that are filled from the rollout; a column of such a name is not passed on."""
+
+
+Unit = Literal["row", "group", "all"]
+"""One completion, those of one prompt, or those of the whole step."""
 
 
 class RewardLike(Protocol):
@@ -108,16 +112,18 @@ class Component:
         return self.gate is not None and TOLD in self.signature.named
 
     @property
-    def by_group(self) -> bool:
-        """May the completions of a prompt be scored before those of the others are there? Where all are asked about in
-        one call, only if the function says that it does not compare prompts with one another."""
-        if self.model is not None:
-            return False
+    def unit(self) -> Unit:
+        """What has to be there before it can be scored.
+
+        A list function is asked about all rows in one call, unless it says that it does not compare prompts with one
+        another. What computes in this process gets all of its work at once: models, and functions that wait together.
+        """
         if self.judge is not None:
-            return self.judge.is_remote
+            return "group" if self.judge.is_remote else "all"
         if self.signature.batch:
-            return self.signature.by_group
-        return self.runner is None or not self.signature.is_async
+            return "group" if self.signature.by_group else "all"
+        in_this_process = self.model is not None or (self.runner is not None and self.signature.is_async)
+        return "all" if in_this_process else "row"
 
     def columns(self, available: Collection[str]) -> list[str]:
         """The columns that this function receives; ConfigError when it needs one that is not there."""

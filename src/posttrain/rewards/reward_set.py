@@ -74,6 +74,7 @@ class RewardSet:
             raise wrong
         self.components = tuple(components)
         self._pool = pool
+        self._costs: dict[str, float] = {}
 
     def __enter__(self) -> RewardSet:
         return self
@@ -169,7 +170,7 @@ class RewardSet:
 
     def open(self, prompts: Sequence[Prompt]) -> Scoring:
         """The same for groups that come one by one, in any order: see `Scoring`."""
-        return Scoring(self.components, self._pool, prompts)
+        return Scoring(self.components, self._pool, prompts, self._costs)
 
     def _fill(self, sheets: Sequence[Sheet]) -> None:
         """Get the missing outcomes of all components, at the same time."""

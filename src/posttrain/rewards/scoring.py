@@ -1,12 +1,13 @@
 """The rewards of one step while its completions are still being sampled.
 
     with rewards.open(prompts) as scoring:
-        for place, group in sampler.stream(prompts, ...):
-            scoring.add(place, group)
+        for place, number, completion in sampler.each(prompts, ..., group_size=8):
+            scoring.add_one(place, number, completion, group_size=8)
         scores = scoring.result()
 
 The scores are those of `rewards.score(prompts, groups)`, in the same order, whatever the order of arrival: that is this
-very code with groups that arrive in order. What may be asked early is decided by `Component.by_group`.
+very code with groups that arrive in order. What is asked when is decided by `Component.unit`, and
+by whether it takes longer than to hand it over.
 """
 
 from __future__ import annotations
@@ -27,17 +28,29 @@ if TYPE_CHECKING:
     from posttrain.types import Completion, Prompt
 
 
-class Scoring:
-    """Takes the groups of P prompts as they come. Use as a context manager: what is under way when it is left early is
-    given up, and workers that were busy with it are killed."""
+HANDOVER = 0.002
+"""Seconds that the sampler loses for each call that is handed to another process while it computes, on two cores:
+shorter calls are made when it has ended."""
 
-    def __init__(self, components: Sequence[Component], pool: WorkerPool, prompts: Sequence[Prompt]) -> None:
-        self._components, self._pool, self._prompts = components, pool, prompts
+
+class Scoring:
+    """Takes the completions of P prompts as they come. Use as a context manager: what is under way when it is left
+    early is given up, and workers that were busy with it are killed."""
+
+    def __init__(
+        self, components: Sequence[Component], pool: WorkerPool, prompts: Sequence[Prompt], costs: dict[str, float]
+    ) -> None:
+        """`costs`: seconds of a call by label, as far as they are known from earlier steps; those of this step are
+        entered. They decide when something is scored, never what comes of it."""
+        self._components, self._pool, self._prompts, self._costs = components, pool, prompts, costs
         self._waves = in_waves(components)
+        self._early = [c for c in self._waves[0] if c.unit != "all" and costs.get(c.label, HANDOVER) >= HANDOVER]
         self._names = tuple(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
-        self._groups: dict[int, list[Row]] = {}
-        self._parts: dict[str, dict[int, tuple[Sequence[Row], Sheet]]] = {c.label: {} for c in components}
-        """By label and the place of the group: its rows, and what is asked about them. All rows together stand at 0."""
+        self._groups: dict[int, dict[int, Row]] = {}
+        self._sizes: dict[int, int] = {}
+        """Completions that each prompt has, or will have."""
+        self._parts: dict[str, dict[tuple[int, int], tuple[Sequence[Row], Sheet]]] = {c.label: {} for c in components}
+        """By label and the place of the first row: rows, and what is asked about them."""
         self._lanes: dict[str, Lane] = {}
         self._finished = False
 
@@ -50,15 +63,14 @@ class Scoring:
                 lane.abandon()
 
     def add(self, place: int, group: Sequence[Completion]) -> None:
-        """The completions of prompt `place` are there: begin to score them. Raises what stopped a reward meanwhile."""
-        if place in self._groups or not 0 <= place < len(self._prompts):
-            raise ValueError(f"the completions of prompt {place} of {len(self._prompts)} came twice, or from nowhere")
-        prompt = self._prompts[place]
-        rows = [Row(prompt, completion, number, len(group), place) for number, completion in enumerate(group)]
-        self._groups[place] = rows
-        for component in self._waves[0] if rows else ():
-            if component.by_group:
-                self._begin(component, place, rows)
+        """All completions of prompt `place` are there: begin to score them. Raises what has stopped a reward."""
+        prompt = self._prompts[place] if 0 <= place < len(self._prompts) else None
+        self._take(place, len(group), [Row(prompt, one, g, len(group), place) for g, one in enumerate(group) if prompt])
+
+    def add_one(self, place: int, number: int, completion: Completion, *, group_size: int) -> None:
+        """Completion `number` of prompt `place`, which will have `group_size` of them, is there."""
+        prompt = self._prompts[place] if 0 <= place < len(self._prompts) else None
+        self._take(place, group_size, [Row(prompt, completion, number, group_size, place)] if prompt else [])
 
     def result(self) -> Scores:
         """Wait for what is not there yet. Every prompt must have its completions by now.
@@ -66,39 +78,59 @@ class Scoring:
         RewardError when a component has broken its contract: a value that is not a finite number, or a list of the
         wrong length.
         """
-        missing = [place for place in range(len(self._prompts)) if place not in self._groups]
+        missing = [place for place in range(len(self._prompts)) if not self._is_complete(place)]
         if missing:
             raise ValueError(f"the completions of {len(missing)} of {len(self._prompts)} prompts have not come")
-        groups = [self._groups[place] for place in range(len(self._prompts))]
+        groups = [self._group(place) for place in range(len(self._prompts))]
         rows = [row for group in groups for row in group]
         read: dict[str, Read] = {}
-        for number, wave in enumerate(self._waves if rows else ()):
+        early = {component.label for component in self._early}
+        for wave in self._waves if rows else ():
             for component in wave:
-                if number > 0 or not component.by_group:
+                if component.label not in early:
                     self._begin_late(component, groups, is_open(component, read))
             self._wait([component.label for component in wave])
             read |= {component.label: read_all(self._in_order(component.label)) for component in wave}
+            self._note_costs(wave)
         scores = self._combine(rows, [len(group) for group in groups], read)
         self._finished = True
         return scores
 
-    def _begin(self, component: Component, place: int, rows: Sequence[Row], gates: Sequence[bool | None] = ()) -> None:
+    def _take(self, place: int, size: int, rows: Sequence[Row]) -> None:
+        known = self._groups.setdefault(place, {})
+        if not 0 <= place < len(self._prompts) or any(row.number in known for row in rows) or self._is_complete(place):
+            raise ValueError(f"a completion of prompt {place} of {len(self._prompts)} came twice, or from nowhere")
+        self._sizes[place] = size
+        known.update((row.number, row) for row in rows)
+        for component in self._early if rows else ():
+            if component.unit == "row":
+                self._begin(component, rows)
+            elif self._is_complete(place):
+                self._begin(component, self._group(place))
+
+    def _is_complete(self, place: int) -> bool:
+        return len(self._groups.get(place, ())) == self._sizes.get(place)
+
+    def _group(self, place: int) -> list[Row]:
+        return [row for _, row in sorted(self._groups[place].items(), key=lambda item: item[0])]
+
+    def _begin(self, component: Component, rows: Sequence[Row], gates: Sequence[bool | None] = ()) -> None:
         columns = {name: [row.prompt.columns.get(name) for row in rows] for name in self._names}
         sheet = Sheet(component, component.calls(rows, columns, gates))
-        self._parts[component.label][place] = rows, sheet
+        self._parts[component.label][rows[0].group, rows[0].number] = rows, sheet
         if sheet.open:
             if component.label not in self._lanes:
                 self._lanes[component.label] = open_lane(component, self._pool)
             self._lanes[component.label].add(sheet)
 
     def _begin_late(self, component: Component, groups: Sequence[Sequence[Row]], gates: Sequence[bool | None]) -> None:
-        """What had to wait for all groups: one call for all rows, unless the function wants one for each group."""
-        if not (component.signature.batch and component.by_group):
-            self._begin(component, 0, [row for group in groups for row in group], gates)
+        """What had to wait for all groups: all rows together, unless a list function wants a call for each group."""
+        if component.unit != "group":
+            self._begin(component, [row for group in groups for row in group], gates)
             return
-        for place, (group, end) in enumerate(zip(groups, accumulate(map(len, groups)), strict=True)):
+        for group, end in zip(groups, accumulate(map(len, groups)), strict=True):
             if group:
-                self._begin(component, place, group, gates[end - len(group) : end])
+                self._begin(component, group, gates[end - len(group) : end])
 
     def _wait(self, labels: Sequence[str]) -> None:
         """For these; what computes in this thread does so while the others go on."""
@@ -107,6 +139,12 @@ class Scoring:
             lane.close()
         for lane in sorted(lanes, key=lambda lane: not isinstance(lane, LastLane)):
             lane.wait()
+
+    def _note_costs(self, components: Sequence[Component]) -> None:
+        for component in components:
+            asked = [outcome.seconds for _, sheet in self._in_order(component.label) for outcome in sheet.asked]
+            if asked:
+                self._costs[component.label] = math.fsum(asked) / len(asked)
 
     def _in_order(self, label: str) -> list[tuple[Sequence[Row], Sheet]]:
         return [part for _, part in sorted(self._parts[label].items(), key=lambda item: item[0])]

@@ -28,6 +28,8 @@ class Sheet:
         self._calls = calls
         self._outcomes = [component.decide(call) for call in calls]
         self.judgements: tuple[Judgement, ...] = ()
+        self.asked: Sequence[Outcome] = ()
+        """Of the calls that were not decided at once."""
 
     @property
     def open(self) -> list[int]:
@@ -45,7 +47,7 @@ class Sheet:
         """Enter the outcomes of the open calls, in their order, and what a judge said for them."""
         for number, outcome in zip(self.open, outcomes, strict=True):
             self._outcomes[number] = outcome
-        self.judgements = tuple(judgements)
+        self.judgements, self.asked = tuple(judgements), outcomes
 
     def read(self, rows: Sequence[Row]) -> Read:
         """One value and one verdict per row, position by position; RewardError for what no reward may return."""

@@ -1,8 +1,9 @@
 """The process in which reward functions run: `python -m posttrain.rewards.worker FD`.
 
-It receives requests over the socket FD and answers each with `{"ready": signature}` or `{"failed": error}`, one
-`{"call": number, "outcome": ...}` per call, and `{"done": true}`. It keeps no clock: its parent kills it when it is
-late. File descriptors 1 and 2 are a pipe to the parent, so what user code prints never meets the protocol.
+It receives requests over the socket FD. Where it has to import the function it says `{"ready": signature}` or
+`{"failed": error}`; then comes one `{"call": number, "outcome": ...}` per call. The last message of a request has
+`"done": true`. It keeps no clock: its parent kills it when it is late. File descriptors 1 and 2 are a pipe to the
+parent, so what user code prints never meets the protocol.
 """
 
 from __future__ import annotations
@@ -54,30 +55,34 @@ def _serve(
     reply: Callable[[dict[str, Any]], None],
 ) -> None:
     target = Target(**request["target"])
-    try:
-        if target not in loaded:
+    calls = request["calls"]
+    if target not in loaded:
+        try:
             function = load(target)
             loaded[target] = function, Signature.of(function, target.name)
-    except PosttrainError as error:
-        reply({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}})
+        except PosttrainError as error:
+            reply({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}, "done": True})
+            return
+        reply({"ready": asdict(loaded[target][1]), "done": not calls})
+    elif not calls:
         reply({"done": True})
-        return
     function, signature = loaded[target]
-    reply({"ready": asdict(signature)})
+    left = len(calls)
 
     def emit(number: int, outcome: Outcome) -> None:
-        reply({"call": number, "outcome": asdict(outcome)})
+        nonlocal left
+        left -= 1
+        reply({"call": number, "outcome": asdict(outcome), "done": left == 0})
 
     run_calls(
         function,
-        request["calls"],
+        calls,
         request["settings"],
         is_async=signature.is_async,
         timeout=request["timeout"],
         emit=emit,
         runner=runner,
     )
-    reply({"done": True})
 
 
 def _die_with_parent(lifeline: int) -> None:

@@ -249,7 +249,7 @@ class WorkerProcess:
             del self.chunk.open[message["call"]]
             if not self._job.is_async:
                 self._start_clock(self._job.timeout)
-        else:  # done
+        if message.get("done"):
             assert not self.chunk.open
             self.chunk, self.finished = None, self.chunk
 

@@ -1,4 +1,4 @@
-"""Completions and their rewards: each group is scored while the sampler goes on with the others."""
+"""Completions and their rewards: each is scored while the sampler goes on with the others."""
 
 from __future__ import annotations
 
@@ -25,16 +25,22 @@ class Drawn:
     """For rewards: their work less what of it went on while others were sampled."""
 
 
-def draw(stream: Iterator[tuple[int, list[Completion]]], prompts: Sequence[Prompt], rewards: RewardSet | None) -> Drawn:
-    """Take every group from a sampler's `stream` to these prompts and have it scored meanwhile.
+def draw(
+    stream: Iterator[tuple[int, int, Completion]],
+    prompts: Sequence[Prompt],
+    rewards: RewardSet | None,
+    *,
+    group_size: int,
+) -> Drawn:
+    """Take all completions of these prompts from a sampler (`Sampler.each`) and have each scored meanwhile.
 
     Groups and scores are those of sampling first and scoring then, whatever takes how long.
     """
     started, in_sampler = time.perf_counter(), 0.0
-    groups: dict[int, list[Completion]] = {}
+    groups: list[dict[int, Completion]] = [{} for _ in prompts]
     scores = None
 
-    def arriving() -> Iterator[tuple[int, list[Completion]]]:
+    def arriving() -> Iterator[tuple[int, int, Completion]]:
         nonlocal in_sampler
         while True:
             asked = time.perf_counter()
@@ -42,7 +48,8 @@ def draw(stream: Iterator[tuple[int, list[Completion]]], prompts: Sequence[Promp
             in_sampler += time.perf_counter() - asked
             if found is None:
                 return
-            groups[found[0]] = found[1]
+            place, number, completion = found
+            groups[place][number] = completion
             yield found
 
     if rewards is None:
@@ -50,11 +57,11 @@ def draw(stream: Iterator[tuple[int, list[Completion]]], prompts: Sequence[Promp
             pass
     else:
         with rewards.open(prompts) as scoring:
-            for place, group in arriving():
-                scoring.add(place, group)
+            for place, number, completion in arriving():
+                scoring.add_one(place, number, completion, group_size=group_size)
             scores = scoring.result()
     return Drawn(
-        groups=[groups[place] for place in range(len(prompts))],
+        groups=[[group[number] for number in range(group_size)] for group in groups],
         scores=scores,
         sample_seconds=in_sampler,
         wait_seconds=time.perf_counter() - started - in_sampler,

@@ -91,10 +91,22 @@ class LocalSampler:
     def stream(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """(place of the prompt, its group) of every prompt, as soon as the group is complete.
+        """(place of the prompt, its group) of every prompt, as soon as the group is complete; see `each`."""
+        groups: dict[int, dict[int, Completion]] = {}
+        for place, g, completion in self.each(prompts, sampling, group_size=group_size, seed=seed):
+            group = groups.setdefault(place, {})
+            group[g] = completion
+            if len(group) == group_size:
+                del groups[place]
+                yield place, [group[g] for g in range(group_size)]
+
+    def each(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """(place of the prompt, number in its group, completion) of every completion, as soon as it has ended.
 
         The order depends on the lengths of prompts and completions only. Raises as `generate` does, when the first
-        group is asked for.
+        completion is asked for.
         """
         if group_size < 1:
             raise ConfigError(
@@ -110,13 +122,8 @@ class LocalSampler:
             for p in order
             for g in range(group_size)
         ]
-        groups: dict[int, dict[int, Completion]] = {p: {} for p in order}
         for number, completion in self.complete(requests, sampling, seed=seed):
-            place, g = order[number // group_size], number % group_size
-            groups[place][g] = completion
-            if len(groups[place]) == group_size:
-                group = groups.pop(place)
-                yield place, [group[g] for g in range(group_size)]
+            yield order[number // group_size], number % group_size, completion
 
     def complete(
         self, requests: Sequence[Request], sampling: SamplingSettings, *, seed: int

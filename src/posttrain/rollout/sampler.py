@@ -49,8 +49,17 @@ class Sampler(Protocol):
     ) -> Iterator[tuple[int, list[Completion]]]:
         """What `generate` returns, group by group: (place of the prompt, its group) as soon as the group is complete.
 
-        The order depends on the lengths of prompts and completions only, never on the clock. Between two groups nothing
-        of the sampler's is in force: no autocast, no switched-off gradients.
+        The order is that of `each`.
+        """
+        ...
+
+    def each(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """The same one by one: (place of the prompt, number in its group, completion) as soon as it has ended.
+
+        The order depends on the lengths of prompts and completions only, never on the clock. Between two of them
+        nothing of the sampler's is in force: no autocast, no switched-off gradients.
         """
         ...
 

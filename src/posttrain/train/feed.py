@@ -210,7 +210,7 @@ class SampledFeed:
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, group_size: int, seeds: Sequence[int]
     ) -> Judged:
         """Sample, and score what is there meanwhile; `seeds` are those of the prompts."""
-        drawn = draw(self._stream(prompts, sampling, group_size, seeds), prompts, self.rewards)
+        drawn = draw(self._each(prompts, sampling, group_size, seeds), prompts, self.rewards, group_size=group_size)
         return Judged(
             prompts=prompts,
             groups=drawn.groups,
@@ -220,15 +220,15 @@ class SampledFeed:
             wait_seconds=drawn.wait_seconds,
         )
 
-    def _stream(
+    def _each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, group_size: int, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        """(place, group) of every prompt, each drawn with its own seed."""
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """(place, number, completion), each prompt's drawn with its own seed."""
         for seed in dict.fromkeys(seeds):
             places = [place for place, own in enumerate(seeds) if own == seed]
             chosen = [prompts[place] for place in places]
-            for number, group in self.sampler.stream(chosen, sampling, group_size=group_size, seed=seed):
-                yield places[number], group
+            for turn, number, completion in self.sampler.each(chosen, sampling, group_size=group_size, seed=seed):
+                yield places[turn], number, completion
 
 
 class DatasetFeed:

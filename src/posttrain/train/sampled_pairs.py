@@ -235,8 +235,9 @@ class Round:
     def sample(self, prompts: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
         """One line per prompt: what was written, and what it was worth. Raises RewardError past the limit."""
         sampling, seed = self.config.sampling, sampling_seed(self.config.seed, 0, 0)  # steps count from 1
-        stream = self.sampler.stream(prompts, sampling, group_size=sampling.group_size, seed=seed)
-        drawn = draw(stream, prompts, self.rewards)
+        size = sampling.group_size
+        each = self.sampler.each(prompts, sampling, group_size=size, seed=seed)
+        drawn = draw(each, prompts, self.rewards, group_size=size)
         scores = drawn.scores
         assert scores is not None
         enforce_limit(scores, self.config.guards.max_unscored)
