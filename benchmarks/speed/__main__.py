@@ -16,10 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.speed import machine, parts, workload
-from benchmarks.speed.rounds import ROOT
-
-RESULT = ROOT / "benchmarks" / "results" / "speed.json"
+from benchmarks.speed import machine, page, parts, workload
+from benchmarks.speed.page import RESULT
 
 
 def main() -> None:
@@ -34,6 +32,8 @@ def main() -> None:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
             print(f"== {part}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
             print(json.dumps(found, indent=1), flush=True)
+    if options.out == RESULT:
+        page.write(result)
 
 
 def _options() -> argparse.Namespace:
