@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posttrain.functional import logprobs
+from posttrain.functional import linear_logprobs
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
 
 N, D, V = 11, 5, 13
@@ -201,7 +201,7 @@ def test_how_many_logits_are_kept_for_the_backward_pass_changes_no_bit(dtype, mo
     leaves = [leaf.to(dtype).requires_grad_() for leaf in leaves]
 
     def gradients(kept_bytes: int) -> tuple[list[int], tuple[Tensor, ...]]:
-        monkeypatch.setattr(logprobs, "KEPT_BYTES", kept_bytes)
+        monkeypatch.setattr(linear_logprobs, "KEPT_BYTES", kept_bytes)
         kept: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.nbytes) or x, lambda x: x):
             outputs = chunked_logprobs(*leaves, targets_N, temperature=0.7, chunk_tokens=600, with_entropy=True)
