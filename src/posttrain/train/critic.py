@@ -18,6 +18,7 @@ from posttrain.models.critic import (
     shared_critic,
 )
 from posttrain.models.load import LoadedModel
+from posttrain.models.recompute import recompute_activations
 from posttrain.models.reward_head import load_reward_model
 from posttrain.rewards.model import find_model
 from posttrain.tasks.tiny import resolve_model_path
@@ -47,8 +48,7 @@ def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, f
     policy = loaded.model
     assert isinstance(policy, PeftModel), "config_rules: a critic with an adapter is beside a policy with one"
     if config.train.gradient_checkpointing:
-        recompute = {"use_reentrant": False, "context_fn": partial(recompute_with_its_adapter, policy)}
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=recompute)
+        recompute_activations(policy, context_fn=partial(recompute_with_its_adapter, policy))
     return lora_critic(policy, rank=settings.rank, alpha=settings.alpha, seed=config.seed)
 
 
@@ -66,7 +66,7 @@ def load_critic(config: RunConfig, settings: CriticConfig, policy: LoadedModel, 
             fix="Train a reward model from the policy's model, or leave critic.path out.",
         )
     if config.train.gradient_checkpointing:
-        scoring.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(scoring.model)
     return separate_critic(scoring)
 
 

@@ -15,6 +15,7 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.split import Split
 from posttrain.models.adapters import apply_lora
 from posttrain.models.load import LoadedModel
+from posttrain.models.recompute import recompute_activations
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores, save_reward_model, score_head
 from posttrain.models.step_head import load_step_model, step_scores
 from posttrain.tasks.tiny import resolve_model_path
@@ -83,7 +84,7 @@ def load_scoring_model(config: RunConfig, load: Callable[..., LoadedModel]) -> L
         loaded = replace(loaded, model=adapted)
     loaded.model.eval()
     if config.train.gradient_checkpointing:
-        loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(loaded.model)
     return loaded
 
 

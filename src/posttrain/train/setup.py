@@ -21,6 +21,7 @@ from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.recompute import recompute_activations
 from posttrain.rollout.publish import DeliveryProof, tolerance_for
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.alarms import Watch
@@ -130,7 +131,7 @@ def load_policy(config: RunConfig) -> LoadedModel:
         loaded = replace(loaded, model=apply_lora(loaded.model, config.lora, seed=config.seed))
     loaded.model.eval()  # new adapters start in training mode; dropout is for the update alone
     if config.train.gradient_checkpointing:
-        loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(loaded.model)
     return loaded
 
 
