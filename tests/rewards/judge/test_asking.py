@@ -318,6 +318,42 @@ def test_further_fields_of_the_request_replace_or_remove_the_usual_ones(score, s
     assert (body["max_completion_tokens"], body["reasoning_effort"]) == (50, "low")
 
 
+# while others are sampled
+
+
+def test_a_group_is_asked_about_before_the_next_is_there(judged, server):
+    server.seconds = 0.05
+    groups = [[completion("a" * n), completion("b" * (n + 1))] for n in (1, 2, 3)]
+    prompts = [prompt(n) for n in range(3)]
+    rewards = judged(cache=False, concurrency=2)
+    with rewards.open(prompts) as scoring:
+        scoring.add(2, groups[2])
+        end = time.monotonic() + 60
+        while len(server.requests) < 2:
+            assert time.monotonic() < end, "nothing was asked"
+            time.sleep(0.01)
+        for place in (1, 0):
+            scoring.add(place, groups[place])
+        scores = scoring.result()
+    expected = rewards.score(prompts, groups)
+    assert scores.rewards_PG == expected.rewards_PG == [[0.0, 1.0]] * 3
+    assert [judgement.prompt for judgement in scores.judgements] == [0, 1, 2]
+    assert server.most_busy <= 2, "two calls of the judge share what may be asked at the same time"
+
+
+def test_who_stops_sampling_stops_the_asking(judged, server):
+    server.seconds = 0.2
+    rewards = judged(cache=False, concurrency=1)
+    with rewards.open([prompt(n) for n in range(30)]) as scoring:
+        for n in range(29):
+            scoring.add(n, [completion("a" * n), completion("b" * (n + 1))])
+        while not server.requests:
+            time.sleep(0.01)
+    asked = len(server.requests)
+    time.sleep(0.6)
+    assert len(server.requests) <= asked + 1
+
+
 # the end
 
 
