@@ -38,12 +38,15 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=list(parts.PARTS), choices=[*parts.PARTS, []], metavar="PART")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts.PARTS)}; none: all")
     parser.add_argument("--models", nargs="+", default=list(workload.MODELS), choices=workload.MODELS)
     parser.add_argument("--rounds", type=int, help="of every case, instead of its own number")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--work", type=Path, help="keep models, prompts and logs in this folder")
     options = parser.parse_args()
+    options.parts = options.parts or list(parts.PARTS)
+    if unknown := set(options.parts) - set(parts.PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(parts.PARTS)}")
     if options.rounds:
         parts.limit_rounds(options.rounds)
     return options

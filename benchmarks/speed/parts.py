@@ -37,33 +37,35 @@ class Case:
         return f"{self.model}, {self.shape}" + (f", LoRA {self.lora}" if self.lora else "")
 
 
-SMALL, LARGE = Case(model="small"), Case(model="large", rounds=2)
+SMALL, LARGE = Case(model="small"), Case(model="large", rounds=3)
 OTHERS = [
     Case(model="small", shape="uniform", rounds=3, precisions=False),
     Case(model="small", shape="long", rounds=3, precisions=False),
     Case(model="small", rounds=3, lora=16, precisions=False),
     Case(model="moe", rounds=2, precisions=False),
-    Case(model="qwen3", rounds=1, precisions=False),
+    Case(model="qwen3", rounds=3, precisions=False),
 ]
 
 
 def trainers(task: str, case: Case) -> list[Side]:
     """Both libraries on one task: as they come, at equal precision, and TRL at its best."""
     lora = {"lora": case.lora} if case.lora else {}
-    found = [
-        Side(name=OURS, side="posttrain", task=task, settings=lora),
-        Side(name=TRL, side="trl", task=task, settings=lora),
-        Side(name=TRL_FAST, side="trl", task=task, settings=TRL_BEST | BEST_OF.get(task, {}) | lora),
-    ]
+
+    def ours(name: str, settings: dict[str, Any]) -> Side:
+        return Side(name=name, side="posttrain", task=task, settings=settings | lora)
+
+    def trl(name: str, settings: dict[str, Any]) -> Side:
+        rounds = 1 if case.model in SLOW else None
+        return Side(name=name, side="trl", task=task, settings=settings | lora, rounds=rounds)
+
+    found = [ours(OURS, {}), trl(TRL, {}), trl(TRL_FAST, TRL_BEST | BEST_OF.get(task, {}))]
     if case.precisions:
-        found += [
-            Side(name=OURS_32, side="posttrain", task=task, settings=FLOAT32 | lora),
-            Side(name=OURS_16, side="posttrain", task=task, settings=BFLOAT16 | lora),
-            Side(name=TRL_32, side="trl", task=task, settings=TRL_FLOAT32 | lora, rounds=1 if task == "grpo" else None),
-        ]
+        found += [ours(OURS_32, FLOAT32), ours(OURS_16, BFLOAT16), trl(TRL_32, TRL_FLOAT32)]
     return found
 
 
+SLOW = ("large", "qwen3")
+"""Models of which a step of TRL or of `generate` takes a minute or more: it is measured once, beside several of ours."""
 BEST_OF: dict[str, dict[str, Any]] = {
     "sft": {"padding_free": True},
     "dpo": {"precompute_ref_log_probs": True},
@@ -75,7 +77,7 @@ def samplers(case: Case) -> list[Side]:
     """Everyone that samples, in both precisions."""
 
     def side(name: str, module: str, **settings: Any) -> Side:
-        slow = case.model == "large" and module == "transformers"
+        slow = case.model in SLOW and module == "transformers"
         return Side(name=name, side=module, task="sampling_alone", settings=settings, rounds=1 if slow else None)
 
     return [
