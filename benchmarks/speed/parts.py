@@ -65,7 +65,7 @@ def trainers(task: str, case: Case) -> list[Side]:
 
 
 SLOW = ("large", "qwen3")
-"""Models of which a step of TRL or of `generate` takes a minute or more: it is measured once, beside several of ours."""
+"""Models of which a step of TRL or of `generate` takes a minute or more: it is measured once, beside three of ours."""
 BEST_OF: dict[str, dict[str, Any]] = {
     "sft": {"padding_free": True},
     "dpo": {"precompute_ref_log_probs": True},
@@ -208,8 +208,9 @@ def check(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 def first_step(side: Side, place: Path) -> dict[str, float]:
     """Loss and norm of the gradient of a side's first step."""
     (place / "logs").mkdir(exist_ok=True)
-    worker = Worker(side, place, place / "logs" / f"check-{side.side}.log")
-    worker.close()
+    with alone_on_the_machine():
+        worker = Worker(side, place, place / "logs" / f"check-{side.side}.log")
+        worker.close()
     return {name: worker.ready[name] for name in ("loss", "grad_norm")}
 
 
