@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,18 @@ from posttrain.config_stages import in_folder
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError, DataError, ModelError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.evaluate.trained import trained_model
 from posttrain.evaluate.votes import Extract
+from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, RewardSet, build_rewards
 from posttrain.rollout.local import LocalSampler
+from posttrain.rollout.weights import pack_in_place
 from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train.computing import FILE as COMPUTE
 from posttrain.train.measure import EVALUATION_SEED
 from posttrain.types import Prompt
 
@@ -104,21 +107,46 @@ def evaluate(
             allowed="data with prompts; only a run folder brings its own",
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
-    loaded = model if isinstance(model, LoadedModel) else load_model(subject.model)
-    return _measure(subject, loaded, subject.data, subject.rows, extract)
+    if isinstance(model, LoadedModel):
+        loaded, sampler = model, _sampler(model)
+    else:
+        loaded = _computing(load_model(subject.model), subject)
+        sampler = _packed_sampler(loaded) if loaded.compute.sampler == "packed" else _sampler(loaded)
+    return _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
+
+
+def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
+    """With the choice of the run, where its folder has one that holds on this machine."""
+    saved = None if subject.folder is None else Compute.read(subject.folder / COMPUTE)
+    return replace(loaded, compute=choose_compute(loaded.model, subject.model.precision, saved=saved))
+
+
+def _sampler(loaded: LoadedModel) -> LocalSampler:
+    dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+    return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+
+
+def _packed_sampler(loaded: LoadedModel) -> LocalSampler:
+    """The model itself, which only answers from now on, is packed; one that does not allow it stays dense."""
+    with suppress(ModelError):
+        pack_in_place(loaded.model, loaded.compute_dtype)
+    return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True)
 
 
 def _measure(
-    subject: Subject, loaded: LoadedModel, data: DataConfig, rows: Sequence[Row], extract: Extract | None
+    subject: Subject,
+    loaded: LoadedModel,
+    sampler: LocalSampler,
+    data: DataConfig,
+    rows: Sequence[Row],
+    extract: Extract | None,
 ) -> Evaluation:
     settings = subject.evaluation
     length = settings.max_completion_length or subject.sampling.max_completion_length
     prompts = _prompts(rows, data, loaded, subject.model, length)[: settings.prompts]
-    dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
     with ExitStack() as stack:
         rewards = stack.enter_context(_reward_set(subject.rewards, subject.folder))
         check = stack.enter_context(_reward_set(subject.check, subject.folder)) if subject.check else None
-        sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
         for judges in (rewards, check):
             if judges is not None:
                 judges.bind(sampler, subject.model.chat_template_kwargs)

@@ -71,6 +71,18 @@ def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = F
 
 
 @torch.no_grad()
+def pack_in_place(model: nn.Module, dtype: torch.dtype) -> None:
+    """Turn a model that nobody trains into what `plain_copy(model, dtype, packed=True)` would be, with no second copy.
+
+    Raises ModelError for a model that does not allow packed weights; it is then in that precision, and dense.
+    """
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = _cast(parameter.data, dtype)
+    pack_linears(model)
+
+
+@torch.no_grad()
 def copy_weights(policy: nn.Module, model: nn.Module) -> None:
     """Write every tensor of `policy` over the one of the same name in `model`, cast to its precision.
 

@@ -1,0 +1,198 @@
+"""The choice how a CPU computes: only what is measured to be faster, never less exact, and kept once it is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from posttrain.models import compute, onednn
+from posttrain.models.compute import EXACT, LARGE, SMALL, Compute, choose_compute, decide, machine
+from posttrain.models.measured_products import (
+    PRODUCTS,
+    Decoder,
+    Measured,
+    Shape,
+    in_bfloat16,
+    linear_shapes,
+    measure,
+)
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch is built without oneDNN here")
+
+FAST = Measured(
+    training={"plain": 8.0, "onednn": 4.0, "bfloat16": 2.0},
+    decoding={
+        Decoder(torch.float32, False): 8.0,
+        Decoder(torch.float32, True): 4.0,
+        Decoder(torch.bfloat16, False): 3.0,
+        Decoder(torch.bfloat16, True): 1.0,
+    },
+    inexact={"onednn": 1.5, "packed": 1.2},
+)
+"""Every other way is twice as fast or more, and exact."""
+GIB = 2**30
+
+
+def decided(measured: Measured = FAST, precision: str = "auto", *, size: int = LARGE, free: int = 64 * GIB) -> Compute:
+    return decide(measured, precision, size=size, free_bytes=free)
+
+
+def of_size(parameters: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(1000, parameters // 1000, bias=False))
+
+
+@pytest.fixture(autouse=True)
+def a_processor_with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its instructions decide together with the figures; these are given here."""
+    monkeypatch.setattr(compute, "has_bfloat16", lambda: True)
+
+
+# ---------------------------------------------------------------- what follows from a measurement
+
+
+def test_what_is_faster_and_exact_is_taken():
+    chosen = decided()
+    assert (chosen.dtype, chosen.matmul, chosen.sampler) == (torch.bfloat16, "onednn", "packed")
+    assert chosen.why == (
+        "float32 through oneDNN 2.0 times as fast; bfloat16 2.0 times as fast; "
+        "decoding from packed bfloat16 weights 3.0 times as fast"
+    )
+
+
+def test_float32_never_computes_in_less_and_bfloat16_is_taken_as_it_is_asked_for():
+    assert decided(precision="float32").dtype == torch.float32
+    slow = replace(FAST, training=FAST.training | {"bfloat16": 99.0})
+    assert decided(slow, "bfloat16", size=SMALL).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("case", "size", "seconds"), [("small", LARGE - 1, 2.0), ("slow", LARGE, 3.1), ("no instructions", LARGE, 2.0)]
+)
+def test_auto_stays_in_float32_where_bfloat16_gains_too_little(case, size, seconds, monkeypatch):
+    """3.1 seconds against 4.0 is below 1.3 times as fast."""
+    monkeypatch.setattr(compute, "has_bfloat16", lambda: case != "no instructions")
+    measured = replace(FAST, training=FAST.training | {"bfloat16": seconds})
+    assert decided(measured, size=size).dtype == torch.float32
+
+
+def test_a_gain_of_less_than_the_threshold_is_not_taken():
+    slower = replace(
+        FAST,
+        training=FAST.training | {"onednn": 6.2},
+        decoding=FAST.decoding | {Decoder(torch.float32, True): 6.2},
+    )
+    chosen = decided(slower, "float32")
+    assert (chosen.matmul, chosen.sampler) == ("plain", "shared")
+    assert "1.3 times as fast" in chosen.why
+
+
+def test_a_faster_way_that_is_less_exact_is_refused_and_the_reason_is_told():
+    chosen = decided(replace(FAST, inexact={"onednn": 300.0, "packed": 250.0}), "float32")
+    assert (chosen.dtype, chosen.matmul, chosen.sampler) == (torch.float32, "plain", "shared")
+    assert "which is not float32: errors are 300 times those of plain products" in chosen.why
+
+
+def test_a_copy_that_would_take_too_much_memory_is_not_made():
+    """50 million parameters in float32 are 0.19 GiB; a quarter of 0.7 GiB is less."""
+    assert decided(precision="float32", free=GIB).sampler == "packed"
+    chosen = decided(precision="float32", free=int(0.7 * GIB))
+    assert chosen.sampler == "shared"
+    assert chosen.why.endswith("but a copy for sampling takes 0.2 GiB and 0.7 are free")
+
+
+# ---------------------------------------------------------------- the measurement
+
+
+def test_products_that_were_rounded_to_bfloat16_are_seen_as_such():
+    """What oneDNN may do on a processor that gains by it, simulated: float32 in and out, bfloat16 in between."""
+
+    def rounded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return in_bfloat16(a, b).float()
+
+    measured = measure([Shape(96, 64, 2)], PRODUCTS | {"onednn": rounded})
+    assert measured.inexact["onednn"] > 50 * EXACT
+    fast = replace(measured, training={"plain": 9.0, "onednn": 1.0, "bfloat16": 1.0})
+    assert decided(fast, "float32").matmul == "plain"
+
+
+def test_plain_products_are_as_exact_as_themselves():
+    measured = measure([Shape(96, 64, 2)], PRODUCTS | {"onednn": PRODUCTS["plain"]})
+    assert measured.inexact["onednn"] == 1.0
+    assert measured.inexact["packed"] < EXACT, "packed float32 weights are float32 on every processor"
+    assert min(*measured.training.values(), *measured.decoding.values()) > 0
+
+
+def test_the_shapes_with_most_weights_are_measured():
+    layers = [nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 9), nn.Linear(5, 1), nn.Linear(2, 2)]
+    assert linear_shapes(nn.Sequential(*layers)) == [Shape(8, 4, 2), Shape(4, 9, 1), Shape(5, 1, 1)]
+    assert linear_shapes(nn.Sequential(nn.Embedding(9, 9))) == []
+
+
+def test_measuring_touches_neither_the_random_state_nor_the_settings_of_the_process():
+    state, setting = torch.get_rng_state(), torch.backends.mkldnn.matmul.fp32_precision
+    measure([Shape(16, 16, 1)])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.backends.mkldnn.matmul.fp32_precision == setting
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+# ---------------------------------------------------------------- once, and for whom
+
+
+def never(shapes):
+    raise AssertionError("measured although there was no reason to")
+
+
+def test_small_models_and_models_without_linear_layers_are_never_measured():
+    assert choose_compute(of_size(SMALL - 1000), "auto", measure=never) == Compute()
+    assert choose_compute(nn.Embedding(2000, 1000), "auto", measure=never) == Compute()
+    small = choose_compute(of_size(1000), "bfloat16", measure=never)
+    assert (small.dtype, small.matmul, small.sampler, small.why) == (torch.bfloat16, "plain", "shared", "")
+
+
+def test_a_saved_choice_holds_whatever_a_measurement_would_say_now():
+    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes: FAST)
+    assert saved.matmul == "onednn"
+    assert choose_compute(of_size(SMALL), "float32", saved=saved, measure=never) is saved
+
+
+@pytest.mark.parametrize("change", [{"machine": "another processor"}, {"precision": "bfloat16"}])
+def test_a_choice_of_another_processor_or_another_precision_is_made_anew(change):
+    slow = replace(FAST, training=FAST.training | {"onednn": 8.0})
+    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes: FAST)
+    again = choose_compute(of_size(SMALL), "float32", saved=replace(saved, **change), measure=lambda shapes: slow)
+    assert (again.matmul, again.machine, again.precision) == ("plain", machine(), "float32")
+
+
+@pytest.mark.parametrize("chosen", [Compute(), decided(), decided(precision="float32")])
+def test_a_choice_is_read_as_it_was_written(chosen, tmp_path):
+    assert Compute.read(tmp_path / "compute.json") is None
+    chosen.write(tmp_path / "compute.json")
+    assert Compute.read(tmp_path / "compute.json") == chosen
+
+
+# ---------------------------------------------------------------- the scope
+
+
+def test_the_scope_changes_the_setting_inside_only_even_if_something_fails():
+    settings = torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
+    with pytest.raises(KeyError), Compute(matmul="onednn").scope():
+        assert settings.fp32_precision == "bf16"
+        raise KeyError
+    assert settings.fp32_precision == before
+    with Compute().scope():
+        assert settings.fp32_precision == before
+
+
+def test_the_scope_may_be_entered_inside_of_itself():
+    settings = torch.backends.mkldnn.matmul
+    before, scope = settings.fp32_precision, Compute(matmul="onednn").scope
+    with scope():
+        with scope():
+            pass
+        assert settings.fp32_precision == "bf16"
+    assert settings.fp32_precision == before
