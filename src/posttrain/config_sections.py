@@ -272,7 +272,8 @@ class TrainConfig(Part):
     tokens_per_microbatch: Count = 4096
     """Tokens in one forward and backward pass. It decides memory and speed, never the gradient."""
     logprob_chunk_tokens: Count = 1024
-    """Tokens whose logits are held at once: memory is this times the vocabulary. It never changes a result."""
+    """Tokens whose logits are computed together, a part of the vocabulary at a time; all of it where the head is not
+    linear, which takes this times the vocabulary of memory. It never changes a result."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     mask_truncated: bool = False
