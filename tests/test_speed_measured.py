@@ -1,0 +1,63 @@
+"""docs/speed.md and its picture say what the results on file say, and the workload is what they say it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from benchmarks.speed import goals, limits, page, rounds, workload
+
+RESULT: dict[str, Any] = json.loads(page.RESULT.read_text()) if page.RESULT.exists() else {}
+measured = pytest.mark.skipif(not RESULT, reason="make bench has not been run: there are no results on file")
+
+
+@measured
+def test_the_page_and_its_picture_are_those_of_the_results_on_file():
+    assert page.measured(RESULT) in page.PAGE.read_text()
+    assert page.picture(RESULT) == page.PICTURE.read_text()
+
+
+@measured
+def test_both_sides_had_computed_the_same():
+    assert {found["task"] for found in RESULT["check"]} == {"grpo", "dpo", "sft"}
+    for found in RESULT["check"]:
+        assert found["ours"]["grad_norm"] == pytest.approx(found["trl"]["grad_norm"], rel=1e-3), found
+        assert found["ours"]["loss"] == pytest.approx(found["trl"]["loss"], abs=1e-4), found
+
+
+@measured
+def test_each_goal_is_about_something_that_was_measured():
+    missing = [goal.what for goal in goals.GOALS if goals.reached(goal, RESULT) is None]
+    assert missing == []
+
+
+@measured
+def test_a_missed_goal_has_its_reason_on_file():
+    silent = [goal.what for goal in goals.GOALS if goals.reached(goal, RESULT)[1] is False and not goal.why_missed]  # type: ignore[index]
+    assert silent == []
+
+
+@measured
+def test_the_results_are_those_of_the_workload_as_it_is_now():
+    for case in RESULT["grpo"]:
+        assert case["tokens"] == workload.SHAPES["short"].tokens()
+
+
+def test_tokens_of_a_step_by_hand():
+    shape = workload.Shape(prompts=[3, 5], completions=[[2, 4], [1, 1]])
+    assert shape.tokens() == {"sampled": 8, "padded": 4 * (5 + 4), "real": 8 + 2 * 8, "shared": 8 + 8}
+
+
+def test_the_products_of_a_pass_are_six_operations_per_weight_and_token():
+    model = {"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model |= {"intermediate_size": 6, "vocab_size": 10}
+    weights = 2 * (4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 6)
+    found = limits.products(model, {"shared": 7, "sampled": 5})
+    assert limits.operations(found) == 6 * (7 * weights + 5 * 40)
+
+
+def test_a_ratio_is_that_of_medians_with_its_lowest_and_highest_round():
+    ours = rounds.summary([{"seconds": s, "peak_bytes": 2**20} for s in (1.0, 2.0, 2.0)])
+    theirs = rounds.summary([{"seconds": s, "peak_bytes": 2**22} for s in (4.0, 6.0, 8.0)])
+    assert rounds.ratio(ours, theirs) == {"speed": 3.0, "lowest": 3.0, "highest": 4.0, "memory": 0.25}
