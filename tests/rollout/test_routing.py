@@ -26,6 +26,7 @@ def sampler_of(model, **settings) -> LocalSampler:
 
 def difference(model, sampler: LocalSampler) -> Mean:
     forward_path(model)
+    sampler.score(PROMPTS[:1], COMPLETIONS[:1], temperature=1.0)
     trained = (model, partial(trainer_logprobs(model), temperature=1.0))
     decoded = (sampler.model, partial(sampler.score, temperature=1.0))
     with torch.no_grad():
