@@ -150,12 +150,12 @@ def force_lengths(lengths: list[list[int]], gate: Gate) -> None:
     """Completion g of prompt i has `lengths[i][g]` tokens: nothing else ends it."""
     complete = LocalSampler.complete
 
-    def forced(self: LocalSampler, requests: Sequence[Request], settings: Any, *, seed: int) -> Any:
+    def forced(self: LocalSampler, requests: Sequence[Request], sampling: Any, *, seed: int) -> Any:
         self.eos_ids = frozenset()
         places = [(index % len(lengths), g) for index, g in (request.stream for request in requests)]
         ends = [gate.lengths(lengths[i])[g] for i, g in places]
         changed = [replace(request, max_new_tokens=n) for request, n in zip(requests, ends, strict=True)]
-        return complete(self, changed, settings, seed=seed)
+        return complete(self, changed, sampling, seed=seed)
 
     LocalSampler.complete = forced
 
@@ -164,7 +164,7 @@ def _sample_given(given: list[list[list[int]]]) -> None:
     """The sampler gives these completions, with the log-probabilities that it finds for them."""
 
     def each(
-        self: LocalSampler, prompts: Sequence[Prompt], settings: Any, *, group_size: int, seed: int
+        self: LocalSampler, prompts: Sequence[Prompt], sampling: Any, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, int, Completion]]:
         for place, prompt in enumerate(prompts):
             for g, ids in enumerate(given[prompt.index % len(given)][:group_size]):
@@ -175,6 +175,6 @@ def _sample_given(given: list[list[list[int]]]) -> None:
 
 def _completion(sampler: LocalSampler, prompt: tuple[int, ...], ids: list[int]) -> Completion:
     (logprobs,) = sampler.score([prompt], [ids], temperature=1.0)
-    text = sampler.tokenizer.decode(ids, skip_special_tokens=True)
+    text = str(sampler.tokenizer.decode(ids, skip_special_tokens=True))
     versions = (sampler.version,) * len(ids)
     return Completion(ids=tuple(ids), logprobs=tuple(logprobs), versions=versions, finish_reason="length", text=text)
