@@ -1,0 +1,119 @@
+"""A run computes as was chosen before its first step, from its first step to its last evaluation, resumed or not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tiny import tiny_model, write_prompts
+
+import posttrain
+from posttrain.models import onednn
+from posttrain.models.compute import Compute, machine
+from posttrain.rollout.packed_linear import PackedLinear
+from posttrain.train import computing
+from posttrain.train.run import Run
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch is built without oneDNN here")
+
+WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3}
+"""1.2 million parameters: large enough to be measured."""
+REWARD = """
+def vowels(prompt, completion, **row):
+    return sum(letter in "aeiou" for letter in completion) + 0.1 * sum(letter in "rstl" for letter in completion)
+"""
+EVERYTHING = Compute(matmul="onednn", sampler="packed", why="planted", precision="auto", machine=machine())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("computing")
+    tiny_model(folder / "model", **WIDE)
+    write_prompts(folder / "prompts.jsonl", count=20)
+    (folder / "rewards.py").write_text(REWARD)
+    return folder
+
+
+def settings(folder: Path, name: str, **train) -> dict[str, object]:
+    return {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "algorithm": "grpo",
+        "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.2},
+        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "sampling": {"group_size": 4, "max_completion_length": 6},
+        "train": {"steps": 4, "prompts_per_step": 2, "learning_rate": 1e-3, **train},
+        "evaluation": {"prompts": 3, "samples": 1},
+        "checkpoint": {"every": 2, "keep": 9},
+        "guards": {"max_truncated": 1.0},
+        "output": str(folder / name),
+        "report": False,
+    }
+
+
+def train(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, chosen: Compute = EVERYTHING, **train) -> Run:
+    monkeypatch.setattr(computing, "choose_compute", lambda model, precision, saved=None: saved or chosen)
+    return posttrain.train(settings(folder, name, **train))
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in run.loaded.model.state_dict().items()}
+
+
+def events(run: Run, kind: str) -> list[str]:
+    lines = (run.folder / "events.jsonl").read_text().splitlines()
+    return [event["message"] for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_run_samples_from_packed_weights_and_proves_each_delivery(dtype, folder, monkeypatch):
+    run = train(folder, f"packed-{dtype}", monkeypatch, replace(EVERYTHING, dtype=dtype))
+    sampler = run.feed.sampler
+    assert any(isinstance(module, PackedLinear) for module in sampler.model.modules())
+    assert sampler.version == 4
+    compared = [row["publish/tensors_compared"] for row in run.metrics]
+    assert compared == [len(list(run.loaded.model.named_parameters(remove_duplicate=False))) + 2] * 4
+    assert events(run, "compute") == [f"{run.compute.describe()} (planted)"]
+
+
+def test_float32_products_through_onednn_and_packed_sampling_change_rounding_only(folder, monkeypatch):
+    """One step from the same start: the same samples are drawn, and the log-probabilities agree to 1e-4."""
+    plain = train(folder, "plain", monkeypatch, Compute(), steps=1)
+    fast = train(folder, "fast", monkeypatch, steps=1)
+    for name in ("loss", "grad_norm", "reward/mean"):
+        ours, theirs = ([row.get(name) for row in run.metrics] for run in (plain, fast))
+        assert ours == pytest.approx(theirs, abs=1e-4), name
+    gap = [row["sampling/sampling_logp_difference/max"] for row in fast.metrics]
+    assert max(gap) < 1e-4
+
+
+@pytest.mark.parametrize(("name", "every"), [("resumed", 1), ("resumed, held", 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, every, dtype, folder, monkeypatch):
+    """Whatever would be chosen now; and with weights in the sampler that are older than those of the checkpoint."""
+    chosen = replace(EVERYTHING, dtype=dtype)
+    whole = train(folder, f"{name} {dtype} whole", monkeypatch, chosen, publish_every=every)
+    stopped = train(folder, f"{name} {dtype} stopped", monkeypatch, chosen, publish_every=every, steps=2)
+    monkeypatch.setattr(computing, "choose_compute", lambda model, precision, saved=None: saved or Compute())
+    resumed = posttrain.resume(stopped.folder, steps=4)
+    assert resumed.compute == chosen
+    expected = weights(whole)
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(resumed).items())
+
+
+def test_a_run_folder_is_evaluated_as_the_run_computed(folder, monkeypatch):
+    run = train(folder, "evaluated", monkeypatch, steps=1)
+    found = posttrain.evaluate(run.folder)
+    assert found.greedy_score.mean == run.evaluation["trained"]["greedy_score"]["mean"]
+    assert not any(isinstance(module, PackedLinear) for module in run.loaded.model.modules())
+
+
+def test_what_a_run_measures_for_itself_is_on_file_and_told(folder):
+    """No choice is planted here: whatever this machine makes of it."""
+    run = posttrain.train(settings(folder, "measured", steps=1))
+    assert Compute.read(run.folder / computing.FILE) == run.compute
+    assert run.compute.machine == machine()
+    assert run.describe()["model"].endswith(run.compute.describe())
+    assert events(run, "compute") == [f"{run.compute.describe()} ({run.compute.why})"]
