@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posttrain.algorithms import GRPO, PPO, REINFORCE, RLOO, SFT, DrGRPO, PolicyGradient
 from posttrain.data.collate import collate
 from posttrain.models.forward import token_logprobs
+from posttrain.models.forward_path import forward_path
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
 ROWS = 8
@@ -72,11 +73,11 @@ def model(attention) -> LlamaForCausalLM:
     return exact_norms(model.double())
 
 
-@pytest.fixture(scope="module")
-def experience() -> Experience:
+@pytest.fixture(scope="module", params=[(3, 6), (3, 17)], ids=["every row for itself", "a shared prompt"])
+def experience(request) -> Experience:
     """Two prompts, four completions each, of different lengths; one is empty and one could not be scored."""
     dice = random.Random(0)
-    prompts = [[dice.randrange(3, 23) for _ in range(length)] for length in (3, 6)]
+    prompts = [[dice.randrange(3, 23) for _ in range(length)] for length in request.param]
     lengths = [5, 1, 3, 8, 0, 4, 2, 7]
     rows = [(prompts[row // 4], [dice.randrange(3, 23) for _ in range(n)]) for row, n in enumerate(lengths)]
     tokens, mask_BT = collate(rows, pad_id=0)
@@ -166,6 +167,14 @@ def test_packed_and_padded_give_the_same_gradient(model, experience, algorithm, 
     padded, padded_loss = gradient(model, algorithm, batch, SPLITS["1x8"], way=padded_forward)
     torch.testing.assert_close(packed, padded, atol=tolerance, rtol=0)
     assert packed_loss == pytest.approx(padded_loss, abs=tolerance)
+
+
+def test_the_second_prompt_is_shared_where_it_says_so(model, experience):
+    """Three of its completions have tokens: 17 of the prompt are computed once, where the prompt is long enough."""
+    assert experience.tokens is not None
+    packed = forward_path(model).pack(experience.tokens, experience.completion_mask_BT)
+    long = int(experience.tokens.lengths_B[4]) == 17  # the row with the empty completion
+    assert packed.num_real_tokens - packed.num_tokens == (2 * 17 if long else 0)
 
 
 def test_a_wrong_denominator_would_be_noticed(model, experience):

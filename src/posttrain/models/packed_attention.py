@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from posttrain.models.packing import Bucket
+from posttrain.models.short_attention import sdpa
 
 _active: ContextVar[tuple[Bucket, ...] | None] = ContextVar("posttrain_packed_buckets", default=None)
 
@@ -79,6 +79,7 @@ def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Cal
         if not isinstance(attention_mask, RowAttention):
             return plain_attention(module, query, key, value, attention_mask, **settings)
         buckets, masks = attention_mask.buckets, attention_mask.masks
+        query, key, value = (_as_autocast_would(x) for x in (query, key, value))
         queries = _Spread.apply(_tokens_first(query), buckets, False)
         keys, values = (_Spread.apply(_tokens_first(x), buckets, True) for x in (key, value))
         outputs = []
@@ -88,6 +89,14 @@ def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Cal
         return _Collect.apply(buckets, *outputs)[None], None
 
     return attention
+
+
+def _as_autocast_would(x: Tensor) -> Tensor:
+    """What attention would be given in the end, so that it is this that is copied."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device))
 
 
 class _Spread(torch.autograd.Function):
@@ -149,7 +158,7 @@ def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Te
     raise NotImplementedError(f"{type(module).__name__} has no eager attention function beside it")
 
 
-AttentionInterface.register("packed_sdpa", _packed_attention(sdpa_attention_forward))
+AttentionInterface.register("packed_sdpa", _packed_attention(sdpa))
 AttentionMaskInterface.register("packed_sdpa", _packed_mask(sdpa_mask))
 AttentionInterface.register("packed_eager", _packed_attention(_eager_attention))
 AttentionMaskInterface.register("packed_eager", _packed_mask(eager_mask))
