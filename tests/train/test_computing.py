@@ -106,7 +106,7 @@ def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, ever
 def test_a_run_folder_is_evaluated_as_the_run_computed(folder, monkeypatch):
     run = train(folder, "evaluated", monkeypatch, steps=1)
     found = posttrain.evaluate(run.folder)
-    assert found.greedy_score.mean == run.evaluation["trained"]["greedy_score"]["mean"]
+    assert found.to_json() == run.evaluation["trained"]
     assert not any(isinstance(module, PackedLinear) for module in run.loaded.model.modules())
 
 
