@@ -148,22 +148,21 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_decoded_generically_and
     assert reason in note
 
 
-def test_storage_follows_the_rows_and_nothing_outlives_a_call():
-    """Columns grow with the longest row in flight and are given back when it has left."""
-    seen: list[int] = []
-    original = slots.SlotStorage.resize
+def test_attention_reads_the_columns_of_the_longest_row_in_flight():
+    in_use: list[tuple[int, int]] = []
+    original = slots.SlotStorage.use
 
     def noted(self: slots.SlotStorage, num_columns: int, num_used: int) -> None:
-        seen.append(num_columns)
         original(self, num_columns, num_used)
+        in_use.append((self.num_columns, self.capacity))
 
     (prompt,) = random_prompts((4,))
-    requests = [Request(prompt_ids=prompt.ids, max_new_tokens=n) for n in (90, 1, 1)]
+    requests = [Request(prompt_ids=prompt.ids, max_new_tokens=n) for n in (86, 3)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots.SlotStorage, "resize", noted)
-        list(sampler_of(tiny_model(), ()).complete(requests[:2], Settings(max_batch_rows=1), seed=0))
-    assert max(seen) <= 128
-    assert seen[0] < max(seen), "it grows"
+        patch.setattr(slots.SlotStorage, "use", noted)
+        list(sampler_of(tiny_model(), ()).complete(requests, Settings(max_batch_rows=1), seed=0))
+    assert [columns for columns, _ in in_use] == [-(-n // 32) * 32 for n in (*range(4, 90), *range(4, 7))]
+    assert sorted({capacity for _, capacity in in_use}) == [32, 64, 96], "never less than is in use"
 
 
 def test_log_probabilities_do_not_depend_on_the_rows_beside():

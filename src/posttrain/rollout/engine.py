@@ -72,8 +72,8 @@ class Engine:
         self.eos_ids = frozenset(eos_ids)
         self.stop = stop
 
-    def run(self, requests: Iterable[Request], device: torch.device) -> Iterator[Row]:
-        """Every row as it ends; rows that end with the same token come in the order of their requests' arrival."""
+    def run(self, requests: Iterable[Request], device: torch.device) -> Iterator[list[Row]]:
+        """The rows as they end: those that end in the same pass together, in the order of their requests' arrival."""
         queue = deque(Row(number, request) for number, request in enumerate(requests))
         running: list[Row] = []
         ids_B = torch.zeros(0, dtype=torch.long, device=device)
@@ -81,7 +81,8 @@ class Engine:
             arrivals = self._admit(queue, running)
             logits_BV = self.rows.step(ids_B, arrivals)
             ids_B, logprobs_B = self.choose(logits_BV, running)
-            yield from self._record(running, ids_B.tolist(), logprobs_B.tolist())
+            if ended := self._record(running, ids_B.tolist(), logprobs_B.tolist()):
+                yield ended
             kept = self._kept(running)
             if kept is not None:
                 self.rows.select(kept)
@@ -106,7 +107,7 @@ class Engine:
             arrivals.append(Arrival(prompt_ids, count, more=bool(queue) and queue[0].request.prompt_ids == prompt_ids))
         return arrivals
 
-    def _record(self, running: list[Row], ids: list[int], logprobs: list[float]) -> Iterator[Row]:
+    def _record(self, running: list[Row], ids: list[int], logprobs: list[float]) -> list[Row]:
         """Write the new tokens down; the rows that end with them."""
         going = [row for row in running if row.reason is None]
         for row, token, logprob in zip(running, ids, logprobs, strict=True):
@@ -121,8 +122,7 @@ class Engine:
                 row.reason = "stop"
             elif len(row.ids) == row.request.max_new_tokens:
                 row.reason = "length"
-            if row.reason is not None:
-                yield row
+        return [row for row in going if row.reason is not None]
 
     def _kept(self, running: list[Row]) -> list[int] | None:
         """Which rows go on, those behind filling the places of those that leave; None when nobody leaves yet.

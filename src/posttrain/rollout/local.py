@@ -204,10 +204,10 @@ class LocalSampler:
         ended = engine.run(requests, next(self.model.parameters()).device)
         while True:
             with self._decoding_mode(), path.in_force(self.model):
-                row = next(ended, None)
-            if row is None:
+                rows_ended = next(ended, None)
+            if rows_ended is None:
                 return
-            yield row
+            yield from rows_ended
 
     def _completion(self, row: Row, stop: StopStrings) -> Completion:
         if not all(map(math.isfinite, row.logprobs)):

@@ -11,10 +11,11 @@ from torch import nn
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode; afterwards every module is in the mode in which it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    in_training = [module for module in model.modules() if module.training]
     try:
+        for module in in_training:
+            module.training = False
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in in_training:
+            module.training = True

@@ -25,21 +25,32 @@ class Writes:
     """Of each prompt: its tokens in the sequence, and the runs of slots that get a copy."""
 
 
+_GROWTH = 1.5
+"""Blocks that are full get this many times the columns: what is copied is bounded by what is written."""
+
+
 class SlotStorage:
-    """One block of memory per layer and for keys and values each, `[S, K, C, D]`, all with the same C."""
+    """One block of memory per layer and for keys and values each, `[S, K, capacity, D]`, all of the same capacity.
+
+    Of each block the first C columns are in use; attention sees no others.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_columns = 0
+        """C, the columns in use."""
+        self.capacity = 0
         self.writes: Writes | None = None
         self.cache = SlotCache(self)
         self.written: SlotLayer | None = None
         """The layer that was written last."""
 
-    def resize(self, num_columns: int, num_used: int) -> None:
-        """Give every slot this many columns; only the first `num_used` slots keep what they hold."""
-        for layer in self.layers:
-            layer.resize(num_columns, num_used)
+    def use(self, num_columns: int, num_used: int) -> None:
+        """Let every slot have this many columns; only the first `num_used` slots hold anything."""
+        if num_columns > self.capacity:
+            self.capacity = max(num_columns, int(self.capacity * _GROWTH))
+            for layer in self.layers:
+                layer.grow(self.capacity, self.num_columns, num_used)
         self.num_columns = num_columns
 
     def copy(self, source: int, targets: slice, length: int) -> None:
@@ -53,7 +64,8 @@ class SlotStorage:
         layer = self.written
         if layer is None or layer.handed_out is not key:
             raise NotImplementedError("its layers change keys and values after they were stored")
-        return layer.keys_SKCD[slots], layer.values_SKCD[slots]
+        in_use = slice(0, self.num_columns)
+        return layer.keys_SKCD[slots, :, in_use], layer.values_SKCD[slots, :, in_use]
 
     @property
     def layers(self) -> list[SlotLayer]:
@@ -103,10 +115,10 @@ class SlotLayer(CacheLayerMixin):
         self.handed_out, self.storage.written = key_states, self
         return key_states, value_states
 
-    def resize(self, num_columns: int, num_used: int) -> None:
-        """See `SlotStorage.resize`."""
+    def grow(self, capacity: int, num_columns: int, num_used: int) -> None:
+        """See `SlotStorage.use`."""
         self.keys_SKCD, self.values_SKCD = (
-            _resized(block, num_columns, num_used) for block in (self.keys_SKCD, self.values_SKCD)
+            _grown(block, capacity, num_columns, num_used) for block in (self.keys_SKCD, self.values_SKCD)
         )
 
     def _block(self, states_1KLD: Tensor) -> Tensor:
@@ -114,7 +126,7 @@ class SlotLayer(CacheLayerMixin):
         device = states_1KLD.device.type
         half = torch.is_autocast_enabled(device) and states_1KLD.dtype == torch.float32
         dtype = torch.get_autocast_dtype(device) if half else states_1KLD.dtype
-        shape = (self.storage.num_slots, heads, self.storage.num_columns, width)
+        shape = (self.storage.num_slots, heads, self.storage.capacity, width)
         return torch.zeros(shape, dtype=dtype, device=states_1KLD.device)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -130,12 +142,9 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-def _resized(block_SKCD: Tensor, num_columns: int, num_used: int) -> Tensor:
+def _grown(block_SKCD: Tensor, capacity: int, num_columns: int, num_used: int) -> Tensor:
     """New columns are zeros: what is masked has weight 0, and 0 times what memory happens to hold may be no number."""
-    slots, heads, before, width = block_SKCD.shape
-    common = min(before, num_columns)
-    resized = block_SKCD.new_empty(slots, heads, num_columns, width)
-    resized[:num_used, :, :common] = block_SKCD[:num_used, :, :common]
-    resized[:num_used, :, common:] = 0
-    resized[num_used:] = 0
-    return resized
+    slots, heads, _, width = block_SKCD.shape
+    grown = block_SKCD.new_zeros(slots, heads, capacity, width)
+    grown[:num_used, :, :num_columns] = block_SKCD[:num_used, :, :num_columns]
+    return grown

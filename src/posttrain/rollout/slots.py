@@ -1,8 +1,8 @@
 """Rows in slots: static storage for keys and values in which column = position, so that rows need no padding.
 
 A row is written where it stands, and moves only when a row before it has left and the last one takes its slot: the rows
-in flight are always neighbours, and attention reads them without gathering. Storage has as many columns as the longest
-row in flight needs, rounded up.
+in flight are always neighbours, and attention reads them without gathering, as many columns as the longest row in
+flight needs, rounded up.
 
 A prompt goes through the model once and is copied to the slots of its group. While a part of the group still waits for
 room, slot 0 holds the prompt.
@@ -24,8 +24,6 @@ from posttrain.rollout.slot_storage import SlotStorage, Writes
 
 _COLUMNS = 32
 """Columns come in multiples of this."""
-_SLACK = 1.5
-"""Storage with this many times the columns that are needed is made smaller."""
 
 
 class Slots:
@@ -126,10 +124,8 @@ class Slots:
             self._positions_n = torch.cat([self._positions_n, torch.tensor(arrived, device=self.device)])
 
     def _make_room(self, lengths: Sequence[int]) -> None:
-        """Let storage have the columns that rows of these lengths need, and not many more."""
-        needed = -(-max(lengths) // _COLUMNS) * _COLUMNS
-        if not needed <= self._storage.num_columns <= needed * _SLACK:
-            self._storage.resize(needed, self._first + len(self._lengths))
+        """Let storage have the columns that rows of these lengths need."""
+        self._storage.use(-(-max(lengths) // _COLUMNS) * _COLUMNS, self._first + len(self._lengths))
 
 
 def _runs(start: int, counts: Sequence[int]) -> list[slice]:
