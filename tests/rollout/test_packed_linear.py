@@ -15,7 +15,7 @@ from tests.rollout.policies import (
     tiny_tokenizer,
     trainer_logprobs,
 )
-from tests.rollout.test_weights import IDS, outputs
+from tests.rollout.test_weights import outputs
 from torch import nn
 
 from posttrain.errors import ModelError, PublishError
