@@ -11,19 +11,21 @@ from posttrain.models.onednn import onednn_products
 from posttrain.models.short_attention import MOST_KEYS, _Attention, sdpa
 
 CASES = {
-    "causal": (3, 4, 4, 9, 9),
-    "grouped heads": (3, 4, 2, 9, 9),
-    "after a prefix": (2, 4, 2, 5, 12),
-    "one query": (2, 4, 2, 1, 6),
+    "causal": (3, 4, 4, 9, 9, 8),
+    "grouped heads": (3, 4, 2, 9, 9, 8),
+    "after a prefix": (2, 4, 2, 5, 12, 8),
+    "one query": (2, 4, 2, 1, 6, 8),
+    "values of another width, as in latent attention": (3, 4, 2, 5, 12, 6),
 }
+"""Rows, heads of queries and of keys, queries, keys, width of values."""
 
 
 def draw(case: str, dtype: torch.dtype) -> tuple[list[Tensor], Tensor | None, nn.Module]:
     """Query, key, value, gradient; the mask of queries that stand last; the module that attends."""
-    rows, heads, kv_heads, queries, keys = CASES[case]
+    rows, heads, kv_heads, queries, keys, values = CASES[case]
     noise = torch.Generator().manual_seed(0)
-    shapes = [(heads, queries), (kv_heads, keys), (kv_heads, keys), (queries, heads)]
-    tensors = [torch.randn(rows, *shape, 8, generator=noise, dtype=torch.float64).to(dtype) for shape in shapes]
+    shapes = [(heads, queries, 8), (kv_heads, keys, 8), (kv_heads, keys, values), (queries, heads, values)]
+    tensors = [torch.randn(rows, *shape, generator=noise, dtype=torch.float64).to(dtype) for shape in shapes]
     mask = None if queries == keys else torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)[None, None]
     module = nn.Module()
     module.num_key_value_groups, module.is_causal = heads // kv_heads, True  # type: ignore[assignment]
@@ -40,7 +42,7 @@ def outputs_and_gradients(attend, tensors: list[Tensor]) -> list[Tensor]:
 def test_outputs_and_gradients_are_those_of_the_fused_kernel(case):
     """float64, in which it is never taken by itself."""
     tensors, mask, module = draw(case, torch.float64)
-    queries, keys = CASES[case][3:]
+    queries, keys = CASES[case][3:5]
     seen_TS = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     expected = outputs_and_gradients(lambda q, k, v: sdpa_attention_forward(module, q, k, v, mask)[0], tensors)
     actual = outputs_and_gradients(lambda q, k, v: _Attention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2), tensors)
@@ -49,6 +51,7 @@ def test_outputs_and_gradients_are_those_of_the_fused_kernel(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_in_bfloat16_it_is_as_near_to_float64_as_the_fused_kernel(case):
+    """Or within one rounding of bfloat16: for values of another width PyTorch computes in float32 throughout."""
     tensors, mask, module = draw(case, torch.bfloat16)
     exact = outputs_and_gradients(
         lambda q, k, v: sdpa_attention_forward(module, q, k, v, mask)[0], [x.double() for x in tensors]
@@ -57,7 +60,7 @@ def test_in_bfloat16_it_is_as_near_to_float64_as_the_fused_kernel(case):
     ours = outputs_and_gradients(lambda q, k, v: sdpa(module, q, k, v, mask)[0], tensors)
     for found, other, right in zip(ours, fused, exact, strict=True):
         assert found.dtype == torch.bfloat16
-        assert (found - right).norm() <= 1.5 * (other - right).norm() + 1e-3 * right.norm()
+        assert (found - right).norm() <= max(1.5 * (other - right).norm(), 2**-8 * right.norm())
 
 
 def taken(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, module: nn.Module, **settings) -> bool:
