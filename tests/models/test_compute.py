@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from posttrain.errors import CheckpointError
 from posttrain.models import compute, onednn
 from posttrain.models.compute import EXACT, LARGE, SMALL, Compute, choose_compute, decide, machine
 from posttrain.models.measured_products import (
@@ -172,6 +173,26 @@ def test_a_choice_is_read_as_it_was_written(chosen, tmp_path):
     assert Compute.read(tmp_path / "compute.json") is None
     chosen.write(tmp_path / "compute.json")
     assert Compute.read(tmp_path / "compute.json") == chosen
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:40],
+        lambda text: "[]",
+        lambda text: "\xff" + text,
+        lambda text: text.replace("bfloat16", "float8"),
+        lambda text: text.replace("packed", "sorted"),
+        lambda text: text.replace('"why"', '"because"'),
+    ],
+    ids=["cut off", "another record", "no JSON", "dtype", "sampler", "field"],
+)
+def test_a_choice_that_is_damaged_is_named_and_never_guessed(damage, tmp_path):
+    file = tmp_path / "compute.json"
+    decided().write(file)
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(CheckpointError, match=r"compute\.json is damaged"):
+        Compute.read(file)
 
 
 # ---------------------------------------------------------------- the scope

@@ -103,6 +103,24 @@ def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, ever
     assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(resumed).items())
 
 
+def test_a_run_that_began_before_there_was_a_choice_goes_on_in_the_plain_way(folder, monkeypatch):
+    stopped = train(folder, "earlier", monkeypatch, Compute(), steps=2)
+    assert not (stopped.folder / computing.FILE).exists()
+    monkeypatch.setattr(computing, "choose_compute", lambda model, precision, saved=None: saved or EVERYTHING)
+    resumed = posttrain.resume(stopped.folder, steps=3)
+    assert resumed.compute == Compute()
+
+
+def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, monkeypatch):
+    stopped = train(folder, "moved", monkeypatch, replace(EVERYTHING, machine="another processor"), steps=2)
+    here = replace(EVERYTHING, matmul="plain")
+    monkeypatch.setattr(computing, "choose_compute", lambda model, precision, saved=None: here)
+    resumed = posttrain.resume(stopped.folder, steps=3)
+    assert Compute.read(resumed.folder / computing.FILE) == here
+    (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
+    assert "oneDNN, sampling from packed weights on another processor, and goes on in float32, sampling" in told
+
+
 def test_a_run_folder_is_evaluated_as_the_run_computed(folder, monkeypatch):
     run = train(folder, "evaluated", monkeypatch, steps=1)
     found = posttrain.evaluate(run.folder)

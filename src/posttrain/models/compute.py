@@ -28,10 +28,12 @@ import psutil
 import torch
 from torch import nn
 
+from posttrain.errors import CheckpointError
 from posttrain.files import write_durably
 from posttrain.models import onednn
 from posttrain.models.measured_products import Decoder, Measured, Shape, linear_shapes, measure
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALL = 1_000_000
 """Parameters below which a model is not worth a measurement."""
 LARGE = 50_000_000
@@ -75,11 +77,21 @@ class Compute:
 
     @staticmethod
     def read(path: Path) -> Compute | None:
-        """What `write` wrote; None where nothing was written."""
+        """What `write` wrote; None where nothing was written. Raises CheckpointError for anything else."""
         if not path.is_file():
             return None
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Compute(**saved | {"dtype": getattr(torch, saved["dtype"])})
+        try:
+            saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            found = Compute(**saved | {"dtype": DTYPES[saved["dtype"]]})
+            if found.matmul not in ("plain", "onednn") or found.sampler not in ("shared", "packed"):
+                raise ValueError(f"matmul = {found.matmul!r}, sampler = {found.sampler!r}")
+        except (ValueError, TypeError, KeyError) as error:  # no text, no JSON, another record, other values
+            raise CheckpointError(
+                given=f"{path} is damaged ({type(error).__name__}: {error})",
+                allowed="the choice how products run, as it was written when the run began",
+                fix="Put the file back from a copy of the run folder. Without it the run goes on in plain products.",
+            ) from error
+        return found
 
 
 def choose_compute(
@@ -118,7 +130,7 @@ def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) ->
 
     matmul = gains("float32 through oneDNN", training["plain"], training["onednn"], measured.inexact["onednn"])
     float32_seconds = training["onednn" if matmul else "plain"]
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(precision)
+    dtype = DTYPES.get(precision)
     if dtype is None:
         large = size >= LARGE and has_bfloat16()
         faster = large and gains("bfloat16", float32_seconds, training["bfloat16"])
@@ -144,7 +156,7 @@ def choose_compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if on_gpu else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+    return DTYPES[precision]
 
 
 def has_bfloat16() -> bool:

@@ -14,14 +14,29 @@ FILE = "compute.json"
 def with_compute(loaded: LoadedModel, precision: str, folder: Path | None) -> LoadedModel:
     """The model with the choice of the run in `folder`, made now and written there if there is none that holds here.
 
-    Without a folder it is made for this call. `precision` is `model.precision`.
+    Without a folder it is made for this call. `precision` is `model.precision`. A run that has checkpoints and no
+    choice began without one, in an earlier version: it goes on in the plain way, as it is loaded. Raises
+    CheckpointError for a choice that cannot be read.
     """
     path = None if folder is None else folder / FILE
     saved = None if path is None else Compute.read(path)
+    if folder is not None and saved is None and any(folder.glob("checkpoints/*")):
+        return loaded
     chosen = choose_compute(loaded.model, precision, saved=saved)
     if path is not None and chosen.machine and chosen != saved:
         chosen.write(path)
-    return replace(loaded, compute=chosen)
+    return replace(loaded, compute=chosen, notes=(*loaded.notes, *_moved(saved, chosen)))
+
+
+def _moved(saved: Compute | None, chosen: Compute) -> list[str]:
+    """What to know of a run that does not go on bit by bit, because its choice was made elsewhere."""
+    if saved is None or saved.machine == chosen.machine:
+        return []
+    here = chosen.machine or "where nothing is measured"
+    return [
+        f"the run computed in {saved.describe()} on {saved.machine}, and goes on in {chosen.describe()} on {here}: "
+        "not bit by bit as it would have there"
+    ]
 
 
 def compute_facts(loaded: LoadedModel) -> list[str]:
