@@ -82,7 +82,8 @@ class Compute:
             return None
         try:
             saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            found = Compute(**saved | {"dtype": DTYPES[saved["dtype"]]})
+            saved["dtype"] = DTYPES[saved["dtype"]]
+            found = Compute(**saved)
             if found.matmul not in ("plain", "onednn") or found.sampler not in ("shared", "packed"):
                 raise ValueError(f"matmul = {found.matmul!r}, sampler = {found.sampler!r}")
         except (ValueError, TypeError, KeyError) as error:  # no text, no JSON, another record, other values

@@ -32,7 +32,7 @@ from posttrain.functional.calibration import (
 )
 from posttrain.functional.intervals import Interval, mean_interval, paired_interval, wilson
 from posttrain.models.reward_head import ScoringFacts
-from posttrain.train.loop import microbatches
+from posttrain.train.loop import split_for
 from posttrain.train.preferences import pairs_batch
 from posttrain.train.ratings import Scale, ratings_batch
 from posttrain.train.row_scores import refuse_non_finite
@@ -169,7 +169,7 @@ class HeldOutRatings:
 def score_rows(forward: Forward, batch: Batch, tokens_per_microbatch: int) -> Tensor:
     """`[B]` in float64."""
     scores_B = torch.full((batch.num_rows,), math.nan, dtype=torch.float64)
-    for rows, micro in microbatches(batch, tokens_per_microbatch):
+    for rows, micro in split_for(forward, tokens_per_microbatch)(batch):
         found_B = forward(micro).scores_B
         assert found_B is not None
         scores_B[rows] = found_B.double().cpu()

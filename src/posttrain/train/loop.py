@@ -7,13 +7,12 @@ micro      a part that fits the token budget; the gradient does not depend on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from posttrain.models.forward_path import shares_prefixes
 from posttrain.models.microbatches import plan_units
 from posttrain.models.packing import needed_tokens
 from posttrain.models.shared_prefixes import alone, find_families
@@ -53,8 +52,7 @@ def update(run: Run, minibatch: Batch, step: int, *, number: int = 0) -> Metrics
     totals = count_totals(minibatch)
     log, loss_sum = MetricLog(), 0.0
     run.loaded.model.train()  # dropout of the adapters; everything else computes without it
-    share = shares_prefixes(run.loaded.model)
-    for _, micro in microbatches(minibatch, run.config.train.tokens_per_microbatch, share=share):
+    for _, micro in split_for(run.forward, run.config.train.tokens_per_microbatch)(minibatch):
         outputs = run.forward(micro)
         loss, metrics = run.algorithm.loss(outputs, micro, totals)
         run.guards.check_loss(loss, outputs, micro, step)
@@ -94,6 +92,15 @@ def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> I
         order = torch.randperm(len(units), generator=generator)
         for part in torch.tensor_split(order, config.minibatches):
             yield batch.rows([row for unit in part.tolist() for row in units[unit]])
+
+
+def split_for(forward: object, tokens_per_microbatch: int) -> Callable[[Batch], Iterator[tuple[list[int], Batch]]]:
+    """`microbatches` as `forward` computes them: one whose model cannot share prefixes says so by `shares_prefixes`."""
+
+    def split(batch: Batch) -> Iterator[tuple[list[int], Batch]]:
+        return microbatches(batch, tokens_per_microbatch, share=getattr(forward, "shares_prefixes", True))
+
+    return split
 
 
 def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True) -> Iterator[tuple[list[int], Batch]]:

@@ -15,6 +15,7 @@ from posttrain.errors import NonFiniteError
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
 from posttrain.models.forward import token_logprobs
+from posttrain.models.forward_path import shares_prefixes
 from posttrain.rollout.publish import DeliveryProof
 from posttrain.rollout.sampler import InProcessSampler
 from posttrain.rollout.weights import dense, named_weights, write_tensor
@@ -74,6 +75,11 @@ class Forward:
     @property
     def compute_dtype(self) -> torch.dtype:
         return self.compute.dtype
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """What rows have in common is computed once, by the critic as well where there is one."""
+        return shares_prefixes(self.model) and (self.critic is None or self.critic.path().shares_prefixes)
 
     @contextmanager
     def computing(self) -> Iterator[None]:

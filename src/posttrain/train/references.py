@@ -16,7 +16,6 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ from posttrain.models.adapters import frozen_copy, reference_scope
 from posttrain.models.identity import computation_key, model_key
 from posttrain.models.load import LoadedModel
 from posttrain.train.frozen import load_frozen
-from posttrain.train.loop import microbatches
+from posttrain.train.loop import split_for
 from posttrain.train.policy import Forward
 from posttrain.train.reference_files import read_values, share, write_values
 from posttrain.types import Batch, Example
@@ -151,7 +150,7 @@ def _score(
     config: RunConfig, dataset: Sequence[Example], places: Sequence[int], forward: Forward, pad_id: int
 ) -> Iterator[np.ndarray]:
     """The log-probabilities of the trained tokens, example after example."""
-    split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
+    split = split_for(forward, config.train.tokens_per_microbatch)
     for begin in range(0, len(places), ROWS_AT_ONCE):
         examples = [dataset[place] for place in places[begin : begin + ROWS_AT_ONCE]]
         tokens, mask_BT = collate_examples(examples, pad_id)

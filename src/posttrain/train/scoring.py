@@ -14,6 +14,7 @@ from posttrain.algorithms import Algorithm
 from posttrain.data.prompts import Renderer
 from posttrain.data.split import Split
 from posttrain.models.adapters import apply_lora
+from posttrain.models.forward_path import shares_prefixes
 from posttrain.models.load import LoadedModel
 from posttrain.models.recompute import recompute_activations
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores, save_reward_model, score_head
@@ -103,6 +104,11 @@ class ScoringForward:
 
     def __init__(self, loaded: LoadedModel, score: Score) -> None:
         self.loaded, self.score = loaded, score
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """What rows have in common is computed once."""
+        return shares_prefixes(self.loaded.model)
 
     def __call__(self, batch: Batch) -> Outputs:
         mask_BT = batch.completion_mask_BT

@@ -34,7 +34,7 @@ from posttrain.train.frozen import load_frozen
 from posttrain.train.guards import Guards
 from posttrain.train.injected import injection_notes
 from posttrain.train.judges import Judges, Samplers
-from posttrain.train.loop import microbatches
+from posttrain.train.loop import split_for
 from posttrain.train.measure import HeldOutAnswers, WithForgetting
 from posttrain.train.offline import labelled, preferences, supervised
 from posttrain.train.optimizer import Updater
@@ -174,26 +174,27 @@ def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel
 
 def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Weighing:
     """The way from experience to a batch, with one collaborator per need."""
-    split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
+    split = partial(split_for, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
     old, critic = needs_old_pass(config, algorithm), forward.critic
     if old and critic is not None and critic.in_policy_pass:
-        fills.append(fill_old_logprobs_and_values(forward.under(loaded.model, critic=critic), split))
+        fills.append(fill_old_logprobs_and_values(forward.under(loaded.model, critic=critic), split(forward)))
     else:
-        fills += [fill_logprobs("old_logprobs_BT", forward.under(loaded.model), split)] if old else []
-        fills += [fill_values(forward.values, split)] if critic is not None else []
+        fills += [fill_logprobs("old_logprobs_BT", forward.under(loaded.model), split(forward))] if old else []
+        fills += [fill_values(forward.values, split(forward))] if critic is not None else []
     if "reference" in algorithm.needs:
-        fills.append(fill_logprobs("ref_logprobs_BT", reference_forward(config, loaded, forward), split))
+        reference = reference_forward(config, loaded, forward)
+        fills.append(fill_logprobs("ref_logprobs_BT", reference, split(reference)))
     if "teacher" in algorithm.needs:
         assert config.teacher is not None, "config_rules: an algorithm that needs a teacher has one"
         teacher = load_frozen("teacher", config.teacher, config, loaded, forward)
-        fills.append(fill_logprobs("teacher_logprobs_BT", teacher, split))
+        fills.append(fill_logprobs("teacher_logprobs_BT", teacher, split(teacher)))
     return Weighing(algorithm, fills, mask_truncated=config.train.mask_truncated)
 
 
 def refreshing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Refresh:
     """What is computed anew before each update of a batch, with one collaborator per need."""
-    split = partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch)
+    split = split_for(forward, config.train.tokens_per_microbatch)
     makers: dict[Need, Callable[..., Refresh]] = {
         "current": with_current_logprobs,
         "mismatched": with_mismatched_log_ratios,
@@ -233,7 +234,7 @@ def auxiliary(
         seed=config.seed,
         pad_id=loaded.pad_id,
         forward=forward.under(loaded.model, temperature=1.0),
-        split=partial(microbatches, tokens_per_microbatch=config.train.tokens_per_microbatch),
+        split=split_for(forward, config.train.tokens_per_microbatch),
     )
     return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
 
