@@ -236,6 +236,33 @@ def test_an_interrupt_kills_the_busy_workers_and_the_rewards_can_be_used_again(f
     assert rewards.score([prompt(0)], [[completion("abc")]]).rewards_PG == [[3.0]]
 
 
+def test_an_interrupt_ends_a_function_of_this_process_after_the_call_that_it_is_making(built):
+    """Of the calls that its thread has taken over, none is begun any more."""
+    made, all_there, taken_over, released = [], threading.Event(), threading.Event(), threading.Event()
+
+    def held(completion):
+        made.append(completion)
+        if completion == "first":
+            assert all_there.wait(60)
+            return 1.0
+        taken_over.set()
+        assert released.wait(60)
+        return 1.0
+
+    def sampler():
+        for number, text in enumerate(["first", *"abcdef"]):
+            yield 0, number, completion(text)
+        all_there.set()
+        assert taken_over.wait(60)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        draw(sampler(), [prompt(0)], built(held), group_size=8)
+    released.set()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "rewards"])
+    assert len(made) == 2
+
+
 def test_closing_gives_up_what_is_under_way(function, tmp_path, children):
     rewards = build_rewards([Reward(function=function("hostile"), timeout=600)])
     scoring = rewards.open([prompt(0)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,11 +98,21 @@ class Outcome:
         return self.kind in ("exception", "timeout", "crash")
 
 
+class Abandoned(Exception):
+    """What was asked for is not wanted any more."""
+
+
 class Runner(Protocol):
     """Makes the calls of one reward in this process, or in processes of its own."""
 
-    def run(self, calls: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], timeout: float) -> list[Outcome]:
-        """One outcome per call, in order."""
+    def run(
+        self,
+        calls: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+        timeout: float,
+        over: threading.Event | None = None,
+    ) -> list[Outcome]:
+        """One outcome per call, in order. Once `over` is set no further call is begun, and Abandoned is raised."""
         ...
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from posttrain.rewards.calls import Outcome
+from posttrain.rewards.calls import Outcome, Runner
 
 if TYPE_CHECKING:
     from posttrain.rewards.components import Component
@@ -47,7 +47,7 @@ def open_lane(component: Component, pool: WorkerPool) -> Lane:
     if component.judge is not None and component.judge.is_remote:
         return JudgeLane(component)
     if component.runner is not None:
-        return ThreadLane(lambda sheets: _run_by_runner(component, sheets))
+        return RunnerLane(component, component.runner)
     return LastLane(component)
 
 
@@ -83,6 +83,8 @@ class ThreadLane:
         self._waiting: list[Sheet] = []
         self._working = 0
         self._error: BaseException | None = None
+        self._over = threading.Event()
+        """Nobody will look at the sheets."""
         self._changed = threading.Condition()
 
     def add(self, sheet: Sheet) -> None:
@@ -105,6 +107,7 @@ class ThreadLane:
                 raise self._error
 
     def abandon(self) -> None:
+        self._over.set()
         with self._changed:
             self._waiting.clear()
 
@@ -146,7 +149,21 @@ class AsyncLane(ThreadLane):
         calls = [call for sheet in sheets for call in sheet.open_calls]
         task = self._pool.submit(self._component.job(calls))
         self._tasks.append(task)
+        if self._over.is_set():  # since before there was a task to give up
+            self._pool.abandon([task])
         settle(sheets, task.result())
+
+
+class RunnerLane(ThreadLane):
+    """Calls that are made by what has threads or processes of its own."""
+
+    def __init__(self, component: Component, runner: Runner) -> None:
+        super().__init__(self._run)
+        self._component, self._runner = component, runner
+
+    def _run(self, sheets: Sequence[Sheet]) -> None:
+        calls = [call for sheet in sheets for call in sheet.open_calls]
+        settle(sheets, self._runner.run(calls, self._component.settings, self._component.timeout, self._over))
 
 
 class JudgeLane(ThreadLane):
@@ -190,12 +207,6 @@ class LastLane:
 
     def abandon(self) -> None:
         self._sheets.clear()
-
-
-def _run_by_runner(component: Component, sheets: Sequence[Sheet]) -> None:
-    assert component.runner is not None
-    calls = [call for sheet in sheets for call in sheet.open_calls]
-    settle(sheets, component.runner.run(calls, component.settings, component.timeout))
 
 
 def settle(sheets: Sequence[Sheet], outcomes: Sequence[Outcome]) -> None:

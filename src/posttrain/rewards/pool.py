@@ -21,11 +21,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.calls import Outcome, Signature
+from posttrain.rewards.calls import Abandoned, Outcome, Signature
 from posttrain.rewards.load import Target
 from posttrain.rewards.worker_process import (
     LOAD_TIMEOUT,
-    Abandoned,
     Chunk,
     Job,
     Task,

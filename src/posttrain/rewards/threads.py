@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from posttrain.errors import RewardError
-from posttrain.rewards.calls import ASYNC_GRACE, Call, Outcome, run_calls, timed_out
+from posttrain.rewards.calls import ASYNC_GRACE, Abandoned, Call, Outcome, run_calls, timed_out
 
 MAX_ABANDONED = 3
 """Threads of one function that may hang in the background at the same time."""
@@ -32,7 +32,13 @@ class ThreadRunner:
         self._function, self._label, self._is_async = function, label, is_async
         self._abandoned: list[threading.Thread] = []
 
-    def run(self, calls: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], timeout: float) -> list[Outcome]:
+    def run(
+        self,
+        calls: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+        timeout: float,
+        over: threading.Event | None = None,
+    ) -> list[Outcome]:
         """One outcome per call, in order.
 
         The call that is late times out, and the calls behind it get a new thread. Calls of an async function wait
@@ -41,7 +47,7 @@ class ThreadRunner:
         """
         outcomes: dict[int, Outcome] = {}
         while waiting := [(number, call) for number, call in enumerate(calls) if number not in outcomes]:
-            outcomes |= self._run_thread(waiting, settings, timeout)
+            outcomes |= self._run_thread(waiting, settings, timeout, over or threading.Event())
             late = [number for number, _ in waiting if number not in outcomes]
             outcomes |= {number: timed_out(timeout, timeout) for number in (late if self._is_async else late[:1])}
         return [outcomes[number] for number in range(len(calls))]
@@ -52,7 +58,9 @@ class ThreadRunner:
     notes: Sequence[str] = ()
     facts: Sequence[str] = ()
 
-    def _run_thread(self, calls: list[Call], settings: Mapping[str, Any], timeout: float) -> dict[int, Outcome]:
+    def _run_thread(
+        self, calls: list[Call], settings: Mapping[str, Any], timeout: float, over: threading.Event
+    ) -> dict[int, Outcome]:
         """What one new thread answers until it is done or late."""
         answers: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
         given_up = threading.Event()
@@ -61,6 +69,8 @@ class ThreadRunner:
             if given_up.is_set():
                 raise _GivenUp
             answers.put((number, outcome))
+            if over.is_set():
+                raise _GivenUp
 
         def work() -> None:
             with suppress(_GivenUp), asyncio.Runner() as runner:
@@ -81,6 +91,8 @@ class ThreadRunner:
             for _ in calls:
                 number, outcome = answers.get(timeout=timeout + (ASYNC_GRACE if self._is_async else 0.0))
                 outcomes[number] = outcome
+                if over.is_set():
+                    raise Abandoned
         except queue.Empty:
             given_up.set()
             self._abandon(thread)

@@ -46,10 +46,6 @@ class Job:
     """The calls wait together in one worker, each at most `timeout` seconds."""
 
 
-class Abandoned(Exception):
-    """What was asked for is not wanted any more."""
-
-
 class Task:
     """A job that was handed to a pool, and what has come of its calls. Whoever wants the outcomes waits for them."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tests.rewards.rollouts import completion, prompt
 
 from posttrain.errors import ConfigError, DataError, SandboxUnavailable
 from posttrain.rewards import Reward, build_rewards
+from posttrain.rewards.calls import Abandoned
 from posttrain.rewards.code import CodeRunner, code
 from posttrain.rewards.code.attacks import fenced
 
@@ -158,6 +161,29 @@ def test_apps_wraps_results_and_knows_no_tuples():
     assert judged("def f(n):\n    return (n, n + 1)\n", **row) == 1.0
     assert judged("def f(n):\n    return [n, n + 1]\n", **row) == 1.0
     assert judged("def f(n):\n    return [n, n]\n", **row) == 0.0
+
+
+def test_programs_that_nobody_waits_for_are_not_run():
+    """The interpreter waits for the threads of the runner before it ends; a closed runner leaves no process behind."""
+    runner, over, raised = CodeRunner({}, size=1), threading.Event(), []
+    endless = {"completion": fenced("def f(n):\n    while True: pass\n"), **CALLS}
+
+    def work():
+        with pytest.raises(Abandoned):
+            runner.run([endless] * 100, {"wall": 2.0, "cpu": 2.0}, 2.0, over)
+        raised.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while runner._sandbox is None or not runner._sandbox._all:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    sandbox = runner._sandbox
+    over.set()
+    runner.close()
+    thread.join(timeout=120)
+    assert raised == [True], "it does not run a hundred programs first"
+    assert sandbox._all == []
 
 
 def test_all_tests_of_a_program_have_one_clock():

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.calls import Outcome, run_call
+from posttrain.rewards.calls import Abandoned, Outcome, run_call
 from posttrain.rewards.code.bench import Rules
 from posttrain.rewards.code.examine import examine
 from posttrain.rewards.code.program import find_program
@@ -86,7 +86,13 @@ class CodeRunner:
         self._size = size or len(os.sched_getaffinity(0))
         self._sandbox: Sandbox | None = None
 
-    def run(self, calls: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], timeout: float) -> list[Outcome]:
+    def run(
+        self,
+        calls: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+        timeout: float,
+        over: threading.Event | None = None,
+    ) -> list[Outcome]:
         """One outcome per call, in order; `timeout` is for all tests of one program together.
 
         The first call opens the sandbox, which is when a dataset is checked. SandboxUnavailable when there is none.
@@ -104,8 +110,17 @@ class CodeRunner:
                 suites[key] = read_suite(fixed | row, bare=_is_bare(self._kind))
             return _verdict(completion, suites[key], sandbox, rules, truncated)
 
-        with ThreadPoolExecutor(self._size, thread_name_prefix="code") as threads:
-            return list(threads.map(lambda call: run_call(judge, call, {}), calls))
+        def outcome(call: Mapping[str, Any]) -> Outcome:
+            if over is not None and over.is_set():
+                raise Abandoned  # leaving the pool, which the interpreter waits for at its end, without the rest
+            return run_call(judge, call, {})
+
+        try:
+            with ThreadPoolExecutor(self._size, thread_name_prefix="code") as threads:
+                return list(threads.map(outcome, calls))
+        finally:
+            if self._sandbox is not sandbox:  # closed meanwhile: programs that were running had started it anew
+                sandbox.close()
 
     @property
     def notes(self) -> Sequence[str]:
