@@ -111,6 +111,12 @@ def test_a_run_that_began_before_there_was_a_choice_goes_on_in_the_plain_way(fol
     assert resumed.compute == Compute()
 
 
+def test_a_run_that_is_given_the_choice_of_another_computes_like_it(folder, monkeypatch):
+    (folder / "repeated").mkdir()
+    EVERYTHING.write(folder / "repeated" / computing.FILE)
+    assert train(folder, "repeated", monkeypatch, Compute(), steps=1).compute == EVERYTHING
+
+
 def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, monkeypatch):
     stopped = train(folder, "moved", monkeypatch, replace(EVERYTHING, machine="another processor"), steps=2)
     here = replace(EVERYTHING, matmul="plain")
