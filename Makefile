@@ -23,7 +23,7 @@ demo: $(VENV)/installed
 	$(RUN) -m posttrain demo --seed $(SEED)
 
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "$(FAST)" tests
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal -m "$(FAST)" tests
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --doctest-modules src/posttrain
 
 test-slow: $(VENV)/installed-dev

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as parquet
 import torch
@@ -23,6 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.config import load_config
 from posttrain.errors import PosttrainError
+from posttrain.rollout.choosing import Draw
+from posttrain.rollout.requests import Row
 from posttrain.train.api import run_folder, train_resolved
 
 Record = Mapping[str, Any]
@@ -157,7 +160,12 @@ class Effort(TorchDispatchMode):
             self.kept_numbers += tensor.numel()
             return tensor
 
-        with self, saved_tensors_hooks(keep, lambda tensor: tensor):
+        def draw(drawing: Draw, logits_BV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+            self.decoded_rows = max(self.decoded_rows, len(rows))
+            return original(drawing, logits_BV, rows)
+
+        original = Draw.__call__
+        with self, saved_tensors_hooks(keep, lambda tensor: tensor), mock.patch.object(Draw, "__call__", draw):
             yield
 
     def __torch_dispatch__(
@@ -165,10 +173,8 @@ class Effort(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.embedding.default:
-            weight, ids = args[:2]
-            self.vocabulary = weight.shape[0]
+            self.vocabulary = args[0].shape[0]
             self.training_passes += torch.is_grad_enabled()
-            self.decoded_rows = max(self.decoded_rows, ids.shape[0] if ids.shape[-1] == 1 else 0)
         if func in PRODUCTS and out.shape[-1] == self.vocabulary:
             self.largest_logits = max(self.largest_logits, out.shape[0])
         return out

@@ -26,12 +26,13 @@ import torch
 import transformers.dynamic_module_utils
 from datasets.packaged_modules.json.json import Json
 from tests.algorithms.compositions import SETTINGS
+from tests.algorithms.test_settings import SHOWN_ELSEWHERE
 from tests.end_to_end.judging import HERE, KEY, LOSSES, ONCE, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
-from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms import ALGORITHMS, PolicyGradient
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.settings import attributes
 from posttrain.config import ModelConfig, describe_fields
@@ -607,6 +608,19 @@ CASES = [
 ]
 
 
+def thinned(cases: Sequence[Case]) -> Iterator[Any]:
+    """Policy gradients share settings such as kl_coef, and one way from the config to them: where a first one has shown
+    that it leads there, the others are slow. That each of them heeds each of its settings is asked of the losses, in
+    tests/algorithms/test_settings.py.
+    """
+    shown: dict[str, str] = {}
+    for case in cases:
+        key, name = case.algorithm, case.setting.removeprefix(f"{case.algorithm}.")
+        asked = key and issubclass(ALGORITHMS[key], PolicyGradient) and (key, name) not in SHOWN_ELSEWHERE
+        repeated = asked and not case.refused and shown.setdefault(name, key) != key
+        yield pytest.param(case, id=case.setting, marks=[pytest.mark.slow] if repeated else [])
+
+
 def test_every_setting_has_a_case():
     """A new setting fails here until it has a line above. A judge of check is the section that it is in rewards."""
     settings = {doc.path for doc in describe_fields() if not doc.path.startswith("check.N.judge.")}
@@ -622,7 +636,7 @@ def test_without_a_change_nothing_differs(place):
     assert all(share < 1 for share in once["metrics/frac_reward_zero_std"]), "a step without signal changes no weight"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.setting)
+@pytest.mark.parametrize("case", thinned(CASES))
 def test_a_setting_changes_something(place, case):
     before = place.record(case.before, with_effort=case.with_effort)
     after = place.record(case.after, with_effort=case.with_effort)

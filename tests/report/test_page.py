@@ -232,6 +232,11 @@ def test_events_tell_what_an_evaluation_found(run_folder):
     assert "1 routine events (publishes, checkpoints) are left out here" in text
 
 
+def test_how_a_run_computes_is_among_the_events(run_folder):
+    write_lines(run_folder / "events.jsonl", [{"step": 0, "kind": "compute", "message": "products by oneDNN"}])
+    assert "products by oneDNN" in Page(write_report(run_folder).read_text()).text
+
+
 def test_a_run_that_failed_says_so_first(run_folder):
     (run_folder / "error.json").write_text(
         json.dumps({"type": "PublishError", "message": "the sampler runs policy version 3", "step": 4, "exit_code": 4})

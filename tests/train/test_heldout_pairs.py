@@ -13,6 +13,7 @@ import torch
 from posttrain.config import RunConfig
 from posttrain.functional.auc import auc_interval
 from posttrain.functional.intervals import mean_interval, paired_interval, wilson
+from posttrain.models.packing import needed_tokens
 from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
 from posttrain.types import Batch, Example, LabelledExample, Outputs, Pair
 
@@ -23,11 +24,11 @@ class Table:
 
     logprobs: dict[int, float]
     largest: int = 0
-    """Tokens of the largest batch that it was asked for."""
+    """Tokens that the largest batch put through the model: the last of a row predicts nothing."""
 
     def __call__(self, batch: Batch) -> Outputs:
         assert batch.tokens is not None
-        self.largest = max(self.largest, int(batch.tokens.lengths_B.sum()))
+        self.largest = max(self.largest, int(needed_tokens(batch.completion_mask_BT).sum()))
         values = torch.zeros(100)
         for token, value in self.logprobs.items():
             values[token] = value

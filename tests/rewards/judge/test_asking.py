@@ -73,7 +73,7 @@ def test_a_refused_key_ends_the_asking(judged, server, monkeypatch):
     groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 11)]
     prompts = [prompt(n) for n in range(10)]
     scores = judged(api_key_env="JUDGE_KEY", concurrency=1).score(prompts, groups)
-    assert len(server.requests) == 1
+    assert len(server.requests) <= 2, "what was under way when the refusal came, and no more"
     assert "judge.api_key_env = JUDGE_KEY" in scores.failures[0].message
     with pytest.raises(RewardError, match=r"(?s)20 of 20 completions .* returned 401"):
         enforce_limit(scores, 0.2)

@@ -128,11 +128,12 @@ def spellings(answer: str, form: str) -> dict[str, str]:
 
 def _of_number(value: Fraction, form: str) -> dict[str, str]:
     plain, boxed = written(value), form == "boxed"
+    stopped = fill(form, plain).endswith(".")
     ways = {
         "digits only": fill(form, plain),
         "zeros behind the point": fill(form, f"{plain}00" if "." in plain else f"{plain}.00"),
         "a currency sign": fill(form, f"\\${plain}" if boxed else f"${plain}"),
-        "a full stop behind it": fill(form, plain) + "." if boxed else fill(form, f"{plain}."),
+        "a full stop behind it": fill(form, plain) + "." if boxed else fill(form, plain if stopped else f"{plain}."),
         "as text or bold": fill(form, f"\\text{{{plain}}}" if boxed else f"**{plain}**"),
     }
     if value.denominator == 1:
