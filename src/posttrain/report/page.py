@@ -30,7 +30,7 @@ from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, escaped, script_json
 from posttrain.report.verdict import Verdict, verdict
 
-_EVENT_KINDS = ("warning", "guard", "alarm", "error", "resume", "start", "end", "evaluation")
+_EVENT_KINDS = ("warning", "guard", "alarm", "error", "resume", "start", "end", "evaluation", "compute", "data")
 """Shown in full; the others, publishes and checkpoints, are counted."""
 _MAX_EVENTS = 200
 
