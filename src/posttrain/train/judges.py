@@ -35,6 +35,11 @@ class Samplers(NamedTuple):
     notes: Sequence[str] = ()
     """What the user should be warned of."""
 
+    @property
+    def decoding_notes(self) -> list[str]:
+        """Why decoding is slower than it could be; finding out takes a few short passes."""
+        return list(dict.fromkeys(sampler.note for sampler in (self.training, self.evaluation) if sampler.note))
+
     @staticmethod
     def of(config: RunConfig, loaded: LoadedModel, *, published: bool) -> Samplers:
         """`published`: does the sampler for training get every version, so that it may decode with a copy?"""

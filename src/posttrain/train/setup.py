@@ -294,7 +294,13 @@ def online(parts: Parts) -> Source:
         measure=measure,
         watch=watch,
         probe=[prompt.ids for prompt in train.prompts[:4]],
-        notes=[*prompt_notes(train, heldout), *update_notes(config), *mark_notes(config), *watch_notes],
+        notes=[
+            *samplers.decoding_notes,
+            *prompt_notes(train, heldout),
+            *update_notes(config),
+            *mark_notes(config),
+            *watch_notes,
+        ],
     )
 
 
