@@ -4,6 +4,9 @@ What a causal model makes of a token depends on the tokens before it alone, so a
 common needs to be computed once. It is found by looking at the ids: who made the rows, and in which order they stand,
 does not matter.
 
+Dropout of adapters is drawn once for a shared beginning. What each row sees is distributed as it would be alone, so the
+mean gradient of a loss that is a sum over rows stays; rows that a loss compares see the same draw of their prompt.
+
 B rows, T tokens of a padded row, R rows in alphabetical order of their ids.
 """
 
