@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import gc
+import weakref
 from functools import cache
 
 import pytest
@@ -165,6 +167,26 @@ def test_attention_reads_the_columns_of_the_longest_row_in_flight():
         list(sampler.complete(requests, Settings(max_batch_rows=1), seed=0))
     assert [columns for columns, _ in in_use] == [-(-n // 32) * 32 for n in (*range(4, 90), *range(4, 7))]
     assert sorted({capacity for _, capacity in in_use}) == [32, 64, 96], "never less than is in use"
+
+
+def test_the_memory_of_a_call_is_given_back_when_it_ends():
+    """Without waiting for the garbage collector: keys and values would lie beside the training pass."""
+    made: weakref.WeakSet[slots.SlotStorage] = weakref.WeakSet()
+    original = slots.SlotStorage.__init__
+
+    def noted(self: slots.SlotStorage, num_slots: int) -> None:
+        original(self, num_slots)
+        made.add(self)
+
+    sampler, prompts = sampler_of(tiny_model()), random_prompts((5, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots.SlotStorage, "__init__", noted)
+        gc.disable()
+        try:
+            sampler.generate(prompts, Settings(), group_size=3, seed=0)
+            assert not made
+        finally:
+            gc.enable()
 
 
 def test_log_probabilities_do_not_depend_on_the_rows_beside():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -76,7 +77,8 @@ class SlotCache(Cache):
     """What a model is given as `past_key_values`."""
 
     def __init__(self, storage: SlotStorage) -> None:
-        super().__init__(layer_class_to_replicate=lambda: SlotLayer(storage))  # pyright: ignore[reportArgumentType]
+        held = ref(storage)
+        super().__init__(layer_class_to_replicate=lambda: SlotLayer(_alive(held)))  # pyright: ignore[reportArgumentType]
 
 
 class SlotLayer(CacheLayerMixin):
@@ -87,9 +89,13 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, storage: SlotStorage) -> None:
         super().__init__()
-        self.storage = storage
+        self._storage = ref(storage)  # a cycle would keep the memory of a step until the garbage is collected
         self.handed_out: Tensor | None = None
         self.keys_SKCD = self.values_SKCD = torch.empty(0)
+
+    @property
+    def storage(self) -> SlotStorage:
+        return _alive(self._storage)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the block, in the precision in which attention will compute."""
@@ -140,6 +146,12 @@ class SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         """No bound."""
         return -1
+
+
+def _alive(storage: ref[SlotStorage]) -> SlotStorage:
+    found = storage()
+    assert found is not None, "slots hold their storage while the model runs"
+    return found
 
 
 def _grown(block_SKCD: Tensor, capacity: int, num_columns: int, num_used: int) -> Tensor:
