@@ -59,7 +59,8 @@ class JudgeConfig(Part):
     timeout: Positive = 60.0
     """Seconds for one request to the endpoint."""
     deadline: Positive = 600.0
-    """Seconds for all requests of one step or evaluation; what is open then is unscored."""
+    """Seconds for the requests that are asked together, those of the answers that have arrived; what is open then is
+    unscored."""
     retries: Natural = 4
     """How often a request is repeated after a lost connection, a time-out, 429 or 5xx; the pauses grow, or are what the
     endpoint asks for."""
