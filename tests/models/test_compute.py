@@ -70,10 +70,10 @@ def test_float32_never_computes_in_less_and_bfloat16_is_taken_as_it_is_asked_for
 
 
 @pytest.mark.parametrize(
-    ("case", "size", "seconds"), [("small", LARGE - 1, 2.0), ("slow", LARGE, 3.1), ("no instructions", LARGE, 2.0)]
+    ("case", "size", "seconds"), [("small", LARGE - 1, 2.0), ("slow", LARGE, 3.4), ("no instructions", LARGE, 2.0)]
 )
 def test_auto_stays_in_float32_where_bfloat16_gains_too_little(case, size, seconds, monkeypatch):
-    """3.1 seconds against 4.0 is below 1.3 times as fast."""
+    """3.4 seconds against 4.0 is below 1.2 times as fast."""
     monkeypatch.setattr(compute, "has_bfloat16", lambda: case != "no instructions")
     measured = replace(FAST, training=FAST.training | {"bfloat16": seconds})
     assert decided(measured, size=size).dtype == torch.float32
@@ -82,12 +82,17 @@ def test_auto_stays_in_float32_where_bfloat16_gains_too_little(case, size, secon
 def test_a_gain_of_less_than_the_threshold_is_not_taken():
     slower = replace(
         FAST,
-        training=FAST.training | {"onednn": 6.2},
-        decoding=FAST.decoding | {Decoder(torch.float32, True): 6.2},
+        training=FAST.training | {"onednn": 6.8},
+        decoding=FAST.decoding | {Decoder(torch.float32, True): 6.8},
     )
     chosen = decided(slower, "float32")
     assert (chosen.matmul, chosen.sampler) == ("plain", "shared")
-    assert "1.3 times as fast" in chosen.why
+    assert "1.2 times as fast" in chosen.why
+
+
+def test_bfloat16_always_decodes_from_a_copy_because_the_shared_weights_are_float32():
+    no_gain = replace(FAST, decoding=FAST.decoding | {Decoder(torch.bfloat16, True): 3.0})
+    assert decided(no_gain, "bfloat16").sampler == "packed"
 
 
 def test_a_faster_way_that_is_less_exact_is_refused_and_the_reason_is_told():

@@ -38,7 +38,7 @@ SMALL = 1_000_000
 """Parameters below which a model is not worth a measurement."""
 LARGE = 50_000_000
 """Parameters from which on `precision: auto` may take bfloat16 on a CPU."""
-FASTER = 1.3
+FASTER = 1.2
 """Times by which another way has to be faster than the plain one to be taken."""
 EXACT = 4.0
 """Times by which the error of a float32 product may exceed that of the plain one; bfloat16 is off by hundreds."""
@@ -139,6 +139,7 @@ def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) ->
     shared, packed = (measured.decoding[Decoder(dtype, is_packed)] for is_packed in (False, True))
     inexact = measured.inexact["packed"] if dtype == torch.float32 else 0.0
     copy = gains(f"decoding from packed {dtype_name(dtype)} weights", shared, packed, inexact)
+    copy |= dtype == torch.bfloat16  # shared weights are float32: they would be cast again with every few tokens
     if copy and (needed := size * dtype.itemsize) > COPY_SHARE * free_bytes:
         reasons.append(f"but a copy for sampling takes {needed / 2**30:.1f} GiB and {free_bytes / 2**30:.1f} are free")
         copy = False
