@@ -56,7 +56,7 @@ def onednn_products() -> Iterator[None]:
 
     Of the process, not of the thread. Nothing changes for products on a GPU.
     """
-    settings = torch.backends.mkldnn.matmul
+    settings = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"
     try:

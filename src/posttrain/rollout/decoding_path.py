@@ -79,7 +79,7 @@ def _try(model: nn.Module, path: DecodingPath) -> str | None:
     causal_lm = base_model(model)
     if not causal_lm._can_set_attn_implementation():
         return "its attention cannot be replaced"
-    vocabulary = causal_lm.get_input_embeddings().weight.shape[0]  # pyright: ignore[reportAttributeAccessIssue]
+    vocabulary: int = causal_lm.config.get_text_config().vocab_size
     ids = [
         [(7 * row + 3 * t + t * t) % vocabulary for t in range(n + _PROBE_STEPS)]
         for row, n in enumerate(_PROBE_LENGTHS)
