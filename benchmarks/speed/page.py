@@ -86,6 +86,7 @@ def _goals(result: Result) -> str:
     for goal in GOALS:
         found = reached(goal, result)
         if found is None:
+            lines.append(f"| {goal.what} | {goal.form(goal.bound)} | not measured | |")
             continue
         value, ok = found
         note = "reached" if ok else goal.why_missed or "missed"
