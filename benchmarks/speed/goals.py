@@ -47,7 +47,9 @@ def reached(goal: Goal, result: dict[str, Any]) -> tuple[float, bool] | None:
 
 SMALL_SAMPLER = "a pass over 64 rows of a small model takes 5 ms, a third of it Python, a third keys and values"
 """More than half of our step of the small model is sampling."""
-NO_RECOMPUTATION = "TRL recomputes activations by default, we do not; interpreter, weights, AdamW and gradients are a floor"
+NO_RECOMPUTATION = (
+    "TRL recomputes activations by default, we do not; interpreter, weights, AdamW, gradients are a floor"
+)
 WHY_MISSED = {
     "GRPO step, 2.7M, TRL's default": SMALL_SAMPLER,
     "GRPO step, 2.7M, both bfloat16": SMALL_SAMPLER,
