@@ -95,7 +95,7 @@ def measure(shapes: Sequence[Shape], products: Mapping[Way, Product] = PRODUCTS)
             weights = random_weights(shape, generator)
             factors = factors_of_training(weights[0], generator)
             ways = {way: partial(_all, product, factors) for way, product in products.items()}
-            training.update({way: shape.layers * seconds for way, seconds in fastest(ways).items()})
+            training.update({way: shape.layers * seconds for way, seconds in fastest(ways).items()})  # pyright: ignore[reportCallIssue, reportArgumentType]
             decoders = {way: _decoder(way, weights, factors[0][0][:DECODED_ROWS]) for way in DECODERS}
             turns = shape.layers / len(weights)
             decoding.update({way: turns * seconds for way, seconds in fastest(decoders).items()})
