@@ -360,7 +360,8 @@ def test_who_stops_sampling_stops_the_asking(judged, server):
 def test_an_interrupt_does_not_wait_for_the_judge(tmp_path):
     """Ctrl-C while the endpoint hangs ends the process at once."""
     code = (
-        "import sys; from tests.rewards.rollouts import completion, prompt\n"
+        "import signal, sys; from tests.rewards.rollouts import completion, prompt\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         "from posttrain.rewards import Reward, build_rewards\n"
         "rewards = build_rewards([Reward(judge={'model': 'm', 'url': sys.argv[1], 'cache': False})])\n"
         "print('asking', flush=True)\n"
