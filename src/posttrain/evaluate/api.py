@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, load_config
 from posttrain.config_stages import in_folder
 from posttrain.data.prompts import Renderer, render_prompts
@@ -108,10 +106,10 @@ def evaluate(
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
     if isinstance(model, LoadedModel):
-        loaded, sampler = model, _sampler(model)
+        loaded, sampler = model, LocalSampler.of(model)
     else:
         loaded = _computing(load_model(subject.model), subject)
-        sampler = _packed_sampler(loaded) if loaded.compute.sampler == "packed" else _sampler(loaded)
+        sampler = _packed_sampler(loaded) if loaded.compute.sampler == "packed" else LocalSampler.of(loaded)
     return _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
 
 
@@ -119,11 +117,6 @@ def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
     """With the choice of the run, where its folder has one that holds on this machine."""
     saved = None if subject.folder is None else Compute.read(subject.folder / COMPUTE)
     return replace(loaded, compute=choose_compute(loaded.model, subject.model.precision, saved=saved))
-
-
-def _sampler(loaded: LoadedModel) -> LocalSampler:
-    dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-    return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
 
 
 def _packed_sampler(loaded: LoadedModel) -> LocalSampler:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posttrain.config import DataConfig, ModelConfig, SamplingConfig, load_config
 from posttrain.data.prompts import Renderer
 from posttrain.errors import DataError
@@ -46,8 +44,7 @@ class ChatSession:
         """The conversation so far, as chat messages."""
         loaded = load_model(model)
         self._context_length = loaded.context_length
-        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-        self._sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+        self._sampler = LocalSampler.of(loaded)
         tokenizer, kwargs = loaded.tokenizer, model.chat_template_kwargs
         renderer = (
             Renderer(tokenizer=tokenizer, chat=bool(tokenizer.chat_template), template_kwargs=kwargs)

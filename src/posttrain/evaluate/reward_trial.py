@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from posttrain.config_stages import in_folder
 from posttrain.data.plain import plain_prompts
 from posttrain.data.split import Split, read_split
@@ -263,8 +261,7 @@ def try_config(
             rewards.check(plain, "training data")
             return try_rewards(rewards, plain, sampling=config.sampling, max_unscored=config.guards.max_unscored)
         loaded = load_model(resolve_model_path(config.model, config.seed))
-        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-        sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+        sampler = LocalSampler.of(loaded)
         rewards.bind(sampler, config.model.chat_template_kwargs)
         rendered = prompt_sets(config, Split(rows, []), loaded)[0].prompts
         rewards.check(rendered, "training data")

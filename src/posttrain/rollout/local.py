@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -35,6 +36,9 @@ from posttrain.rollout.sampler import SamplingSettings
 from posttrain.rollout.stop import StopStrings
 from posttrain.rollout.weights import copy_weights, plain_copy
 from posttrain.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.models.load import LoadedModel
 
 
 class LocalSampler:
@@ -71,6 +75,12 @@ class LocalSampler:
         self.version = version
         self.max_batch_rows = max_batch_rows
         self._autocast_dtype = dtype if shared else None
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, shared: bool = True, packed: bool = False) -> LocalSampler:
+        """One for a loaded model, in the precision that it computes in."""
+        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+        return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, dtype=dtype, packed=packed)
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int

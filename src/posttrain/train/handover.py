@@ -158,13 +158,13 @@ def _greedy(loaded: LoadedModel, rows: list[tuple[int, ...]]) -> tuple[Any, Any]
     prompts = [Prompt(index=index, ids=ids, text="") for index, ids in enumerate(rows)]
     room = (loaded.context_length or PROBE_ANSWER + len(rows[0])) - len(rows[0])
     settings = SamplingConfig(group_size=1, max_completion_length=min(PROBE_ANSWER, room), temperature=0.0)
-    groups = _sampler(loaded).generate(prompts, settings, group_size=1, seed=0)
+    groups = LocalSampler.of(loaded).generate(prompts, settings, group_size=1, seed=0)
     answers = tuple(tuple(group[0].ids) for group in groups)
     return answers, _logprobs(loaded, rows, answers)
 
 
 def _logprobs(loaded: LoadedModel, rows: list[tuple[int, ...]], answers: tuple[tuple[int, ...], ...]) -> Any:
-    return tuple(map(tuple, _sampler(loaded).score(rows, answers, temperature=1.0)))
+    return tuple(map(tuple, LocalSampler.of(loaded).score(rows, answers, temperature=1.0)))
 
 
 @torch.no_grad()
@@ -180,11 +180,6 @@ def _values_of(loaded: LoadedModel, promised: HandOver, makes: Makes) -> Any:
     """The promised values, of this model: for the promised answers, should a tie have been broken otherwise."""
     rows = probe(loaded)
     return _logprobs(loaded, rows, promised.answers) if makes == "text" else _scores(loaded, rows, makes)
-
-
-def _sampler(loaded: LoadedModel) -> LocalSampler:
-    dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-    return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
 
 
 def _hash(tensor: Tensor) -> str:

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from posttrain.config_stages import in_folder
 from posttrain.errors import ModelError
 from posttrain.models.load import LoadedModel
@@ -18,11 +16,6 @@ from posttrain.train.alarms.check import IndependentCheck
 
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, RewardConfig, RunConfig
-
-
-def decoding_dtype(loaded: LoadedModel) -> torch.dtype | None:
-    """Shared modules decode under autocast when the computation is not float32."""
-    return None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
 
 
 class Samplers(NamedTuple):
@@ -43,21 +36,15 @@ class Samplers(NamedTuple):
     @staticmethod
     def of(config: RunConfig, loaded: LoadedModel, *, published: bool) -> Samplers:
         """`published`: does the sampler for training get every version, so that it may decode with a copy?"""
-
-        def sampler(*, shared: bool, packed: bool = False) -> LocalSampler:
-            dtype = decoding_dtype(loaded)
-            model, tokenizer, eos_ids = loaded.model, loaded.tokenizer, loaded.eos_ids
-            return LocalSampler(model, tokenizer, eos_ids, shared=shared, dtype=dtype, packed=packed)
-
         every, notes = config.train.publish_every, list[str]()
         if published and loaded.compute.sampler == "packed":
             try:
-                copy = sampler(shared=False, packed=True)
-                return Samplers(copy, copy if every == 1 else sampler(shared=True))
+                copy = LocalSampler.of(loaded, shared=False, packed=True)
+                return Samplers(copy, copy if every == 1 else LocalSampler.of(loaded))
             except ModelError as error:
                 notes = [f"sampling is slower than it could be: {error.given}"]
-        present = sampler(shared=True)
-        return Samplers(present if every == 1 else sampler(shared=False), present, notes)
+        present = LocalSampler.of(loaded)
+        return Samplers(present if every == 1 else LocalSampler.of(loaded, shared=False), present, notes)
 
 
 class Judges(NamedTuple):

@@ -15,7 +15,6 @@ PROMPTS, GROUP_SIZE = 16, 8
 
 def sampled(model: str, prompts: Sequence[Prompt]) -> list[list[str]]:
     """Groups of completions of the first prompts. Raises the `ModelError` of a model that cannot be loaded."""
-    import torch
 
     from posttrain.config import DataConfig, ModelConfig, SamplingConfig
     from posttrain.data.prompts import Renderer
@@ -24,8 +23,7 @@ def sampled(model: str, prompts: Sequence[Prompt]) -> list[list[str]]:
     from posttrain.tasks.tiny import resolve_model_path
 
     loaded = load_model(resolve_model_path(ModelConfig(path=model), seed=0))
-    dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-    sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+    sampler = LocalSampler.of(loaded)
     renderer = Renderer.of(DataConfig(train="rows"), loaded.tokenizer)
     rendered = []
     for prompt in prompts[:PROMPTS]:

@@ -57,8 +57,7 @@ class LocalJudge:
             given = error.given.replace("model.path", "judge.model")
             raise ModelError(given=given, allowed=error.allowed, fix=error.fix) from error
         loaded.model.requires_grad_(False)
-        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-        return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, dtype=dtype)
+        return LocalSampler.of(loaded)
 
     @property
     def sampler(self) -> LocalSampler:
