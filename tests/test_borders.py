@@ -37,6 +37,8 @@ NO_TORCH_WHEN_IMPORTED = (
     "posttrain.config",
     "posttrain.report",
     "posttrain.cli",
+    "posttrain.advise",
+    "posttrain.advise.cards",
 )
 LONGEST_FUNCTION, LONGEST_ALGORITHM = 60, 150
 
@@ -102,6 +104,16 @@ def imports_nothing_of(refused: set[str], but: frozenset[str] | set[str] = froze
 
 
 REPORT = imports_nothing_of({"torch", "posttrain"}, but={"posttrain.report", "posttrain.errors", "posttrain.files"})
+PARTS = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES}
+ADVISE = imports_nothing_of(
+    {"torch", "transformers", "peft", "datasets"}
+    | {
+        f"posttrain.{part}"
+        for part in PARTS - {"advise", "errors", "files", "report"}
+        if not part.startswith(("config", "_"))
+    }
+)
+"""Advisor, planner and explorer read cards, never the classes; the files of the configuration load torch themselves."""
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
@@ -111,6 +123,10 @@ def test_the_inner_parts_import_only_what_they_may(part):
 
 def test_the_report_reads_files_only():
     check(REPORT, [path for path in FILES if part_of(path) == "report"])
+
+
+def test_advice_needs_no_torch():
+    check(ADVISE, [path for path in FILES if part_of(path) == "advise"])
 
 
 def test_the_core_does_not_know_the_parts_that_stand_on_it():
@@ -247,6 +263,9 @@ def test_no_file_of_an_algorithm_is_longer_than_150_lines():
         (REPORT, "import torch.nn as nn"),
         (REPORT, "from posttrain.types import Prompt"),
         (REPORT, "from posttrain import types"),
+        (ADVISE, "def f():\n    import torch"),
+        (ADVISE, "from posttrain.algorithms import ALGORITHMS"),
+        (ADVISE, "from posttrain.models.load import load_model"),
         (branches_on_an_algorithm, "if name == 'grpo': pass"),
         (branches_on_an_algorithm, "if name in ('sft', 'other'): pass"),
         (branches_on_an_algorithm, "match name:\n    case 'rloo': pass"),
@@ -281,6 +300,7 @@ def test_the_rule_catches(rule, line):
         (imports_only(MAY_IMPORT["functional"]), "import math, torch.nn\nfrom posttrain.functional.kl import k3"),
         (imports_only(MAY_IMPORT["functional"]), "if TYPE_CHECKING:\n    from posttrain.types import Batch"),
         (REPORT, "from posttrain.errors import DataError\nfrom posttrain.report.page import write_report"),
+        (ADVISE, "from posttrain.config import load_config\nfrom posttrain.advise.cards import cards\nimport yaml"),
         (branches_on_an_algorithm, "if 'entropy' in algorithm.needs and isinstance(algorithm, PolicyGradient): pass"),
         (peeks_at_an_algorithm, "getattr(algorithm, 'key', algorithm), reward.settings['timeout']"),
         (peeks_at_an_algorithm, "config.algorithm.settings.items(), algorithm.correct_from"),

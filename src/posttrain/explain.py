@@ -3,7 +3,8 @@
 Nothing is written down twice: the formula is the docstring of the algorithm's file, settings come from its fields, and
 what a setting makes it need is found by trying.
 
-`python -m posttrain.explain docs/algorithms` writes the pages anew.
+`python -m posttrain.explain docs/algorithms` writes the pages anew, and `python -m posttrain.explain --cards FILE` the
+facts as data (`explain_cards`).
 """
 
 from __future__ import annotations
@@ -398,7 +399,7 @@ def _needs(cls: type[Algorithm]) -> Iterator[NeedFact]:
 
 def _variants(cls: type[Algorithm]) -> Iterator[tuple[str, Algorithm]]:
     """The algorithm with one setting changed; with two where the class refuses each alone, as half a clip."""
-    values = {name: _values_to_try(schema) for name, schema in _schema(cls).items()}
+    values = values_to_try(cls)
     refused_alone = []
     for name, tried in values.items():
         built = [algorithm for value in tried if (algorithm := _built(cls, {name: value}))]
@@ -409,6 +410,11 @@ def _variants(cls: type[Algorithm]) -> Iterator[tuple[str, Algorithm]]:
         for pair in itertools.product(values[a], values[b]):
             if algorithm := _built(cls, dict(zip((a, b), pair, strict=True))):
                 yield f"{a} and {b}", algorithm
+
+
+def values_to_try(cls: type[Algorithm]) -> dict[str, list[Any]]:
+    """Setting -> other values than its default, enough to see what it switches."""
+    return {name: _values_to_try(schema) for name, schema in _schema(cls).items()}
 
 
 def _values_to_try(schema: dict[str, Any]) -> list[Any]:
@@ -470,6 +476,15 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
 
 
-if __name__ == "__main__":
-    for page in write_docs(sys.argv[1]):
+def main(arguments: Sequence[str]) -> None:
+    if arguments[0] == "--cards":
+        from posttrain.explain_cards import write_cards  # which imports this file
+
+        print(write_cards(arguments[1]))
+        return
+    for page in write_docs(arguments[0]):
         print(page)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
