@@ -244,6 +244,12 @@ class TrainConfig(Part):
 
     steps: Count = Field(examples=[200])
     """Steps: each samples (or takes) prompts_per_step prompts and learns from them."""
+    stop_after_tokens: Count | None = None
+    """End with the step in which the run's tokens, prompts and completions of all rows that were sampled or taken
+    (metric num_tokens), reach this number, if `steps` do not come first. null: no such limit."""
+    stop_after_seconds: Positive | None = None
+    """End with the step in which the seconds spent in steps (metric time/step, so no evaluation) reach this number, if
+    `steps` do not come first. Another machine, or a resume, then ends elsewhere. null: no such limit."""
     prompts_per_step: Count = 16
     """Prompts of one step, which then has prompts_per_step * group_size rows. For supervised algorithms: the rows."""
     learning_rate: NonNegative = 1e-6

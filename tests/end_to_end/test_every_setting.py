@@ -299,6 +299,8 @@ CASES = [
     Case("sampling.stop", ["7"], "rollouts/finish_reason"),
     Case("sampling.max_batch_rows", 2, "effort/decoded_rows", keeps="rollouts/completion"),
     Case("train.steps", 1, "metrics/step"),
+    Case("train.stop_after_tokens", 1, "metrics/step"),
+    Case("train.stop_after_seconds", 1e-9, "metrics/step"),
     Case("train.prompts_per_step", 3, "rollouts/row"),
     Case("train.learning_rate", 0.02, "weights"),
     Case("train.schedule", "linear", "weights"),

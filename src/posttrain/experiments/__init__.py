@@ -1,1 +1,1 @@
-"""Several runs that answer one question: `compare` and `sweep`. Each run is an ordinary one, in a process of its own."""
+"""Several runs that answer one question: `compare` and `sweep`. Each is an ordinary run, in a process of its own."""

@@ -99,8 +99,10 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
         if steps is not None:
             store.config(with_steps((store.folder / "config.yaml").read_text(encoding="utf-8"), steps))
         view.started(run.describe())
-        if run.step == resolved.config.train.steps:
+        if run.reached == "train.steps":
             run.warn("resume", f"all {run.step} steps are done; `posttrain resume {store.folder} --steps N` trains on")
+        elif run.reached:
+            run.warn("resume", f"nothing is left to train: {run.reached} was reached in step {run.step}")
         return carry_out(run)
 
 
@@ -186,9 +188,9 @@ def carry_out(run: Run) -> Run:
         if run.step == 0:
             run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written
         catch_up(run)
-        while run.step < config.train.steps:
+        while not run.reached:
             one_step(run)
-            last = run.step == config.train.steps
+            last = bool(run.reached)
             stop = interrupted()
             if last or stop or due(config.checkpoint.every, run.step):
                 run.save(required=last or stop)
@@ -197,7 +199,8 @@ def carry_out(run: Run) -> Run:
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
     run.measure_model("trained")
-    run.store.event("end", f"finished {run.step} steps", step=run.step)
+    limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
+    run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)
     if config.report:
         write_report(run.folder)
     run.view.finished(run.summary())
@@ -210,7 +213,7 @@ def catch_up(run: Run) -> None:
     What it set off was told then, unless a kill came between; a run that shall stop stops again.
     """
     name, evaluation = f"step {run.step}", run.config.evaluation
-    if not 0 < run.step < run.config.train.steps or not due(evaluation.every, run.step):
+    if run.step == 0 or run.reached or not due(evaluation.every, run.step):
         return
     measured = run.store.read_evaluation_of(name)
     if measured is None:
@@ -241,6 +244,7 @@ def one_step(run: Run) -> None:
     if seen.warning:
         run.warn("check", seen.warning)
     metrics = {**run.feed.metrics(fed), **log.reduce(), **seen.metrics, **fed.seconds, **phases.metrics()}
+    run.seconds += metrics["time/step"]
     alarms, gauges = run.watch.observe(step, metrics)
     run.record_step(fed, batch, metrics | gauges, seen)
     respond(run, alarms)

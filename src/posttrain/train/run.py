@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -111,6 +112,8 @@ class Run:
     """Steps done, which is also the policy version."""
     num_tokens: int = 0
     """Prompt and completion tokens of all rows so far, those included that were sampled and not trained."""
+    seconds: float = 0.0
+    """Spent in steps so far, as metrics.jsonl says."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """The content of evaluation.json."""
     saves: SavePolicy = field(default_factory=SavePolicy)
@@ -124,6 +127,17 @@ class Run:
     @property
     def folder(self) -> Path:
         return self.store.folder
+
+    @property
+    def reached(self) -> str:
+        """The limit that ends the run here: the name of its setting, or nothing while there are steps to do."""
+        train = self.config.train
+        limits = (
+            ("train.steps", self.step, train.steps),
+            ("train.stop_after_tokens", self.num_tokens, train.stop_after_tokens),
+            ("train.stop_after_seconds", self.seconds, train.stop_after_seconds),
+        )
+        return next((name for name, spent, limit in limits if limit is not None and spent >= limit), "")
 
     @property
     def compute(self) -> Compute:
@@ -291,6 +305,7 @@ class Run:
             self.held.restore(tensors["held"], plain["published"])
         self.publish(self.step)
         self.store.truncate_after(self.step)
+        self.seconds = math.fsum(record.get("time/step", 0.0) for record in self.metrics)
         self.evaluation = self.store.read_evaluation()
 
 

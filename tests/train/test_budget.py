@@ -1,0 +1,83 @@
+"""A run that ends when it has had its tokens or its seconds: the same steps as any other, fewer of them."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.tiny import tiny_model, write_prompts
+
+import posttrain
+from posttrain.train.run import Run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("budget")
+    tiny_model(folder / "model")
+    write_prompts(folder / "prompts.jsonl", count=20)
+    (folder / "rewards.py").write_text("def vowels(prompt, completion, **row):\n    return completion.count('e')\n")
+    return folder
+
+
+def train(folder: Path, name: str, **overrides) -> Run:
+    config = {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "algorithm": "grpo",
+        "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.2},
+        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "sampling": {"group_size": 4, "max_completion_length": 6},
+        "train": {"steps": 5, "prompts_per_step": 2, "learning_rate": 0.01},
+        "evaluation": {"prompts": 3, "samples": 0, "every": 2},
+        "checkpoint": {"every": 2},
+        "guards": {"max_truncated": 1.0, "no_signal_steps": 99},
+        "output": str(folder / name),
+        "report": False,
+    }
+    return posttrain.train(config, **overrides)
+
+
+@pytest.fixture(scope="module")
+def whole(folder) -> Run:
+    return train(folder, "whole")
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    assert run.model_path is not None
+    return load_file(run.model_path / "model.safetensors")
+
+
+def test_it_ends_with_the_step_that_reaches_its_tokens(folder, whole):
+    tokens = [record["num_tokens"] for record in whole.metrics]
+    three = train(folder, "three", **{"train.steps": 3})
+    limited = train(folder, "limited", **{"train.stop_after_tokens": tokens[1] + 1})
+    assert [record["num_tokens"] for record in limited.metrics] == tokens[:3]
+    assert limited.reached == "train.stop_after_tokens"
+    assert all(torch.equal(tensor, weights(three)[name]) for name, tensor in weights(limited).items())
+    exactly = train(folder, "exactly", **{"train.stop_after_tokens": tokens[1]})
+    assert len(exactly.metrics) == 2
+
+
+def test_it_ends_with_the_step_that_reaches_its_seconds(folder):
+    run = train(folder, "seconds", **{"train.steps": 100_000, "train.stop_after_seconds": 0.1})
+    spent = list(accumulate(record["time/step"] for record in run.metrics))
+    assert spent[-1] >= 0.1 > (spent[-2] if len(spent) > 1 else 0.0)
+    assert run.seconds == pytest.approx(spent[-1])
+
+
+def test_one_that_is_gone_on_with_knows_what_it_has_spent(folder, whole):
+    limit = whole.metrics[2]["num_tokens"]
+    run = train(folder, "stopped", **{"train.steps": 2, "train.stop_after_tokens": limit})
+    assert run.reached == "train.steps"
+    run = posttrain.resume(run.folder, steps=100)
+    assert isinstance(run, Run)
+    assert [record["num_tokens"] for record in run.metrics] == [r["num_tokens"] for r in whole.metrics[:3]]
+    assert run.seconds == pytest.approx(sum(record["time/step"] for record in run.metrics))
+    again = posttrain.resume(run.folder)
+    assert isinstance(again, Run)
+    assert len(again.metrics) == 3
+    warning = [event["message"] for event in again.store.read_events("warning") if event.get("about") == "resume"]
+    assert warning == ["nothing is left to train: train.stop_after_tokens was reached in step 3"]
