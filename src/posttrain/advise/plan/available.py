@@ -1,0 +1,98 @@
+"""How much memory and disk a run may use on this machine, without torch: the least of what every limit leaves.
+
+A container may have less than the machine, in a control group of either version; `ulimit -v` bounds a process. What the
+kernel would give back (file cache) counts as free. Swap is told apart: a run that needs it fits, and crawls.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from posttrain.advise.plan.hardware import Hardware, this_gpu, this_processor
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Available:
+    """Bytes that a new run may use."""
+
+    memory: int
+    swap: int
+    limit: str
+    """What bounds the memory."""
+
+
+def available_memory(groups: Path = CONTROL_GROUPS, own: Path = Path("/proc/self/cgroup")) -> Available:
+    """Of main memory: what the machine, its control groups and the limit of this process leave, the least of them."""
+    free = psutil.virtual_memory().available
+    limits = [(free, "what the machine has free")]
+    limits += [(left, "the limit of the control group") for left in control_group_limits(groups, own)]
+    bound, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if bound != resource.RLIM_INFINITY:
+        limits.append((max(0, bound - psutil.Process().memory_info().vms), "the limit of this process (ulimit -v)"))
+    memory, limit = min(limits)
+    return Available(memory=memory, swap=psutil.swap_memory().free if memory == free else 0, limit=limit)
+
+
+def control_group_limits(groups: Path, own: Path) -> Iterator[int]:
+    """Bytes that each control group around this process leaves it, version 2 and version 1."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = groups, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        below = root / path.lstrip("/")
+        for folder in (below, *below.parents):
+            if folder == root.parent:
+                break
+            if (left := _left(folder, *names)) is not None:
+                yield left
+
+
+def _left(folder: Path, limit_name: str, usage_name: str) -> int | None:
+    """None where there is no limit, or nothing to read. The file cache of a group is given back when it is needed."""
+    try:
+        limit, usage = int((folder / limit_name).read_text()), int((folder / usage_name).read_text())
+        cache = re.search(r"(?m)^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text())
+    except (OSError, ValueError):  # "max" is no number: no limit
+        return None
+    return max(0, limit - usage + (int(cache[1]) if cache else 0))
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that are free where this folder is, or would be made."""
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(place).free
+
+
+def this_machine(device: str = "auto") -> Hardware:
+    """What a run with `model.device` would use here: the first GPU that the driver reports, else the processor."""
+    gpu = None if device == "cpu" else _reported_gpu()
+    return this_gpu(*gpu) if gpu is not None else this_processor(available_memory().memory)
+
+
+def _reported_gpu() -> tuple[str, int, int] | None:
+    """(name, bytes, free bytes) of the first GPU as nvidia-smi has it: asking torch would take seconds."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        name, total, free = next(iter(told.splitlines())).rsplit(", ", 2)
+        return name, int(total) * 2**20, int(free) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, StopIteration):  # no driver, or none that answers
+        return None

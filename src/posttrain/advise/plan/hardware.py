@@ -1,0 +1,212 @@
+"""What accelerators can do (hardware.yaml), what this machine is, and how much memory a run may use here.
+
+Peaks are those of data sheets; a plan multiplies them by the stated shares of `Efficiency`, or replaces the product by
+what a probe has measured. The processor of this machine is in no table: a short measurement stands for its peak.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.errors import ConfigError
+
+FILE = Path(__file__).with_name("hardware.yaml")
+CPU_LAYER_CALL = 1.5e-4
+"""Seconds of a layer's forward pass on a processor that no work hides."""
+_COUNTED = re.compile(r"(?:(?P<count>\d+)\s*[x*]\s*)?(?P<name>.+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Peaks of one accelerator or processor, per second and in bytes."""
+
+    key: str
+    title: str
+    bfloat16: float | None
+    """Dense floating-point operations per second; None where the device has no such products."""
+    float32: float
+    memory: int
+    bandwidth: float
+    link: float
+    """Bytes per second from device to device, one way."""
+    price: tuple[float, float] | None
+    """US dollars per hour, cheapest and dearest usual offer; None for a machine that is there anyway."""
+    source: str
+
+    def peak(self, precision: str) -> float:
+        """Of products in this precision; float32 where the device has no bfloat16."""
+        return self.bfloat16 if precision == "bfloat16" and self.bfloat16 else self.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """The shares of the peaks that a run reaches. Assumed, unless a probe has measured them."""
+
+    compute: float
+    bandwidth: float
+    link: float
+    layer_call: float
+    """Seconds of one layer's forward pass that no work hides; what decoding a small model mostly is."""
+    source: str = "assumed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What a run is planned for: some devices of one kind, and how well they are used."""
+
+    device: Device
+    count: int = 1
+    efficiency: Efficiency
+    free_memory: int | None = None
+    """Bytes that are free on each device now, where this is the present machine."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a run may use on each device."""
+        return self.device.memory if self.free_memory is None else self.free_memory
+
+    @property
+    def name(self) -> str:
+        return f"{self.count} x {self.device.title}" if self.count > 1 else self.device.title
+
+    def rate(self, precision: str) -> float:
+        """Floating-point operations per second that all devices together are expected to reach."""
+        return self.count * self.device.peak(precision) * self.efficiency.compute
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of all memories together, as expected."""
+        return self.count * self.device.bandwidth * self.efficiency.bandwidth
+
+    def price(self, own: float | None = None) -> tuple[float, float] | None:
+        """Dollars per hour of all devices: the usual range, or `own` per device."""
+        low_high = (own, own) if own is not None else self.device.price
+        return None if low_high is None else (low_high[0] * self.count, low_high[1] * self.count)
+
+
+@functools.cache
+def table() -> Mapping[str, Any]:
+    """hardware.yaml as it is written."""
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def devices() -> Mapping[str, Device]:
+    """Key -> device, in the units of `Device`."""
+    return {key: _device(key, told) for key, told in table()["devices"].items()}
+
+
+def _device(key: str, told: Mapping[str, Any]) -> Device:
+    return Device(
+        key=key,
+        title=told["title"],
+        bfloat16=None if told["bfloat16"] is None else told["bfloat16"] * 1e12,
+        float32=told["float32"] * 1e12,
+        memory=told["memory_mib"] * 2**20,
+        bandwidth=told["bandwidth"] * 1e9,
+        link=told["link"] * 1e9,
+        price=tuple(told["price"]),
+        source=told["source"],
+    )
+
+
+def assumed_efficiency() -> Efficiency:
+    """The shares that hardware.yaml states."""
+    return Efficiency(**table()["efficiency"])
+
+
+def find_hardware(text: str) -> Hardware:
+    """`8xH100`, `a100-40gb`, `2 x RTX 4090`: the devices of that name, or a ConfigError that lists what there is.
+
+    >>> find_hardware("8xH100").count, find_hardware("RTX 4090").device.memory // 2**20
+    (8, 24564)
+    """
+    match = _COUNTED.fullmatch(text.strip())
+    name = re.sub(r"[\s_]+", "-", match["name"].strip().lower().removeprefix("nvidia ")) if match else ""
+    key = table()["names"].get(name, name)
+    count = int(match["count"] or 1) if match else 0
+    if key not in devices() or count < 1:
+        raise ConfigError(
+            given=f"gpus = {text!r}",
+            allowed=f"a count and one of {', '.join(devices())}",
+            fix="For example --gpus 8xH100, or --gpus rtx-4090. Without it, a plan is made for this machine.",
+        )
+    return Hardware(device=devices()[key], count=count, efficiency=assumed_efficiency())
+
+
+def known_device(name: str) -> Device | None:
+    """The device that a driver calls by this name ("NVIDIA A100-SXM4-80GB"); None for one that is in no table."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    found = [d for d in devices().values() if _words(d.key) <= words]
+    return max(found, key=lambda d: len(_words(d.key)), default=None)
+
+
+def _words(key: str) -> set[str]:
+    return set(key.split("-"))
+
+
+# --- this machine ----------------------------------------------------------------------------------------------------
+
+
+def this_processor(free_memory: int) -> Hardware:
+    """The processor that runs this, as fast as a measurement of a few milliseconds shows it to be."""
+    flops, bandwidth = measured_processor()
+    device = Device(
+        key="cpu",
+        title=f"this machine ({_cores()} CPU cores)",
+        bfloat16=None,
+        float32=flops,
+        memory=free_memory,
+        bandwidth=bandwidth,
+        link=bandwidth,
+        price=None,
+        source="measured in a few milliseconds",
+    )
+    efficiency = replace(assumed_efficiency(), layer_call=CPU_LAYER_CALL)
+    return Hardware(device=device, efficiency=efficiency, free_memory=free_memory)
+
+
+@functools.cache
+def measured_processor() -> tuple[float, float]:
+    """(float32 operations, bytes of memory) per second: the best of a few short tries, in some 20 milliseconds."""
+    import numpy as np
+
+    matrix, out = np.ones((384, 384), np.float32), np.empty((384, 384), np.float32)
+    source = np.ones(2**21, np.float32)
+    target = np.empty_like(source)
+    product = _best_seconds(lambda: np.matmul(matrix, matrix, out=out))
+    copy = _best_seconds(lambda: np.copyto(target, source))
+    return 2 * 384**3 / product, 2 * source.nbytes / copy
+
+
+def _best_seconds(work: Callable[[], object], tries: int = 3) -> float:
+    work()  # the first call starts threads and touches pages
+    seconds = []
+    for _ in range(tries):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return max(min(seconds), 1e-9)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def this_gpu(name: str, total: int, free: int) -> Hardware:
+    """The GPU of this machine by the name that its driver gives; one that is in no table counts as an A100."""
+    device = known_device(name)
+    source = "" if device is not None else "not in the table: as fast as an A100"
+    base = device or devices()["a100-80gb"]
+    title = f"this machine's {name}" + (f" ({source})" if source else "")
+    own = replace(base, title=title, memory=total, price=base.price if device else None)
+    return Hardware(device=own, efficiency=assumed_efficiency(), free_memory=free)

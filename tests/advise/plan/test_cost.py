@@ -1,0 +1,168 @@
+"""Operations against 2 N per token and against PyTorch's own count; seconds against hand-worked ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from posttrain.advise.plan import cost
+from posttrain.advise.plan.architecture import architecture_of, read_architecture
+from posttrain.advise.plan.arithmetic import Step
+from posttrain.advise.plan.cost import Trained, Work
+from posttrain.advise.plan.hardware import Efficiency, find_hardware
+from posttrain.advise.plan.records import Workload
+from posttrain.advise.plan.timing import cost_of_step, step_of
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
+ROWS, TOKENS = 2, 24
+
+
+def count_flops(model: torch.nn.Module, *, backward: bool = False) -> dict[str, int]:
+    """PyTorch's count of one pass over ROWS x TOKENS ids, by kind of product."""
+    ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) % 96
+    with FlopCounterMode(display=False) as counter:
+        logits = model(ids).logits
+        if backward:
+            logits.sum().backward()
+    counts = {
+        str(op).removeprefix("aten.").partition(".")[0]: n for op, n in counter.get_flop_counts()["Global"].items()
+    }
+    linear = sum(n for op, n in counts.items() if op in ("mm", "addmm", "_grouped_mm"))
+    return {"linear": linear, "attention": sum(counts.values()) - linear}
+
+
+def llama() -> tuple[torch.nn.Module, dict]:
+    config = LlamaConfig(**SIZES, tie_word_embeddings=True, attn_implementation="eager")
+    return LlamaForCausalLM(config), config.to_dict()
+
+
+def test_a_forward_pass_has_the_operations_that_pytorch_counts():
+    model, config = llama()
+    counted, shape = count_flops(model), architecture_of(config)
+    tokens = ROWS * TOKENS
+    assert counted["linear"] == tokens * (cost.linear_flops(shape) + cost.head_flops(shape))
+    # plain products compute the scores of the whole row; a causal kernel those of (T + 1) / 2 tokens on average
+    assert counted["attention"] == tokens * cost.attention_flops(shape, TOKENS)
+
+
+def test_training_has_three_times_the_linear_operations_of_a_forward_pass():
+    model, config = llama()
+    counted, shape = count_flops(model, backward=True), architecture_of(config)
+    assert counted["linear"] == 3 * ROWS * TOKENS * (cost.linear_flops(shape) + cost.head_flops(shape))
+    step = Step(prompts=ROWS, per_prompt=1, rows_are="examples", prompt_tokens=0, answer_tokens=TOKENS)
+    ours = cost.training(shape, step, "float32", Trained(trained_parameters=shape.parameters)).flops
+    assert ours == pytest.approx(
+        counted["linear"] + 3.5 * ROWS * TOKENS * cost.attention_flops(shape, (TOKENS + 1) / 2)
+    )
+
+
+def test_a_token_meets_only_its_experts():
+    config = Qwen3MoeConfig(
+        **SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, tie_word_embeddings=True
+    )
+    shape = architecture_of(config.to_dict())
+    dense = architecture_of({**config.to_dict(), "num_experts_per_tok": 8})
+    experts_met = 3 * (2 * 3 * 32 * 24)  # layers x (2 of 8 experts x gate, up, down)
+    all_experts = 4 * experts_met
+    assert cost.linear_flops(dense) - cost.linear_flops(shape) == 2 * (all_experts - experts_met)
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_has_the_operations_that_pytorch_counts():
+    config = Qwen3MoeConfig(
+        **SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, tie_word_embeddings=True
+    )
+    model = Qwen3MoeForCausalLM(config)
+    model.set_experts_implementation("eager")  # the fused product of experts is none that PyTorch counts
+    counted, shape = count_flops(model), architecture_of(config.to_dict())
+    assert counted["linear"] == ROWS * TOKENS * (cost.linear_flops(shape) + cost.head_flops(shape))
+
+
+@pytest.mark.parametrize("size", ["0.5b", "7b"])
+def test_short_rows_cost_two_operations_per_active_weight_and_token(size):
+    """And training six: 2 forward, 4 backward. Attention adds little to a row of 128 tokens."""
+    shape = read_architecture(size)
+    step = Step(prompts=8, per_prompt=1, rows_are="examples", prompt_tokens=0, answer_tokens=128, microbatch_tokens=512)
+    met = shape.parameters - (0 if shape.tied else shape.counts.embeddings)
+    forward = cost.scoring(shape, step, "bfloat16").flops
+    training = cost.training(shape, step, "bfloat16", Trained(trained_parameters=shape.parameters)).flops
+    assert forward == pytest.approx(2 * met * step.tokens, rel=0.02)
+    assert training == pytest.approx(6 * met * step.tokens, rel=0.02)
+
+
+def test_checkpointing_adds_a_forward_pass_and_adapters_spare_the_gradients_of_the_base():
+    shape = read_architecture("7b")
+    step = Step(prompts=8, per_prompt=1, rows_are="examples", prompt_tokens=0, answer_tokens=128)
+
+    def flops(**how: int) -> float:
+        return cost.training(
+            shape, step, "bfloat16", Trained(**{"trained_parameters": 1, **how}), with_head=False
+        ).flops
+
+    forward = step.tokens * (cost.linear_flops(shape) + cost.attention_flops(shape, step.context))
+    assert flops(recomputes=True) - flops() == pytest.approx(forward)
+    adapters = shape.lora_parameters(16)
+    spared = step.tokens * (cost.linear_flops(shape) - 6 * adapters)
+    assert flops() - flops(adapter_parameters=adapters) == pytest.approx(spared)
+
+
+def test_decoding_one_row_reads_all_weights_for_every_token():
+    shape = read_architecture("7b")
+    work = cost.generating(
+        shape, prompts=1, rows=1, prompt_tokens=1, answer_tokens=100, rows_together=64, precision="bfloat16"
+    )
+    cache = 100 * (1 + 101 / 2) * shape.layers * shape.kv_width * 2
+    assert work.bytes == pytest.approx(101 * cost.weight_bytes(shape, "bfloat16") + cache)
+    together = cost.generating(
+        shape, prompts=64, rows=64, prompt_tokens=1, answer_tokens=100, rows_together=64, precision="bfloat16"
+    )
+    assert together.bytes < 1.1 * work.bytes  # 64 answers for the weights of one
+    assert together.flops == pytest.approx(64 * work.flops)
+
+
+def test_few_tokens_read_few_experts():
+    shape = read_architecture("30b-a3b")
+    one, many = (cost.weight_bytes(shape, "bfloat16", tokens) for tokens in (1, 4096))
+    assert one / 2 == pytest.approx(shape.active_parameters - shape.counts.embeddings, rel=0.01)
+    assert many == pytest.approx(cost.weight_bytes(shape, "bfloat16"))
+
+
+def test_seconds_are_those_of_what_takes_longer_and_of_every_start():
+    hardware = replace(
+        find_hardware("2xh100"), efficiency=Efficiency(compute=0.5, bandwidth=0.5, link=0.5, layer_call=1e-3)
+    )
+    busy = Work(flops=989e12, bytes=1.0)
+    assert busy.seconds(hardware, "bfloat16") == pytest.approx(1.0)  # two devices at half of 989 TFLOP/s
+    assert Work(bytes=3350e9).seconds(hardware, "bfloat16") == pytest.approx(1.0)
+    assert (busy + Work(layer_calls=2000, link_bytes=225e9)).seconds(hardware, "bfloat16") == pytest.approx(3.0)
+
+
+def test_ppo_scores_and_trains_what_grpo_does_not_have():
+    shape = read_architecture("7b")
+    grpo = Workload(architecture=shape, algorithm="grpo", needs=frozenset())
+    ppo = replace(grpo, algorithm="ppo", needs=frozenset({"values", "reference"}), critic="separate")
+    parts = [{f"{p.phase}: {p.what}" for p in cost_of_step(w, find_hardware("h100")).parts} for w in (grpo, ppo)]
+    assert parts[0] == {"generate: answers", "train: policy"}
+    assert parts[1] - parts[0] == {"score: values", "score: reference log-probabilities", "train: critic"}
+
+
+def test_data_that_is_given_is_not_sampled():
+    given = Workload(architecture=read_architecture("0.5b"), algorithm="dpo", needs=frozenset(), data_kind="pairs")
+    assert {part.phase for part in cost_of_step(given, find_hardware("l4")).parts} == {"train"}
+    assert step_of(given).rows_are == "pairs"
+
+
+def test_twice_the_devices_take_about_half_the_time():
+    many = Workload(
+        architecture=read_architecture("7b"), algorithm="grpo", needs=frozenset(), prompts_per_step=512, ranks=1
+    )
+    alone = cost_of_step(many, find_hardware("h100")).seconds
+    shared = cost_of_step(replace(many, ranks=2), find_hardware("2xh100")).seconds
+    assert 0.45 * alone < shared < 0.75 * alone

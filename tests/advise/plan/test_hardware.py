@@ -1,0 +1,101 @@
+"""The table of devices, names that people and drivers use, and the limits that a container sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.advise.plan.available import available_memory, control_group_limits, free_disk
+from posttrain.advise.plan.hardware import devices, find_hardware, known_device, this_gpu, this_processor
+from posttrain.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "key"),
+    [
+        ("8xH100", 8, "h100"),
+        ("2 x A100", 2, "a100-80gb"),
+        ("RTX 4090", 1, "rtx-4090"),
+        ("4*l40s", 4, "l40s"),
+        ("3090", 1, "rtx-3090"),
+        ("NVIDIA H200", 1, "h200"),
+    ],
+)
+def test_devices_are_found_as_people_write_them(text, count, key):
+    found = find_hardware(text)
+    assert (found.count, found.device.key) == (count, key)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_devices_are_found_as_drivers_call_them(name, key):
+    found = known_device(name)
+    assert found is not None
+    assert found.key == key
+
+
+def test_an_unknown_device_is_refused_by_name_and_stands_for_an_a100_when_it_is_there():
+    with pytest.raises(ConfigError, match=r"gpus = '8xh900'; allowed: a count and one of h100, h200"):
+        find_hardware("8xh900")
+    own = this_gpu("NVIDIA X9", total=64 * 2**30, free=60 * 2**30)
+    assert own.memory == 60 * 2**30
+    assert "as fast as an A100" in own.name
+
+
+def test_the_table_is_plausible():
+    """A matrix product has more operations per second than float32 alone, and memory is what the name says."""
+    for device in devices().values():
+        named = next(
+            int(word) for word in device.title.split() if word.isdigit() and word not in ("4090", "5090", "3090")
+        )
+        assert 0.9 * named < device.memory / 2**30 <= named
+        assert device.bfloat16 is None or device.bfloat16 > device.float32
+        assert device.peak("bfloat16") >= device.peak("float32")
+        assert device.price is not None
+        assert 0 < device.price[0] < device.price[1]
+
+
+def test_this_processor_is_measured():
+    own = this_processor(2**30)
+    assert own.memory == 2**30
+    assert own.device.price is None
+    assert 1e8 < own.device.float32 < 1e14
+    assert 1e8 < own.device.bandwidth < 1e13
+
+
+def test_the_nearest_limit_of_a_control_group_counts_and_its_file_cache_does_not(tmp_path):
+    groups, own = tmp_path / "groups", tmp_path / "cgroup"
+    inner = groups / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for folder, limit in ((inner, "1000000"), (inner.parent, "max")):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text("600000")
+        (folder / "memory.stat").write_text("anon 400000\ninactive_file 150000\n")
+    own.write_text("0::/outer/inner\n")
+    assert list(control_group_limits(groups, own)) == [550_000]
+    found = available_memory(groups, own)
+    assert (found.memory, found.limit, found.swap) == (550_000, "the limit of the control group", 0)
+
+
+def test_control_groups_of_version_1_are_read_too(tmp_path):
+    folder = tmp_path / "memory" / "job"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("2000")
+    (folder / "memory.usage_in_bytes").write_text("500")
+    (folder / "memory.stat").write_text("total_inactive_file 100\n")
+    own = tmp_path / "cgroup"
+    own.write_text("5:cpuset:/other\n4:memory:/job\n")
+    assert list(control_group_limits(tmp_path, own)) == [1600]
+
+
+def test_free_disk_is_that_of_the_place_where_a_folder_would_be(tmp_path):
+    assert free_disk(tmp_path / "not" / "there") == pytest.approx(free_disk(tmp_path), rel=0.01)
