@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from posttrain.advise.cards import CORRECTION, Condition, holds, kinds_of
 from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm, Need
+from posttrain.algorithms.composition.about import ABOUT
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.errors import ConfigError
@@ -55,7 +56,7 @@ class Tried(NamedTuple):
 
 def write_cards(path: str | Path) -> Path:
     """Write the facts of all algorithms; returns the file."""
-    told = {"corrections": CORRECTIONS, "algorithms": {key: describe(key) for key in ALGORITHMS}}
+    told = {"corrections": CORRECTIONS, "options": ABOUT, "algorithms": {key: describe(key) for key in ALGORITHMS}}
     Path(path).write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return Path(path)
 

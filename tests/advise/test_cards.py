@@ -12,6 +12,7 @@ from tests.algorithms.variants import VARIANTS
 
 from posttrain.advise.cards import FILE, card_of, cards
 from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms.composition.about import ABOUT
 from posttrain.config_presets import PRESETS
 from posttrain.errors import ConfigError
 from posttrain.explain_cards import CORRECTIONS, RECORDS, describe, learn, values_to_try
@@ -23,6 +24,7 @@ def test_the_file_is_what_the_classes_say():
     told = json.loads(FILE.read_text(encoding="utf-8"))
     assert list(told["algorithms"]) == list(ALGORITHMS), RENEW
     assert told["corrections"] == CORRECTIONS, RENEW
+    assert told["options"] == ABOUT, RENEW
     stale = [key for key in ALGORITHMS if told["algorithms"][key] != describe(key)]
     assert not stale, f"{stale}: {RENEW}"
 

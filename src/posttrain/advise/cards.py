@@ -132,9 +132,18 @@ class AlgorithmCard:
 @functools.cache
 def cards() -> Mapping[str, AlgorithmCard]:
     """Key -> card, in the order of `ALGORITHMS`."""
-    told = json.loads(FILE.read_text(encoding="utf-8"))
-    corrections = told["corrections"]
-    return {key: _card(key, card, corrections) for key, card in told["algorithms"].items()}
+    told = _file()
+    return {key: _card(key, card, told["corrections"]) for key, card in told["algorithms"].items()}
+
+
+def options() -> Mapping[str, Mapping[str, str]]:
+    """Choice of a policy-gradient method -> option -> what it computes, and who uses it."""
+    return _file()["options"]
+
+
+@functools.cache
+def _file() -> Mapping[str, Any]:
+    return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def card_of(key: str) -> AlgorithmCard:
