@@ -1,0 +1,94 @@
+"""Assembles the page: template, style and script of this folder, with the facts, numbers and advice that it carries."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import posttrain
+from posttrain.advise.cards import cards
+from posttrain.advise.explore.choices import Choice, choices
+from posttrain.advise.explore.facts import facts_of, family_of
+from posttrain.files import write_atomically
+from posttrain.report.text import escaped, script_json
+
+SCRIPTS = ("explore.js", "walk.js")
+START = "grpo"
+"""The algorithm that the page shows first."""
+
+
+def write_page(path: Path | str) -> Path:
+    """Write the explorer to `path`. `DoesNotFit` or an OSError where the file cannot be written."""
+    path = Path(path)
+    write_atomically(path, render())
+    return path
+
+
+def render() -> str:
+    """The page as text: it needs no network, and its policy allows nothing but its own style and script."""
+    style, script = _asset("explore.css"), "\n".join(_asset(name) for name in SCRIPTS)
+    return Template(_asset("page.html")).substitute(
+        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        "form-action 'none'",
+        style=style,
+        script=script,
+        data=script_json(content()),
+        first=_algorithm_options(START),
+        second=_algorithm_options(None),
+        model_fields=_fields(hardware=False),
+        hardware_fields=_fields(hardware=True),
+        footer=escaped(f"Written by posttrain {posttrain.__version__}."),
+    )
+
+
+def content() -> dict[str, Any]:
+    """Everything that the script looks up."""
+    return {"algorithms": [facts_of(card) for card in cards().values()]}
+
+
+def _algorithm_options(chosen: str | None) -> str:
+    families: dict[str, list[str]] = {}
+    for card in cards().values():
+        name = card.title.partition(":")[0]
+        families.setdefault(family_of(card), []).append(_option(card.key, name, card.key == chosen))
+    return "".join(
+        f'<optgroup label="{escaped(name)}">{"".join(options)}</optgroup>' for name, options in families.items()
+    )
+
+
+def _option(key: str, label: str, chosen: bool) -> str:
+    return f'<option value="{escaped(key)}"{" selected" if chosen else ""}>{escaped(label)}</option>'
+
+
+def _fields(*, hardware: bool) -> str:
+    return "\n".join(_field(choice) for choice in choices().values() if choice.hardware == hardware)
+
+
+def _field(choice: Choice) -> str:
+    """A list, or buttons side by side; a screen reader is told the name in both."""
+    attributes = f'data-said="{escaped(choice.said)}"{" data-online" if choice.online else ""}'
+    label = escaped(choice.label)
+    if not choice.switch:
+        options = "".join(_option(key, text, key == choice.start) for key, text in choice.values.items())
+        select = f'<select id="{choice.name}" name="{choice.name}" {attributes}>{options}</select>'
+        return f'<div class="field"><label for="{choice.name}">{label}</label>{select}</div>'
+    buttons = "".join(
+        f'<label><input type="radio" name="{choice.name}" value="{key}"{" checked" if key == choice.start else ""}>'
+        f"<span>{escaped(text)}</span></label>"
+        for key, text in choice.values.items()
+    )
+    name = f'<span class="name" id="{choice.name}-name">{label}</span>'
+    group = f'<div class="switch" role="radiogroup" aria-labelledby="{choice.name}-name" {attributes}>{buttons}</div>'
+    return f'<div class="field">{name}{group}</div>'
+
+
+def _asset(name: str) -> str:
+    return (importlib.resources.files("posttrain.advise.explore") / name).read_text(encoding="utf-8")
+
+
+def _hash(source: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()

@@ -1,0 +1,84 @@
+// --- the advisor's questions: a tree that Python has grown from its answers ------------------------------------------
+
+const walk = {
+  given: [],
+
+  /** Where the answers so far lead: a question, or advice. */
+  place() {
+    return this.given.reduce((place, answer) => {
+      const question = data.walk.questions[place.question];
+      return data.walk.nodes[place.next[question.answers.findIndex((one) => one.key === answer)]];
+    }, data.walk.nodes[data.walk.root]);
+  },
+
+  /** The questions that were asked, with what was answered. */
+  path() {
+    const told = [];
+    let place = data.walk.nodes[data.walk.root];
+    for (const key of this.given) {
+      const question = data.walk.questions[place.question];
+      const index = question.answers.findIndex((one) => one.key === key);
+      told.push({ question, answer: question.answers[index] });
+      place = data.walk.nodes[place.next[index]];
+    }
+    return told;
+  },
+
+  address() {
+    return this.given.join(".");
+  },
+
+  /** Answers from the address; those that no question takes are left out. */
+  restore(text) {
+    this.given = [];
+    for (const key of text.split(".").filter(Boolean)) {
+      const place = this.place();
+      if (place.next && data.walk.questions[place.question].answers.some((one) => one.key === key)) this.given.push(key);
+    }
+    this.draw();
+  },
+
+  go(given) {
+    this.given = given;
+    this.draw();
+    toAddress(this.address());
+    at("walk").querySelector("h3").focus();
+  },
+
+  draw() {
+    const place = this.place();
+    const steps = this.path().map(({ question, answer }, index) =>
+      node("li", {}, node("span", {}, question.text), node("b", {}, answer.label),
+        node("button", { type: "button", className: "quiet", onclick: () => this.go(this.given.slice(0, index)), "aria-label": `Change the answer to: ${question.text}` }, "change")));
+    at("walk").replaceChildren(node("ol", { className: "steps", "aria-label": "Your answers" }, steps), place.next ? this.question(place) : this.advice(data.walk.advice[place.advice]));
+  },
+
+  question(place) {
+    const question = data.walk.questions[place.question];
+    const answers = question.answers.map((answer) =>
+      node("button", { type: "button", onclick: () => this.go([...this.given, answer.key]) }, node("b", {}, answer.label), node("span", {}, answer.hint)));
+    return node("div", { className: "question", role: "group", "aria-labelledby": "question" },
+      node("p", { className: "count" }, `Question ${this.given.length + 1}`), node("h3", { id: "question", tabIndex: -1 }, question.text), node("div", { className: "answers" }, answers));
+  },
+
+  advice(advice) {
+    const told = advice.ranked.map((one, index) => this.ranked(one, index));
+    const notes = advice.notes.map((note) => node("p", { className: "note" }, data.walk.texts[note]));
+    return node("div", {}, node("h3", { tabIndex: -1 }, advice.ranked.length ? "What the advisor says" : "The advisor recommends none"), notes,
+      node("ol", { className: "advice" }, told), node("pre", { className: "command" }, this.command()));
+  },
+
+  ranked(one, index) {
+    const reasons = one.reasons.map((reason) => node("li", {}, data.walk.texts[reason]));
+    const show = node("button", { type: "button", className: "quiet", onclick: () => choose({ a: one.key }) }, "show it above");
+    const beside = node("button", { type: "button", className: "quiet", onclick: () => choose({ b: one.key }) }, "set it beside");
+    return node("li", { className: index ? "" : "first" }, node("h4", {}, node("span", { className: "rank" }, index ? `choice ${index + 1}` : "first choice"), cards.get(one.key).title),
+      node("ul", {}, reasons), node("div", { className: "buttons" }, show, beside));
+  },
+
+  command() {
+    return ["posttrain advise", ...this.path().map(({ answer }) => answer.flag)].join(" ");
+  },
+};
+
+begin();
