@@ -28,7 +28,9 @@ from pydantic import (
 
 from posttrain.config_alarms import AlarmConfig
 from posttrain.config_algorithm import (
+    SOURCE,
     AlgorithmConfig,
+    algorithm_names,
     algorithm_type,
     algorithms,
     complete_algorithm,
@@ -337,8 +339,8 @@ def describe_fields() -> tuple[FieldDoc, ...]:
 def setting_names(algorithm: str | None = None) -> list[str]:
     """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
     own = ["preset", *(doc.path.replace(".N", "") for doc in describe_fields())]
-    names = algorithms() if algorithm is None else [algorithm]
-    of_algorithms = [doc.path for name in names for doc in algorithm_type(name)[1].fields()]
+    names = algorithm_names() if algorithm is None else [algorithm]
+    of_algorithms = [doc.path for name in names for doc in SOURCE.get().walker(name).fields()]
     return list(dict.fromkeys([*own, *(f"algorithm.{path}" for path in of_algorithms)]))
 
 

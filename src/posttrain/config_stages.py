@@ -44,7 +44,7 @@ def reward_model_config(config: RunConfig, folder: Path) -> Resolved:
     except ConfigError as error:
         raise ConfigError(given=f"{REWARD_MODEL}: {error.given}", allowed=error.allowed, fix=error.fix) from error
     algorithm = resolved.config.algorithm
-    if "scores" not in algorithm.build().needs:
+    if "scores" not in algorithm.declared.needs:
         raise ConfigError(
             given=f"{REWARD_MODEL}.algorithm.name = {algorithm.name}, which trains no score",
             allowed=REWARD_MODEL,
