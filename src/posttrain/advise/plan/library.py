@@ -1,0 +1,25 @@
+"""Numbers of this library that decide memory, beside the modules that use them: those import torch, this one must not.
+
+A test compares each with its original.
+"""
+
+KEPT_LOGIT_BYTES = 2**28
+"""functional/linear_logprobs.py: logits that stay for the backward pass."""
+TILE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
+"""The same: logits in a tile."""
+TILE_COLUMNS = 1024
+"""The same: the fewest columns of a tile."""
+SHORT_KEYS = 512
+"""models/short_attention.py: up to so many keys attention keeps its probabilities, where it is short."""
+SLOT_COLUMNS = 32
+"""rollout/slots.py: columns of the cache come in multiples of this."""
+SLOT_GROWTH = 1.5
+"""rollout/slot_storage.py: blocks that are full get so many times the columns."""
+LEAST_SAVING = 16
+"""models/shared_prefixes.py: tokens that sharing a beginning has to save."""
+SAMPLING_BLOCK = 256
+"""rollout/sampling.py: tokens of a block of the vocabulary."""
+REWARD_TOKENS = 8192
+"""rewards/model.py: tokens that a reward model scores together."""
+PROBE_ROWS = 4
+"""train/setup.py: prompts with which every delivery of weights is proved."""
