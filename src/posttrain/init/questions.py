@@ -1,0 +1,120 @@
+"""The five questions, their answers, and what is wrong with an answer."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.errors import ConfigError
+
+TINY = "tiny"
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One question, as it is asked on a terminal and as it stands in --help."""
+
+    key: str
+    text: str
+    default: str
+    choices: Mapping[str, str]
+    """Allowed answer -> what it means; empty where any text may be given."""
+
+    def check(self, answer: str) -> str:
+        """The answer, or a ConfigError that lists what can be chosen."""
+        if not self.choices or answer in self.choices:
+            return answer
+        close = difflib.get_close_matches(answer, self.choices, n=1)
+        raise ConfigError(
+            given=f"--{self.key} {answer}",
+            allowed=", ".join(self.choices),
+            fix=f"Did you mean {close[0]}?" if close else f"{self.default} is what is taken when nothing is said.",
+        )
+
+
+QUESTIONS = (
+    Question(
+        key="data",
+        text="What do you have to learn from?",
+        default="answers",
+        choices={
+            "answers": "problems with right answers that can be checked",
+            "function": "prompts, and a function of your own that scores an answer",
+            "pairs": "pairs of answers of which one was preferred",
+            "thumbs": "single answers with a thumb up or down",
+            "demonstrations": "good answers to imitate",
+        },
+    ),
+    Question(
+        key="model",
+        text="Which model? A folder, a Hugging Face name, or tiny, which learns in seconds on a CPU",
+        default=TINY,
+        choices={},
+    ),
+    Question(
+        key="where",
+        text="Where will it be trained?",
+        default="auto",
+        choices={"auto": "a GPU if there is one, else the CPU", "cpu": "this CPU", "gpu": "a GPU"},
+    ),
+    Question(
+        key="goal",
+        text="What matters most?",
+        default="stability",
+        choices={
+            "quality": "the best model, whatever it takes",
+            "stability": "a run that does not fall apart",
+            "speed": "soon done",
+            "memory": "small enough for the machine",
+        },
+    ),
+    Question(key="folder", text="Which folder shall it be written to?", default="my-run", choices={}),
+)
+"""In the order in which they are asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What was answered; each is checked."""
+
+    data: str = "answers"
+    model: str = TINY
+    where: str = "auto"
+    goal: str = "stability"
+    folder: Path = Path("my-run")
+
+    def __post_init__(self) -> None:
+        for question in QUESTIONS:
+            question.check(str(getattr(self, question.key)))
+        object.__setattr__(self, "folder", Path(self.folder))
+        object.__setattr__(self, "model", find_model(self.model))
+
+    @property
+    def tiny(self) -> bool:
+        return self.model == TINY
+
+
+def find_model(name: str) -> str:
+    """The model as the config names it: a local folder by its whole path, because the run starts in another one."""
+    folder = Path(name).expanduser()
+    if name == TINY:
+        return name
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return str(folder.resolve())
+        raise ConfigError(
+            given=f"--model {name}: the folder has no config.json",
+            allowed="a Hugging Face folder, with config.json, weights and tokenizer",
+            fix="Of a run, name checkpoints/step-NNNNNN/model in its folder.",
+        )
+    if HUB_NAME.fullmatch(name) and not name.startswith("."):
+        return name
+    raise ConfigError(
+        given=f"--model {name}: there is no such folder, and it is no name of the Hugging Face Hub",
+        allowed="a folder, a name such as Qwen/Qwen3-0.6B, or tiny",
+        fix="Take --model tiny to see a whole run at once, and put another one into config.yaml later.",
+    )

@@ -1,0 +1,11 @@
+"""A second look at the answers. Training never sees it: where it disagrees with the reward, the run says so."""
+
+
+def check(prompt, completion, **row):
+    """1 when the word of the prompt is spelled backwards.
+
+    >>> check("dbca<", "acbd"), check("dbca<", "dbca")
+    (1.0, 0.0)
+    """
+    word = prompt.removesuffix("<")
+    return float(len(completion) == len(word) and all(a == b for a, b in zip(word, reversed(completion), strict=True)))
