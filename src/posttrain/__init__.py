@@ -3,6 +3,7 @@
     import posttrain as pt
     run = pt.train("config.yaml")
     score = pt.evaluate(run.model_path, "gsm8k_test.jsonl", ["math"], k=8)
+    print(pt.advise(data="verifier", size="7b").render())
 
 The parts can be used alone: `posttrain.algorithms`, `posttrain.functional`, `posttrain.rewards`, `posttrain.types`.
 """
@@ -11,14 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from posttrain import evaluate, train
+from posttrain import advise, evaluate, train
 
 if TYPE_CHECKING:
     from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["evaluate", "resume", "train"]
+__all__ = ["advise", "evaluate", "resume", "train"]
 
 
 def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run | Pipeline:

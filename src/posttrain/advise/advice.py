@@ -1,0 +1,207 @@
+"""What the advisor says: records for programs, and text for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from posttrain.advise.facts import Facts
+
+WIDTH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """A rule that was met, for one algorithm."""
+
+    rule: str
+    points: float
+    """Above 0 for it, below 0 against it; 0 rules it out."""
+    text: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What an algorithm holds in memory."""
+
+    models: int
+    """Models of their own: second adapters, and what is on disk or elsewhere, are none."""
+    roles: tuple[str, ...]
+    gigabytes: float | None = None
+    """At the peak of a step with the config below, as `posttrain plan` counts it; None without the model's size."""
+    by_role: tuple[tuple[str, float], ...] = ()
+    """Role -> gigabytes at that peak."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """An algorithm for this situation, with everything that one wants to know before it is tried."""
+
+    algorithm: str
+    title: str
+    score: float
+    reasons: tuple[Reason, ...]
+    concerns: tuple[Reason, ...]
+    cost: Cost
+    needs: tuple[str, ...]
+    """The data, and what is computed beside the policy's own log-probabilities."""
+    failures: tuple[str, ...]
+    avoid_when: str
+    settings: dict[str, Any]
+    """Of the algorithm, where the situation asks for others than its defaults."""
+    config: str
+    """YAML for `posttrain train`, with the names of your own files to fill in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerUp:
+    """An algorithm that was considered, and why it does not stand above."""
+
+    algorithm: str
+    title: str
+    score: float | None
+    """None where it is ruled out."""
+    why_not: str
+    rule: str | None
+    """Of that reason; None where it only has less that speaks for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Something to do first, a contradiction, or a question on which guides disagree."""
+
+    id: str
+    text: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A fact that is not known, and with which value the first recommendation would be another."""
+
+    fact: str
+    value: str
+    algorithm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Ranked recommendations with reasons; none where there is nothing to learn from."""
+
+    facts: Facts
+    assumed: tuple[str, ...]
+    before: tuple[Point, ...]
+    contradictions: tuple[Point, ...]
+    recommendations: tuple[Recommendation, ...]
+    runners_up: tuple[RunnerUp, ...]
+    disagreements: tuple[Point, ...]
+    would_change: tuple[Change, ...]
+
+    @property
+    def best(self) -> Recommendation | None:
+        return self.recommendations[0] if self.recommendations else None
+
+    def to_json(self) -> dict[str, Any]:
+        told = {name: value for name, value in vars(self).items() if name != "facts"}
+        facts = {name: value for name, value in self.facts.model_dump().items() if value not in (None, ())}
+        return {"facts": facts, **{name: [_plain(entry) for entry in entries] for name, entries in told.items()}}
+
+    def render(self, *, details: int = 1) -> str:
+        """Text; the first `details` recommendations with all that is known of them, the others in short."""
+        cite = Citations()
+        parts = [
+            _section("Taken to be so", self.assumed),
+            _section("First", [cite(point.text, point.sources) for point in self.before]),
+            _section("These wishes contradict each other", [cite(p.text, p.sources) for p in self.contradictions]),
+            *(_recommended(n, told, cite, full=n <= details) for n, told in enumerate(self.recommendations, 1)),
+            "" if self.recommendations else "No algorithm: there is nothing to learn from yet.\n",
+            _section("Not advised", [f"{told.algorithm}: {told.why_not}" for told in self.runners_up]),
+            _section("Where guides disagree", [cite(point.text, point.sources) for point in self.disagreements]),
+            _section("Would change the answer", _changes(self.would_change)),
+        ]
+        return "\n".join(part for part in (*parts, cite.render()) if part)
+
+    def _repr_markdown_(self) -> str:
+        return f"```text\n{self.render()}```"
+
+
+def _plain(entry: Any) -> Any:
+    return entry if isinstance(entry, str) else asdict(entry)
+
+
+class Citations:
+    """Numbers for sources, in the order in which they are cited."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, text: str, sources: Sequence[str]) -> str:
+        """The text with the numbers of its sources."""
+        numbers = [self._numbers.setdefault(source, len(self._numbers) + 1) for source in sources]
+        return f"{text} [{', '.join(map(str, numbers))}]" if numbers else text
+
+    def render(self) -> str:
+        return _section("Sources", [f"{number}: {source}" for source, number in self._numbers.items()])
+
+
+def _changes(changes: Sequence[Change]) -> list[str]:
+    by_fact: dict[str, list[str]] = {}
+    for change in changes:
+        by_fact.setdefault(change.fact, []).append(f"{change.value} ({change.algorithm})")
+    return [f"{fact} = {' or '.join(values)}" for fact, values in by_fact.items()]
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return f"{title}\n" + "".join(f"{_listed(line)}\n" for line in lines) if lines else ""
+
+
+def _listed(line: str, mark: str = "- ") -> str:
+    """Wrapped between words only, so that addresses stay whole."""
+    return textwrap.fill(
+        line,
+        WIDTH,
+        initial_indent=f"  {mark}",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _recommended(place: int, told: Recommendation, cite: Citations, *, full: bool) -> str:
+    head = f"{place}. {told.algorithm}  {told.title}  ({told.score:g} points)\n"
+    return head + "".join(f"{line}\n" for line in (_in_full(told, cite) if full else _in_short(told, cite)))
+
+
+def _reasons(reasons: Sequence[Reason], mark: str, cite: Citations) -> Iterator[str]:
+    return (_listed(cite(f"{reason.text} ({reason.rule})", reason.sources), mark) for reason in reasons)
+
+
+def _in_short(told: Recommendation, cite: Citations) -> Iterator[str]:
+    yield from _reasons(told.reasons[:1], "+ ", cite)
+    yield from _reasons(told.concerns[:1], "- ", cite)
+    yield f"    {_models(told.cost)}"
+
+
+def _in_full(told: Recommendation, cite: Citations) -> Iterator[str]:
+    yield from _reasons(told.reasons, "+ ", cite)
+    yield from _reasons(told.concerns, "- ", cite)
+    yield f"  Memory: {_models(told.cost)}"
+    yield from (_listed(role) for role in told.cost.roles)
+    yield from (_listed(f"{role}: {size:.1f} GB") for role, size in told.cost.by_role)
+    yield "  Needs"
+    yield from (_listed(need) for need in told.needs)
+    yield "  Goes wrong when"
+    yield from (_listed(failure) for failure in told.failures)
+    yield _listed(f"avoid it when: {told.avoid_when}")
+    yield "  Config"
+    yield textwrap.indent(told.config, "    ").rstrip("\n")
+
+
+def _models(cost: Cost) -> str:
+    number = f"{cost.models} model{'s' * (cost.models > 1)}"
+    size = f", {cost.gigabytes:.1f} GB at the peak of a step" if cost.gigabytes is not None else ""
+    return number + size + (f" ({cost.note})" if cost.note else "")
