@@ -59,7 +59,7 @@ def test_a_configuration_is_the_same_without_torch(overrides: dict[str, Any]):
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"algorithm.name": "grop"},
+        {"algorithm.name": "grppo"},
         {"algorithm.kl_coff": 0.1},
         {"algorithm.clip_low": -1},
         {"algorithm.clip_low": True},

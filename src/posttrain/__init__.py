@@ -4,6 +4,7 @@
     run = pt.train("config.yaml")
     score = pt.evaluate(run.model_path, "gsm8k_test.jsonl", ["math"], k=8)
     print(pt.advise(data="verifier", size="7b").render())
+    print(pt.plan("config.yaml", gpus="8xH100").render())
 
 The parts can be used alone: `posttrain.algorithms`, `posttrain.functional`, `posttrain.rewards`, `posttrain.types`.
 """
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from posttrain import advise, evaluate, train
 
 if TYPE_CHECKING:
+    from posttrain.advise.plan.api import Plan
     from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["advise", "evaluate", "resume", "train"]
+__all__ = ["advise", "evaluate", "plan", "resume", "train"]
 
 
 def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
@@ -27,3 +29,10 @@ def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run | 
     from posttrain.train.pipeline import go_on
 
     return go_on(folder, steps=steps, view=view)
+
+
+def plan(config: Any = None, overrides: Any = (), **how: Any) -> Plan:
+    """Whether a run fits, how long it takes and what it costs; see `posttrain.advise.plan.api.make_plan`."""
+    from posttrain.advise.plan.api import make_plan
+
+    return make_plan(config, overrides, **how)

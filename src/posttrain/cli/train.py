@@ -98,17 +98,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     >>> split_arguments(["my.yaml", "--train.steps", "5", "seed=1"])
     ('my.yaml', ['train.steps=5', 'seed=1'])
     """
-    configs: list[str] = []
-    overrides: list[str] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if argument.startswith("-") and "=" not in argument:
-            overrides.append(f"{_setting(argument)}={_value(argument, rest)}")
-        elif "=" in argument and not Path(argument).is_file():
-            overrides.append(argument.removeprefix("--"))
-        else:
-            configs.append(argument)
+    configs, overrides = sort_arguments(arguments)
     if len(configs) != 1:
         raise ConfigError(
             given=f"{len(configs)} configuration files: {', '.join(configs)}" if configs else "no configuration file",
@@ -118,7 +108,25 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return configs[0], overrides
 
 
-def _setting(argument: str) -> str:
+def sort_arguments(
+    arguments: Sequence[str], verb: str = "train", options: Sequence[str] = OPTIONS
+) -> tuple[list[str], list[str]]:
+    """(what is no setting, the settings as `a.b=c`)."""
+    configs: list[str] = []
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument.startswith("-") and "=" not in argument:
+            overrides.append(f"{_setting(argument, verb, options)}={_value(argument, rest)}")
+        elif "=" in argument and not Path(argument).is_file():
+            overrides.append(argument.removeprefix("--"))
+        else:
+            configs.append(argument)
+    return configs, overrides
+
+
+def _setting(argument: str, verb: str, options: Sequence[str]) -> str:
     """The key of `--key`: one with a dot, or one of the top level; anything else is a misspelt option."""
     from posttrain.config import RunConfig
     from posttrain.config_pipeline import PipelineSettings
@@ -127,11 +135,11 @@ def _setting(argument: str) -> str:
     name = argument.lstrip("-")
     if argument.startswith("--") and ("." in name or name.replace("-", "_") in known):
         return name
-    close = difflib.get_close_matches(argument, [*OPTIONS, *(f"--{field}" for field in RunConfig.model_fields)], n=1)
+    close = difflib.get_close_matches(argument, [*options, *(f"--{field}" for field in RunConfig.model_fields)], n=1)
     raise ConfigError(
         given=f"{argument} is neither an option nor a setting",
-        allowed=f"{', '.join(OPTIONS)}, and settings as --section.key VALUE",
-        fix=f"Did you mean {close[0]}?" if close else "`posttrain train --help` shows what there is, with examples.",
+        allowed=f"{', '.join(options)}, and settings as --section.key VALUE",
+        fix=f"Did you mean {close[0]}?" if close else f"`posttrain {verb} --help` shows what there is, with examples.",
     )
 
 

@@ -180,15 +180,15 @@ def measured_processor() -> tuple[float, float]:
     """(float32 operations, bytes of memory) per second: the best of a few short tries, in some 20 milliseconds."""
     import numpy as np
 
-    matrix, out = np.ones((384, 384), np.float32), np.empty((384, 384), np.float32)
+    matrix, out = np.ones((256, 256), np.float32), np.empty((256, 256), np.float32)
     source = np.ones(2**21, np.float32)
     target = np.empty_like(source)
     product = _best_seconds(lambda: np.matmul(matrix, matrix, out=out))
     copy = _best_seconds(lambda: np.copyto(target, source))
-    return 2 * 384**3 / product, 2 * source.nbytes / copy
+    return 2 * 256**3 / product, 2 * source.nbytes / copy
 
 
-def _best_seconds(work: Callable[[], object], tries: int = 3) -> float:
+def _best_seconds(work: Callable[[], object], tries: int = 8) -> float:
     work()  # the first call starts threads and touches pages
     seconds = []
     for _ in range(tries):

@@ -1,0 +1,264 @@
+"""A plan of a run: what a step is, whether it fits, how long it takes, what it costs, and what would make it fit.
+
+    plan = make_plan("run.yaml", gpus="8xH100")
+    plan = make_plan(model="7b", algorithm="ppo", gpus="8xH100", settings={"lora": {}})
+    plan.verdict.answer, plan.run_seconds, plan.changes;  print(plan.render())
+
+Nothing is downloaded, no GPU is needed and torch is not imported. Of `posttrain.plan(...)` this is the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from posttrain.advise.plan.arithmetic import Step
+from posttrain.advise.plan.available import available_memory, this_machine
+from posttrain.advise.plan.disk import DiskPlan, disk_of
+from posttrain.advise.plan.fitting import Change, possible_steps, smallest_changes
+from posttrain.advise.plan.hardware import Hardware, find_hardware
+from posttrain.advise.plan.memory import predict
+from posttrain.advise.plan.records import Engine, MemoryPlan, Sharding, Workload
+from posttrain.advise.plan.timing import StepCost, cost_of_step, sampling_work, step_of
+from posttrain.advise.plan.verdict import Verdict
+from posttrain.advise.plan.workload import Computing, workload_of
+from posttrain.advise.ranges import Remark, remarks
+from posttrain.config import RunConfig, check, load_config
+from posttrain.config_algorithm import SOURCE, algorithm_names
+from posttrain.config_cards import without_torch
+from posttrain.errors import ConfigError
+
+ERROR = {"cpu": 0.25, "cuda": 0.25}
+"""Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
+
+DEFAULT_STEPS = 200
+"""Of a run that is planned without a config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where and how a run is planned to run, beside its config."""
+
+    hardware: Hardware
+    engine: Engine | None = None
+    """None: as the config has it."""
+    engine_ranks: int = 1
+    sharding: Sharding = "none"
+    optimizer_bits: int = 32
+    mean_completion_tokens: int | None = None
+    prompt_tokens: int | None = None
+    price: float | None = None
+    """Dollars per device and hour; None: the table's range."""
+
+    @property
+    def here(self) -> bool:
+        """This machine, whose free memory and disk count."""
+        return self.hardware.free_memory is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that can be known before a run is paid for."""
+
+    config: RunConfig
+    target: Target
+    workload: Workload
+    memory: MemoryPlan
+    cost: StepCost
+    evaluation_seconds: float
+    """Of one held-out evaluation."""
+    evaluations: int
+    disk: DiskPlan
+    changes: tuple[Change, ...] = ()
+    """What would make it fit, where it does not."""
+    remarks: tuple[Remark, ...] = ()
+    """Settings outside of published ranges."""
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.target.hardware
+
+    @cached_property
+    def step(self) -> Step:
+        """The arithmetic, with every answer as long as it may be."""
+        return step_of(self.workload)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return verdict_on(self.memory, self.target)
+
+    @property
+    def step_seconds(self) -> float:
+        return self.cost.seconds
+
+    @property
+    def run_seconds(self) -> float:
+        return self.workload.steps * self.step_seconds + self.evaluations * self.evaluation_seconds
+
+    @property
+    def dollars(self) -> tuple[float, float] | None:
+        """Of the run, by the cheapest and the dearest usual offer; None where nothing is rented."""
+        hourly = self.hardware.price(self.target.price)
+        hours = self.run_seconds / 3600
+        return None if hourly is None else (hourly[0] * hours, hourly[1] * hours)
+
+    def line(self) -> str:
+        """What `posttrain train` says before it loads anything."""
+        from posttrain.advise.plan.render import line
+
+        return line(self)
+
+    def render(self) -> str:
+        """For a terminal."""
+        from posttrain.advise.plan.render import render
+
+        return render(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs, and for plan.json of a run."""
+        from posttrain.advise.plan.render import to_json
+
+        return to_json(self)
+
+
+def make_plan(
+    config: str | PathLike[str] | Mapping[str, Any] | RunConfig | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+    **how: Any,
+) -> Plan:
+    """A plan of a config, or of a model and an algorithm with the defaults of everything else.
+
+    `gpus` is like "8xH100"; None is this machine. `how` are further fields of `Target`. Raises ConfigError and
+    ModelError for what cannot be planned; what does not fit is no error here.
+    """
+    with without_torch():
+        if config is None:
+            config = from_flags(model, algorithm)
+        elif model is not None or algorithm is not None:
+            raise ConfigError(
+                given="a configuration, and a model or an algorithm beside it",
+                allowed="one of the two",
+                fix="Change the configuration by its settings: model=7b, algorithm.name=ppo.",
+            )
+        resolved = load_config(config, overrides).config
+        check(resolved)
+        return plan_for(resolved, target_of(resolved, gpus, **how))
+
+
+def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
+    """The least configuration with this model and this algorithm."""
+    if model is None or algorithm is None:
+        raise ConfigError(
+            given="neither a configuration nor both a model and an algorithm",
+            allowed="one of the two",
+            fix="posttrain plan my_run.yaml, or posttrain plan --model 7b --algorithm grpo --gpus h100",
+        )
+    declared = SOURCE.get().declared(algorithm, {}) if algorithm in algorithm_names() else None
+    needs = frozenset[str]() if declared is None else declared.needs
+    return {
+        "model": model,
+        "algorithm": algorithm,
+        "data": {"train": "train.jsonl"} | ({"auxiliary": "examples.jsonl"} if "auxiliary" in needs else {}),
+        **({"teacher": model} if "teacher" in needs else {}),
+        **({"rewards": [{"name": "math"}]} if declared is not None and declared.learns_from_rewards else {}),
+        "train": {"steps": DEFAULT_STEPS},
+    }
+
+
+def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
+    """`gpus` by name, several of one kind sharded fully unless said otherwise; this machine without a name."""
+    hardware = this_machine(config.model.device) if gpus is None else find_hardware(gpus)
+    given = {name: value for name, value in how.items() if value is not None}
+    if hardware.count > 1:
+        given.setdefault("sharding", "full")
+    return Target(hardware=hardware, **given)
+
+
+def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
+    """The plan of a resolved config; `advice`: look for changes where it does not fit, and for unusual settings."""
+    workload = workload_for(config, target)
+    memory = predict(workload)
+    evaluations, evaluation_seconds = _evaluations(config, workload, target.hardware)
+    folder = Path(config.output or "runs") if target.here else None
+    plan = Plan(
+        config=config,
+        target=target,
+        workload=workload,
+        memory=memory,
+        cost=cost_of_step(workload, target.hardware),
+        evaluations=evaluations,
+        evaluation_seconds=evaluation_seconds,
+        disk=disk_of(workload, config.checkpoint, folder=folder, step_tokens=step_of(workload).tokens),
+    )
+    if not advice:
+        return plan
+    changes = () if plan.verdict.fits else tuple(changes_for(plan))
+    return replace(plan, changes=changes, remarks=tuple(remarks(config)))
+
+
+def workload_for(config: RunConfig, target: Target) -> Workload:
+    """What decides memory and time: the config, on that hardware."""
+    accelerator = target.hardware.device
+    known = {"engine": target.engine, "prompt_tokens": target.prompt_tokens}
+    without_bfloat16 = accelerator.key != "cpu" and accelerator.bfloat16 is None and config.model.precision == "auto"
+    return workload_of(
+        config,
+        device="cpu" if accelerator.key == "cpu" else "cuda",
+        computing=Computing(precision="float32") if without_bfloat16 else None,
+        ranks=target.hardware.count,
+        sharding=target.sharding,
+        engine_ranks=target.engine_ranks,
+        optimizer_bits=target.optimizer_bits,
+        mean_completion_tokens=target.mean_completion_tokens,
+        **{name: value for name, value in known.items() if value is not None},
+    )
+
+
+def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
+    """Against what is free on this machine, or against the whole memory of a device by its name."""
+    device = memory.workload.device
+    swap = available_memory().swap if target.here and device == "cpu" else 0
+    return Verdict(needed=memory.bytes, available=target.hardware.memory, error=ERROR[device], swap=swap)
+
+
+def changes_for(plan: Plan) -> list[Change]:
+    """The smallest changes that make it fit, each found by planning again."""
+
+    def attempt(settings: Mapping[str, Any]) -> tuple[int, float] | None:
+        try:
+            config = load_config(plan.config, settings).config
+            check(config)
+        except ConfigError:  # two settings that do not go together
+            return None
+        changed = plan_for(config, plan.target, advice=False)
+        return changed.memory.bytes, changed.step_seconds
+
+    steps = list(possible_steps(plan.config, plan.workload))
+    return smallest_changes(steps, attempt, plan.verdict.available)
+
+
+def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware) -> tuple[int, float]:
+    """(how many, seconds of each): before, after, and every so many steps."""
+    every, steps, settings = config.evaluation.every, workload.steps, config.evaluation
+    number = 2 + ((steps - 1) // every if every else 0)
+    if workload.data_kind == "prompts":
+        work = sampling_work(
+            workload,
+            prompts=settings.prompts,
+            per_prompt=1 + settings.samples,
+            answer_tokens=settings.max_completion_length or step_of(workload, longest=False).answer_tokens,
+        )
+    else:
+        from posttrain.advise.plan.cost import scoring
+
+        held_out = replace(step_of(workload), prompts=settings.prompts)
+        work = scoring(workload.architecture, held_out, workload.precision)
+    return number, work.seconds(hardware, workload.precision)

@@ -1,0 +1,53 @@
+"""Does it fit: bytes that are needed against bytes that are there, with the error of the estimate.
+
+yes        even if the estimate is too low by its stated error
+probably   as estimated, but not if it is too low by that much
+hardly     only if it is too high
+no         not even if it is too high by its stated error: a run is refused
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 2**30
+Answer = Literal["yes", "probably", "hardly", "no"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Memory of one device."""
+
+    needed: int
+    available: int
+    error: float
+    """Share by which the need may be off in either direction."""
+    swap: int = 0
+    """What a machine can page out: slow, but it fits."""
+
+    @property
+    def answer(self) -> Answer:
+        if self.needed * (1 + self.error) <= self.available:
+            return "yes"
+        if self.needed <= self.available:
+            return "probably"
+        return "hardly" if self.needed * (1 - self.error) <= self.available + self.swap else "no"
+
+    @property
+    def fits(self) -> bool:
+        """As estimated."""
+        return self.needed <= self.available
+
+    @property
+    def refused(self) -> bool:
+        return self.answer == "no"
+
+    def sentence(self, devices: int = 1) -> str:
+        """`fits: yes, 71 of 80 GiB`"""
+        unit = GIB if max(self.needed, self.available) >= GIB // 10 else 2**20
+        needed, available = self.needed / unit, self.available / unit
+        digits = 0 if min(needed, available) >= 10 else 1
+        name = "GiB" if unit == GIB else "MiB"
+        each = " on each device" if devices > 1 else ""
+        return f"fits: {self.answer}, {needed:,.{digits}f} of {available:,.{digits}f} {name}{each}"

@@ -1,0 +1,102 @@
+"""`posttrain plan [CONFIG] [SECTION.KEY=VALUE ...]`"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from posttrain.cli.output import AsJson, answer
+from posttrain.cli.train import sort_arguments
+from posttrain.errors import ConfigError
+
+OPTIONS = (
+    "--model", "--algorithm", "--gpus", "--lora", "--group-size", "--prompts-per-step", "--max-completion-length",
+    "--steps", "--prompt-length", "--mean-completion-length", "--engine", "--engine-gpus", "--sharding",
+    "--optimizer-bits", "--price", "--json", "--help",
+)  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plan", context_settings={"ignore_unknown_options": True}, no_args_is_help=True)(plan)
+
+
+def plan(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [SECTION.KEY=VALUE]", help="YAML or TOML file, and settings that go before its."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Without a config: a size class (7b, 30b-a3b), a folder or a config.json.")
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Without a config: the algorithm.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="For example 8xH100. Without it: this machine.")] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Adapters of the default rank: lora={}.")] = False,
+    group_size: Annotated[int | None, typer.Option(help="sampling.group_size")] = None,
+    prompts_per_step: Annotated[int | None, typer.Option(help="train.prompts_per_step")] = None,
+    max_completion_length: Annotated[int | None, typer.Option(help="sampling.max_completion_length")] = None,
+    steps: Annotated[int | None, typer.Option(help="train.steps")] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option(help="Tokens of the longest prompt, where no setting says.")
+    ] = None,
+    mean_completion_length: Annotated[
+        int | None, typer.Option(help="Tokens of a usual answer; time depends on it.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Who samples: shared, copy or separate (a server of its own).")
+    ] = None,
+    engine_gpus: Annotated[int, typer.Option(help="Devices of a separate engine.")] = 1,
+    sharding: Annotated[
+        str | None, typer.Option(help="What devices divide: none, optimizer, gradients or full (FSDP).")
+    ] = None,
+    optimizer_bits: Annotated[int, typer.Option(help="Of each of AdamW's moments: 32 or 8.")] = 32,
+    price: Annotated[
+        float | None, typer.Option(help="Dollars per device and hour, in place of the usual range.")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Say whether a run fits, how long it takes and what it costs, and what would make it fit. Downloads nothing.
+
+    \b
+    Examples:
+      posttrain plan my_run.yaml
+      posttrain plan my_run.yaml train.tokens_per_microbatch=1024 --gpus rtx-4090
+      posttrain plan --model 7b --algorithm ppo --gpus 8xH100
+      posttrain plan --model 7b --algorithm grpo --gpus l40s --lora --group-size 16 --max-completion-length 2048
+    """
+    from posttrain.advise.plan.api import make_plan
+
+    configs, overrides = sort_arguments(arguments or [], verb="plan", options=OPTIONS)
+    if len(configs) > 1:
+        raise ConfigError(given=f"{len(configs)} configuration files: {', '.join(configs)}", allowed="one, or none")
+    given: dict[str, Any] = {
+        "sampling.group_size": group_size,
+        "train.prompts_per_step": prompts_per_step,
+        "sampling.max_completion_length": max_completion_length,
+        "train.steps": steps,
+    }
+    overrides += [f"{name}={value}" for name, value in given.items() if value is not None]
+    overrides += ["lora={}"] if lora else []
+    how = {
+        "engine": _one_of("engine", engine, ("shared", "copy", "separate")),
+        "engine_ranks": engine_gpus,
+        "sharding": _one_of("sharding", sharding, ("none", "optimizer", "gradients", "full")),
+        "optimizer_bits": _one_of("optimizer-bits", optimizer_bits, (32, 8)),
+        "mean_completion_tokens": mean_completion_length,
+        "prompt_tokens": prompt_length,
+        "price": price,
+    }
+    config = configs[0] if configs else None
+    made = make_plan(config, overrides, model=model, algorithm=algorithm, gpus=gpus, **how)
+    answer(made.to_json(), made.render(), as_json=json)
+    return 0
+
+
+def _one_of(option: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+    if value is None or value in allowed:
+        return value
+    raise ConfigError(
+        given=f"--{option} {value}", allowed=", ".join(map(str, allowed)), fix=f"For example --{option} {allowed[-1]}."
+    )
