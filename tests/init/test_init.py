@@ -106,7 +106,7 @@ def test_a_folder_with_other_files_is_welcome(tmp_path):
     ("answers", "message"),
     [
         ({"data": "pair"}, r"--data pair; allowed: answers, function, .*\n  Did you mean pairs\?"),
-        ({"goal": "fame"}, r"--goal fame; allowed: quality, stability, speed, memory"),
+        ({"goal": "fame"}, r"--goal fame; allowed: balance, quality, stability, speed, memory"),
         ({"where": "cloud"}, r"--where cloud; allowed: auto, cpu, gpu"),
         ({"model": "./nowhere"}, r"--model ./nowhere: there is no such folder.*\n  Take --model tiny"),
     ],

@@ -30,7 +30,7 @@ def init(
     ] = None,
     where: Annotated[str | None, typer.Option(help="auto, cpu or gpu.", show_default="auto")] = None,
     goal: Annotated[
-        str | None, typer.Option(help="quality, stability, speed or memory.", show_default="stability")
+        str | None, typer.Option(help="balance, quality, stability, speed or memory.", show_default="balance")
     ] = None,
     defaults: Annotated[bool, typer.Option("--defaults", "-y", help="Ask nothing; take the defaults.")] = False,
     json: AsJson = False,

@@ -64,8 +64,9 @@ QUESTIONS = (
     Question(
         key="goal",
         text="What matters most?",
-        default="stability",
+        default="balance",
         choices={
+            "balance": "no one thing above the others",
             "quality": "the best model, whatever it takes",
             "stability": "a run that does not fall apart",
             "speed": "soon done",
@@ -84,7 +85,7 @@ class Answers:
     data: str = "answers"
     model: str = TINY
     where: str = "auto"
-    goal: str = "stability"
+    goal: str = "balance"
     folder: Path = Path("my-run")
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.config_text import write_value
@@ -32,7 +32,7 @@ def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
     return [
         Line(key="model", value=_model(answers), comment=models),
         *_adapters(answers),
-        Line(key="algorithm", value={"name": found.algorithm}, comment=f"`posttrain explain {found.algorithm}`"),
+        Line(key="algorithm", value={"name": found.algorithm, **found.settings}, comment=f"`posttrain explain {found.algorithm}`"),
         Line(key="data", value={"train": "train.jsonl", "eval": "eval.jsonl"}, comment="eval: never trained on"),
         *_rewards(answers),
         *_sampling(answers),
@@ -46,6 +46,14 @@ def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
 def settings_of(lines: list[Line]) -> dict[str, Any]:
     """The same as plain data."""
     return {line.key: line.value for line in lines}
+
+
+def with_rate(lines: list[Line], learning_rate: float) -> list[Line]:
+    """The same with another learning rate."""
+    return [
+        replace(line, value={**line.value, "learning_rate": learning_rate}) if line.key == "train" else line
+        for line in lines
+    ]
 
 
 def config_text(lines: list[Line], title: str) -> str:
