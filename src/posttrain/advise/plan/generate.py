@@ -5,6 +5,7 @@ Rows sit in slots of columns (rollout/slots.py): `[slots, K, columns, d]` per la
 
 from __future__ import annotations
 
+from functools import cache
 from math import ceil
 
 from posttrain.advise.plan.architecture import Architecture
@@ -18,6 +19,7 @@ def rows_in_flight(workload: Workload) -> int:
     return min(workload.max_batch_rows, workload.rows)
 
 
+@cache
 def columns(prompt: int, completion: int) -> int:
     """Capacity of a slot in the end: it grows by a half, or to what is needed where that is more.
 
