@@ -177,19 +177,24 @@ def this_processor(free_memory: int) -> Hardware:
 
 @functools.cache
 def measured_processor() -> tuple[float, float]:
-    """(float32 operations, bytes of memory) per second: the best of a few short tries, in some 20 milliseconds."""
+    """(float32 operations, bytes of memory) per second of all cores, from a few milliseconds.
+
+    The best of several short tries, so that other programs disturb little. One core multiplies, matrices so small that
+    no library shares them out: threads that wait for each other on a busy machine would be measured otherwise.
+    """
     import numpy as np
 
-    matrix, out = np.ones((256, 256), np.float32), np.empty((256, 256), np.float32)
-    source = np.ones(2**21, np.float32)
+    size = 64
+    matrix, out = np.ones((size, size), np.float32), np.empty((size, size), np.float32)
+    source = np.ones(2**23, np.float32)
     target = np.empty_like(source)
-    product = _best_seconds(lambda: np.matmul(matrix, matrix, out=out))
-    copy = _best_seconds(lambda: np.copyto(target, source))
-    return 2 * 256**3 / product, 2 * source.nbytes / copy
+    product = _best_seconds(lambda: np.matmul(matrix, matrix, out=out), tries=200)
+    copy = _best_seconds(lambda: np.copyto(target, source), tries=3)
+    return _cores() * 2 * size**3 / product, 2 * source.nbytes / copy
 
 
-def _best_seconds(work: Callable[[], object], tries: int = 8) -> float:
-    work()  # the first call starts threads and touches pages
+def _best_seconds(work: Callable[[], object], tries: int) -> float:
+    work()  # the first call touches pages
     seconds = []
     for _ in range(tries):
         start = time.perf_counter()
