@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from posttrain import advise, evaluate, train
 
 if TYPE_CHECKING:
+    from posttrain.experiments.compare.api import Comparison
     from posttrain.advise.plan.api import Plan
     from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["advise", "evaluate", "plan", "resume", "train"]
+__all__ = ["advise", "compare", "evaluate", "plan", "resume", "train"]
 
 
 def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
@@ -36,3 +37,10 @@ def plan(config: Any = None, overrides: Any = (), **how: Any) -> Plan:
     from posttrain.advise.plan.api import make_plan
 
     return make_plan(config, overrides, **how)
+
+
+def compare(source: Any, **options: Any) -> Comparison:
+    """Several algorithms or configs on one task, with equal seeds and budget; see `posttrain.experiments.compare.api`."""
+    from posttrain.experiments.compare.api import compare as compare_arms
+
+    return compare_arms(source, **options)

@@ -68,14 +68,23 @@ class Child:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def stop(self, *, patience: float = 60.0) -> None:
-        """Let it finish its step and save, as Ctrl-C does; after `patience` seconds it is killed."""
+    def ask_to_stop(self) -> None:
+        """Let it finish its step and save, as Ctrl-C does."""
         if self.running:
             self.process.terminate()
-            try:
-                self.process.wait(patience)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+
+    def stop(self, *, patience: float = 60.0) -> None:
+        """Ask it to, and kill it where it has not ended after `patience` seconds. Asked twice, it ends at once."""
+        self.ask_to_stop()
+        self.end(patience)
+
+    def end(self, patience: float) -> None:
+        """Wait so long, then kill."""
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def wait(self) -> ChildResult:
         """Until it has ended. An interrupt of this process is passed on, so that the run is saved, and raised again."""
@@ -125,6 +134,7 @@ def start_child(
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=errors,
+            start_new_session=True,  # a Ctrl-C is for this process, which stops its children itself, and once
         )
     return Child(folder, process, answer)
 

@@ -1,0 +1,214 @@
+"""From the runs of a comparison to what can be said of its arms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from posttrain.experiments.compare.design import Design
+from posttrain.experiments.compare.measures import COST, STABILITY, Measure
+from posttrain.experiments.compare.outcomes import Outcome
+from posttrain.experiments.compare.statistics import Estimate, difference, holm, level, paired, ratio, smallest_seen
+from posttrain.report.heldout import LOWER_IS_BETTER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two arms and one number: first - second, or how many times as large the first is."""
+
+    first: str
+    second: str
+    estimate: Estimate
+    p: float
+    """After Holm, over all pairs of this number."""
+    smallest: float
+    """The true difference that would have been seen with a chance of 0.8."""
+
+    def differs(self, confidence: float) -> bool:
+        """May a difference be claimed? Never where its own interval contains none."""
+        return self.p < 1 - confidence
+
+    def to_json(self) -> dict[str, Any]:
+        own = self.estimate
+        found = {"mean": own.mean, "low": own.low, "high": own.high, "seeds": own.seeds, "p": own.p}
+        return {"first": self.first, "second": self.second, **found, "p_holm": self.p, "smallest_seen": self.smallest}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What became of one arm."""
+
+    name: str
+    runs: Sequence[Outcome]
+    score: Estimate
+    target: float | None = None
+    lower: bool = False
+
+    @property
+    def finished(self) -> list[Outcome]:
+        return [run for run in self.runs if run.status == "finished"]
+
+    @property
+    def lost(self) -> list[Outcome]:
+        """The runs that did not finish."""
+        return [run for run in self.runs if run.status != "finished"]
+
+    @property
+    def collapsed(self) -> list[Outcome]:
+        return [run for run in self.runs if run.collapsed]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.lost
+
+    def mean(self, name: str) -> float | None:
+        """Of a measure, or of a number that every outcome has, over the finished runs."""
+        values = [run.measures.get(name, getattr(run, name, None)) for run in self.finished]
+        known = [float(value) for value in values if value is not None]
+        return fmean(known) if known else None
+
+    def to_target(self) -> dict[str, Any]:
+        """In how many runs it was reached, and what that took in the mean of those."""
+        if self.target is None:
+            return {}
+        points = [run.reached(self.target, lower=self.lower) for run in self.finished]
+        known = [point for point in points if point is not None]
+        spent = (
+            {unit: fmean(getattr(p, unit) for p in known) for unit in ("steps", "tokens", "seconds")} if known else {}
+        )
+        return {"reached": len(known), "of": len(self.runs), **spent}
+
+    def to_json(self, measures: Mapping[str, Measure]) -> dict[str, Any]:
+        names = ("steps", "tokens", "seconds", "spikes", "entropy_kept")
+        return {
+            "score": {key: value for key, value in self.score._asdict().items() if key not in ("parts", "p")},
+            "finished": len(self.finished),
+            "lost": [{"seed": run.seed, "reason": run.reason or "not made yet"} for run in self.lost],
+            "collapsed": [run.seed for run in self.collapsed],
+            "alarms": sum(run.alarms for run in self.runs),
+            **{name: self.mean(name) for name in names},
+            "measures": {name: self.mean(name) for name in measures},
+            "to_target": self.to_target(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """All of it; `verdict` is added by the sentences made from it."""
+
+    design: Design
+    measure: str
+    """accuracy, score, loss ..., or check."""
+    arms: Sequence[Arm]
+    pairs: Sequence[Pair]
+    of_measures: Mapping[str, Sequence[Pair]]
+    measures: Mapping[str, Measure]
+    same_start: bool | None
+    """Did all arms of a seed begin with the same answers, and get the same prompts in their first step? None: the runs
+    do not say."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def lower(self) -> bool:
+        return self.measure in LOWER_IS_BETTER
+
+    @property
+    def share(self) -> bool:
+        return self.measure == "accuracy"
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "design": self.design.record(),
+            "measure": self.measure,
+            "lower_is_better": self.lower,
+            "arms": {arm.name: arm.to_json(self.measures) for arm in self.arms},
+            "pairs": [pair.to_json() for pair in self.pairs],
+            "measure_pairs": {name: [pair.to_json() for pair in pairs] for name, pairs in self.of_measures.items()},
+            "measures": {name: measure.record() for name, measure in self.measures.items()},
+            "same_start": self.same_start,
+            "conditions": dict(self.conditions),
+            "runs": [run.to_json() for arm in self.arms for run in arm.runs],
+        }
+
+
+def analyse(
+    design: Design, outcomes: Sequence[Outcome], *, measure: str, conditions: Mapping[str, Any] | None = None
+) -> Analysis:
+    """Compare the arms with each other by their score and by every measure that at least two of them have."""
+    known = {**COST, **STABILITY, **design.measures}
+    measures = {name: how for name, how in known.items() if any(run.measures.get(name) is not None for run in outcomes)}
+    of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
+    share, lower = measure == "accuracy", measure in LOWER_IS_BETTER
+    scores = {arm: _scores(runs) for arm, runs in of.items()}
+    arms = [
+        Arm(
+            name=arm,
+            runs=of[arm],
+            score=level(scores[arm], design.confidence, share=share),
+            target=design.target,
+            lower=lower,
+        )
+        for arm in design.arms
+    ]
+    both = {
+        (first, second): difference(scores[first], scores[second], design.confidence, share=share)
+        for first, second in _pairs(design)
+    }
+    compared = {name: _of_measure(design, of, name, how) for name, how in measures.items()}
+    return Analysis(
+        design=design,
+        measure=measure,
+        arms=arms,
+        pairs=_corrected(both, design.confidence),
+        of_measures={name: pairs for name, pairs in compared.items() if pairs},
+        measures=measures,
+        same_start=_same_start(design, outcomes),
+        conditions=conditions or {},
+    )
+
+
+def _pairs(design: Design) -> list[tuple[str, str]]:
+    return list(combinations(design.arms, 2))
+
+
+def _scores(runs: Sequence[Outcome]) -> dict[int, Mapping[str, float]]:
+    """Per example where the runs keep that; else the score of each run, as its only example."""
+    finished = [run for run in runs if run.status == "finished" and run.score is not None]
+    return {run.seed: run.examples or {"": float(run.score or 0.0)} for run in finished}
+
+
+def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, how: Measure) -> list[Pair]:
+    values = {arm: {run.seed: run.measures.get(name) for run in runs} for arm, runs in of.items()}
+    known = {arm: {seed: v for seed, v in found.items() if v is not None} for arm, found in values.items()}
+    compare = ratio if how.as_ratio else paired
+    found = {
+        (first, second): compare(known[first], known[second], design.confidence)
+        for first, second in _pairs(design)
+        if known[first].keys() & known[second].keys()
+    }
+    return _corrected(found, design.confidence)
+
+
+def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float) -> list[Pair]:
+    adjusted = holm([estimate.p for estimate in found.values()])
+    return [
+        Pair(
+            first=first,
+            second=second,
+            estimate=estimate,
+            p=p,
+            smallest=smallest_seen(estimate, confidence, tests=len(found)),
+        )
+        for ((first, second), estimate), p in zip(found.items(), adjusted, strict=True)
+    ]
+
+
+def _same_start(design: Design, outcomes: Sequence[Outcome]) -> bool | None:
+    starts = [{run.start for run in outcomes if run.seed == seed and run.start} for seed in design.seeds]
+    return all(len(found) <= 1 for found in starts) if any(starts) else None

@@ -1,0 +1,51 @@
+"""Under what conditions the runs were made: what seconds and bytes may be compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from posttrain.experiments.compare.outcomes import Outcome
+from posttrain.report.store import read_run
+
+BUSY = 0.5
+"""Processes beside those of the comparison, in the median of its runs, from which on the machine counts as shared."""
+UNEQUAL = 0.05
+"""Relative difference of tokens from which on arms did not get the same."""
+
+
+def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Workers, load and resumes, and `seconds_note`: why seconds cannot be compared, or empty."""
+    workers = sorted({int(attempt["workers"]) for attempt in attempts})
+    loads = [float(attempt["load"]) for attempt in attempts]
+    resumed = sorted({run.arm for run in outcomes if _was_resumed(run)})
+    found = {
+        "workers": workers,
+        "cores": os.cpu_count(),
+        "load": median(loads) if loads else None,
+        "resumed": resumed,
+        "retried": len(attempts) - len({(attempt["arm"], attempt["seed"]) for attempt in attempts}),
+    }
+    return found | {"seconds_note": _seconds_note(found)}
+
+
+def _seconds_note(found: Mapping[str, Any]) -> str:
+    reasons = []
+    most = max(found["workers"], default=1)
+    if len(found["workers"]) > 1:
+        reasons.append(f"some were made {found['workers'][0]} and some {most} at a time")
+    if found["load"] is not None and found["load"] > min(most, found["cores"] or 1) + BUSY:
+        reasons.append(f"other programs were at work (load {found['load']:.1f} on {found['cores']} cores)")
+    if found["resumed"]:
+        reasons.append(f"runs of {', '.join(found['resumed'])} were stopped and resumed")
+    if reasons:
+        return f"Seconds of these runs are not comparable: {'; '.join(reasons)}. Tokens and steps are."
+    if most > 1:
+        return f"Seconds are those of {most} runs at a time, which share memory and caches; alone each run is faster."
+    return ""
+
+
+def _was_resumed(run: Outcome) -> bool:
+    return any(event.get("kind") == "resume" for event in read_run(run.folder).events)

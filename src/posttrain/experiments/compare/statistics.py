@@ -1,0 +1,154 @@
+"""Whether one arm is better than another, from a few seeds and the same held-out examples.
+
+Scores are paired twice: by seed (same start, same data order, same dice) and by example. With d_se the difference at
+seed s on example e, the interval around the mean difference reaches
+
+    sqrt(t(S - 1)^2 V_seeds + t(n - 1)^2 V_examples)    V_seeds    = var over seeds of the means over examples / S
+                                                        V_examples = var over examples of the means over seeds / n
+
+with a quantile of Student's t for each. It contains the t-interval over seeds, and so covers other seeds as often as it
+says; V_examples makes it a statement about other held-out examples as well. What is peculiar to one seed on one example
+counts in both, so that the interval is too wide by it and never too narrow. Where each seed holds out other examples,
+n counts all of them. For shares, V_examples has the z^2 pseudo-pairs of `paired_interval`, so that equal answers do not
+prove equality. p is the level at which the interval would just contain 0; of several pairs of arms, after Holm (1979).
+
+What it cannot do: S seeds show V_seeds only roughly, so that few of them give wide intervals, and two hardly any. It
+takes the means of seeds for normally distributed: a rare collapse is none, which is why collapses are counted apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from posttrain.functional.intervals import normal_quantile, student_quantile
+
+Example = str
+Scores = Mapping[int, Mapping[Example, float]]
+"""Seed -> example -> score."""
+POWER = 0.8
+"""Chance with which a difference of the stated size would have been seen."""
+_MOST_FREEDOM = 300
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds with its interval; limits are infinite where a single seed says nothing about others."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    parts: tuple[tuple[float, int], ...] = ()
+    """(standard error, degrees of freedom) of what seeds and what examples add."""
+    p: float = math.nan
+    """Of a mean of 0, two-sided, for itself alone."""
+
+    def reach(self, probability: float) -> float:
+        """Half the width of the interval whose upper end is exceeded with 1 - probability."""
+        return math.hypot(*(student_quantile(probability, freedom) * error for error, freedom in self.parts))
+
+
+def difference(first: Scores, second: Scores, confidence: float, *, share: bool = False) -> Estimate:
+    """Interval of first - second over the seeds and examples that both have; `share`: single scores lie in [0, 1]."""
+    seeds = sorted(first.keys() & second.keys())
+    differences = {s: {e: first[s][e] - second[s][e] for e in first[s].keys() & second[s].keys()} for s in seeds}
+    return estimate(differences, confidence, pseudo=(-1.0, 0.0, 0.0, 1.0) if share else ())
+
+
+def level(scores: Scores, confidence: float, *, share: bool = False) -> Estimate:
+    """Interval of the mean of one arm, cut at 0 and 1 for a share."""
+    found = estimate(scores, confidence, pseudo=(0.0, 0.0, 1.0, 1.0) if share else ())
+    return found._replace(low=max(0.0, found.low), high=min(1.0, found.high)) if share else found
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Estimate:
+    """Student's t on the differences of the seeds that both have: for what a run has one number of."""
+    seeds = sorted(first.keys() & second.keys())
+    return estimate({s: {"": first[s] - second[s]} for s in seeds}, confidence)
+
+
+def ratio(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Estimate:
+    """How many times as large the first is: the geometric mean of the ratios, by Student's t on their logarithms."""
+    logs = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in (first, second)]
+    found = paired(logs[0], logs[1], confidence)
+    return found._replace(mean=_exp(found.mean), low=_exp(found.low), high=_exp(found.high))
+
+
+def estimate(scores: Scores, confidence: float, *, pseudo: Sequence[float] = ()) -> Estimate:
+    """The mean and its interval by the variance above; `pseudo` are four values that share z^2 examples."""
+    known = {seed: of_seed for seed, of_seed in scores.items() if of_seed}
+    seeds = len(known)
+    if not seeds:
+        return Estimate(math.nan, -math.inf, math.inf, 0)
+    means = [math.fsum(of_seed.values()) / len(of_seed) for of_seed in known.values()]
+    mean = math.fsum(means) / seeds
+    if seeds == 1:
+        return Estimate(mean, -math.inf, math.inf, 1)
+    parts = [(math.sqrt(_variance(means) / seeds), seeds - 1)]
+    values = _by_example(known)
+    if len(values) > 1 and max(map(len, known.values())) > 1:
+        spread = _example_variance(values, pseudo, normal_quantile(confidence))
+        parts.append((math.sqrt(spread), min(len(values) - 1, _MOST_FREEDOM)))
+    found = Estimate(mean, -math.inf, math.inf, seeds, tuple(parts))
+    half = found.reach((1 + confidence) / 2)
+    return found._replace(low=mean - half, high=mean + half, p=_p_value(found))
+
+
+def _p_value(found: Estimate) -> float:
+    """The level at which the interval just reaches 0, by bisection."""
+    low, high = 0.0, 1.0
+    if found.reach(0.75) == 0:
+        return float(found.mean == 0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if found.reach(1 - middle / 2) <= abs(found.mean) else (middle, high)
+    return high
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values of several tests, so that the chance of any false claim stays what it is for one (Holm 1979).
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
+    for rank, (p, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        adjusted[place] = largest
+    return adjusted
+
+
+def smallest_seen(found: Estimate, confidence: float, tests: int = 1) -> float:
+    """The true difference that would have been claimed with a chance of 0.8, beside `tests - 1` other comparisons."""
+    if found.seeds < 2:
+        return math.inf
+    return found.reach(1 - (1 - confidence) / (2 * tests)) + found.reach(POWER)
+
+
+def _by_example(scores: Scores) -> list[float]:
+    """Means over the seeds per example, or every score where the seeds have other examples."""
+    examples = [frozenset(of_seed) for of_seed in scores.values()]
+    if len(set(examples)) > 1:
+        return [value for of_seed in scores.values() for value in of_seed.values()]
+    return [math.fsum(of_seed[e] for of_seed in scores.values()) / len(scores) for e in sorted(examples[0])]
+
+
+def _example_variance(values: Sequence[float], pseudo: Sequence[float], z: float) -> float:
+    """Variance of the mean of these examples and z^2 pseudo-examples."""
+    weight = z**2 / len(pseudo) if pseudo else 0.0
+    total = len(values) + weight * len(pseudo)
+    middle = (math.fsum(values) + weight * math.fsum(pseudo)) / total
+    squares = math.fsum((value - middle) ** 2 for value in values)
+    squares += weight * math.fsum((value - middle) ** 2 for value in pseudo)
+    return squares / total / (total - 1)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
