@@ -23,7 +23,7 @@ from tests.rollout.policies import (
 )
 from torch import nn
 
-from posttrain.rollout import LocalSampler, engine, slots
+from posttrain.rollout import LocalSampler, engine, group_cache, slots
 from posttrain.rollout.requests import Request
 from posttrain.rollout.sampling import UniformStream, choose, uniforms
 from posttrain.types import Completion, Prompt
@@ -160,7 +160,7 @@ def test_attention_reads_the_columns_of_the_longest_row_in_flight():
 
     (prompt,) = random_prompts((4,))
     requests = [Request(prompt_ids=prompt.ids, max_new_tokens=n) for n in (86, 3)]
-    sampler = sampler_of(tiny_model(), ())
+    sampler = sampler_of(tiny_model("gpt2, learned positions"), ())
     assert not sampler.note, "its way is found by a decoding that is not counted here"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots.SlotStorage, "use", noted)
@@ -169,21 +169,27 @@ def test_attention_reads_the_columns_of_the_longest_row_in_flight():
     assert sorted({capacity for _, capacity in in_use}) == [32, 64, 96], "never less than is in use"
 
 
-def test_the_memory_of_a_call_is_given_back_when_it_ends():
+@pytest.mark.parametrize(
+    ("name", "storage"), [("llama", group_cache.SlotBlocks), ("gpt2, learned positions", slots.SlotStorage)]
+)
+def test_the_memory_of_a_call_is_given_back_when_it_ends(name, storage):
     """Without waiting for the garbage collector: keys and values would lie beside the training pass."""
-    made: weakref.WeakSet[slots.SlotStorage] = weakref.WeakSet()
-    original = slots.SlotStorage.__init__
+    made: weakref.WeakSet[object] = weakref.WeakSet()
+    original = storage.__init__
 
-    def noted(self: slots.SlotStorage, num_slots: int) -> None:
+    def noted(self: object, num_slots: int) -> None:
         original(self, num_slots)
         made.add(self)
+        num_made.append(1)
 
-    sampler, prompts = sampler_of(tiny_model()), random_prompts((5, 3))
+    num_made: list[int] = []
+    sampler, prompts = sampler_of(tiny_model(name)), random_prompts((5, 3))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots.SlotStorage, "__init__", noted)
+        patch.setattr(storage, "__init__", noted)
         gc.disable()
         try:
             sampler.generate(prompts, Settings(), group_size=3, seed=0)
+            assert num_made
             assert not made
         finally:
             gc.enable()

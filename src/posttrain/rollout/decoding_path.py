@@ -1,5 +1,6 @@
 """How a model is decoded with: found out by trying it on a few short rows, never by its name.
 
+groups   the layers of a plain decoder as one list of operations, prompts held once per group (group_rows.py)
 slots    keys and values per position in static storage, rows join and leave at any time (slots.py)
 padded   rows padded on the left that begin together (decoding.py): for recurrent and hybrid models and whatever
          else keeps more than keys and values
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +19,10 @@ from transformers import PreTrainedModel
 
 from posttrain.rollout.decoding import PaddedRows, accepted_arguments, base_model
 from posttrain.rollout.engine import Rows
+from posttrain.rollout.group_rows import GroupRows, MaskFunction
+from posttrain.rollout.joint_linear import is_hooked
+from posttrain.rollout.plain_decoder import bypassed
+from posttrain.rollout.plain_trial import masks_of_plain_decoder
 from posttrain.rollout.requests import Arrival
 from posttrain.rollout.slots import Slots
 
@@ -33,16 +38,22 @@ class DecodingPath:
     """The attention implementation under which the model runs in slots; None: padded rows."""
     note: str = ""
     """Why rows are padded; empty for slots."""
+    mask_functions: tuple[MaskFunction, ...] | None = None
+    """Of every layer of a plain decoder; None for other models, which run in slots by their own forward pass."""
 
     def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool) -> Rows:
         """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room."""
         if self.implementation is None:
             return PaddedRows(model)
+        if self.mask_functions is not None:
+            return GroupRows(model, self.mask_functions)
         return Slots(model, accepted_arguments(base_model(model)), max_rows=max_rows, holds_prompt=holds_prompt)
 
     def in_force(self, model: nn.Module) -> AbstractContextManager[None]:
         """Decode inside: the attention implementation is the one of this path, and afterwards what it was."""
-        return nullcontext() if self.implementation is None else _attention(base_model(model), self.implementation)
+        if self.implementation is None or self.mask_functions is not None:
+            return nullcontext()
+        return _attention(base_model(model), self.implementation)
 
 
 _paths: WeakKeyDictionary[nn.Module, DecodingPath] = WeakKeyDictionary()
@@ -54,6 +65,8 @@ def decoding_path(model: nn.Module) -> DecodingPath:
     path = _paths.get(causal_lm)
     if path is None:
         path = _paths[causal_lm] = _find_path(model)
+    if path.mask_functions is not None and any(map(is_hooked, bypassed(model))):
+        return replace(path, mask_functions=None)  # whoever waits for a module to be called is not passed by
     return path
 
 
@@ -65,8 +78,8 @@ def _find_path(model: nn.Module) -> DecodingPath:
         path = DecodingPath(implementation=name)
         with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
             obstacle = _try(model, path)
-        if obstacle is None:
-            return path
+            if obstacle is None:
+                return _as_plain_decoder(model, path)
     return DecodingPath(
         implementation=None,
         note=f"{type(causal_lm).__name__} decodes padded rows that begin and end together, which is slower than "
@@ -74,27 +87,48 @@ def _find_path(model: nn.Module) -> DecodingPath:
     )
 
 
+def _as_plain_decoder(model: nn.Module, path: DecodingPath) -> DecodingPath:
+    """In groups where that gives the same, else the path as it is. Soft caps and the like need the model's own code."""
+    if path.implementation != "slots_sdpa":
+        return path
+    try:
+        functions = masks_of_plain_decoder(model, lambda: _decode_probe(model, path))
+    except Exception:  # whatever an architecture does differently: it has been found to run in slots
+        return path
+    groups = replace(path, mask_functions=functions)
+    return groups if _try(model, groups) is None else path
+
+
 def _try(model: nn.Module, path: DecodingPath) -> str | None:
-    """None when rows in slots get the logits that they get alone, else what is in the way."""
+    """None when rows get together the logits that they get alone, else what is in the way."""
     causal_lm = base_model(model)
     if not causal_lm._can_set_attn_implementation():
         return "its attention cannot be replaced"
-    vocabulary: int = causal_lm.config.get_text_config().vocab_size
-    ids = [
-        [(7 * row + 3 * t + t * t) % vocabulary for t in range(n + _PROBE_STEPS)]
-        for row, n in enumerate(_PROBE_LENGTHS)
-    ]
     try:
-        with path.in_force(model):
-            found = _decode(path.rows(model, max_rows=len(ids) + 1, holds_prompt=True), ids, causal_lm.device)
+        found = _decode_probe(model, path)
     except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
         return f"{type(error).__name__}: {error}"
     expected = [
         model(input_ids=torch.tensor([row], device=causal_lm.device), use_cache=False).logits[0, n - 1 : -1]
-        for row, n in zip(ids, _PROBE_LENGTHS, strict=True)
+        for row, n in zip(_probe_ids(causal_lm), _PROBE_LENGTHS, strict=True)
     ]
     same = all(_same(a, b) for a, b in zip(found, expected, strict=True))
     return None if same else "a row changes when it is decoded beside others"
+
+
+def _decode_probe(model: nn.Module, path: DecodingPath) -> list[Tensor]:
+    causal_lm = base_model(model)
+    ids = _probe_ids(causal_lm)
+    with path.in_force(model):
+        return _decode(path.rows(model, max_rows=len(ids) + 1, holds_prompt=True), ids, causal_lm.device)
+
+
+def _probe_ids(causal_lm: PreTrainedModel) -> list[list[int]]:
+    vocabulary: int = causal_lm.config.get_text_config().vocab_size
+    return [
+        [(7 * row + 3 * t + t * t) % vocabulary for t in range(n + _PROBE_STEPS)]
+        for row, n in enumerate(_PROBE_LENGTHS)
+    ]
 
 
 def _decode(rows: Rows, ids: list[list[int]], device: torch.device) -> list[Tensor]:

@@ -133,13 +133,13 @@ class Engine:
         if not any(row.reason == "length" for row in running) and not self.rows.worth_leaving(sum(ended), len(ended)):
             return None
         kept = [i for i in range(len(running)) if not ended[i]]
-        return _close_ranks(kept) if sum(ended) else None
+        return close_ranks(kept) if sum(ended) else None
 
 
-def _close_ranks(kept: Sequence[int]) -> list[int]:
+def close_ranks(kept: Sequence[int]) -> list[int]:
     """The kept rows in an order in which as many as possible stay where they are.
 
-    >>> _close_ranks([0, 2, 3, 5])
+    >>> close_ranks([0, 2, 3, 5])
     [0, 5, 2, 3]
     """
     places = range(len(kept))

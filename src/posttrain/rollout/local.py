@@ -209,7 +209,8 @@ class LocalSampler:
         max_rows = max(1, min(max_rows, len(requests)))
         with evaluating(self.model):
             path = decoding_path(self.model)
-        rows = path.rows(self.model, max_rows=max_rows, holds_prompt=len(requests) > max_rows)
+        with self._decoding_mode():
+            rows = path.rows(self.model, max_rows=max_rows, holds_prompt=len(requests) > max_rows)
         engine = Engine(rows, choose, max_rows=max_rows, eos_ids=eos_ids, stop=stop)
         ended = engine.run(requests, next(self.model.parameters()).device)
         while True:

@@ -4,8 +4,8 @@
 2. **Content**: every parameter and buffer of the trained model equals the tensor of that name in the model that
    decodes, exactly after the cast to its precision. A stale copy is found however small the learning rate was.
 3. **Path**: whatever a forward pass of that model reads from memory, decoding reads from the same memory, so the
-   tensors that were compared are the ones that are used and not others kept beside them. A packed layer that ran has
-   read its packed weight, which is what was unpacked and compared.
+   tensors that were compared are the ones that are used and not others kept beside them. Of a packed layer that the
+   forward pass calls, decoding reads the packed weight, which is what was unpacked and compared.
 4. **Probe**: a fixed text gets the same log-probabilities from the trainer's forward pass and from the sampler's
    decoding, within a tolerance for rounding. Alone it would miss changes below the tolerance, which are the usual ones.
 
@@ -109,10 +109,10 @@ class DeliveryProof:
     def _check_path(self, sampler: InProcessSampler) -> None:
         """A plain forward pass and a decoding of the same tokens have to read the same tensors."""
         prompt, completion = self.prompt_ids[0], self.completion_ids[0]
-        with evaluating(sampler.model), _Reads() as forward:
+        with evaluating(sampler.model), _Reads() as forward, _packed_layers_that_run(sampler.model) as ran:
             device = next(sampler.model.parameters()).device
             sampler.model(input_ids=torch.tensor([[*prompt, completion[0]]], device=device))
-        with _Reads() as decoding, _packed_layers_that_run(sampler.model) as ran:
+        with _Reads() as decoding:
             sampler.score([prompt], [(*completion, *completion)[:2]], temperature=self.temperature)
         unread = [
             name

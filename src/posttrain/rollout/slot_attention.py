@@ -55,6 +55,8 @@ class SlotMask:
     rows_n11C: Tensor
     prompt: Tensor | None
     """`[1, 1, T, T]` for the longest prompt; None where plain causality is left to the attention function."""
+    function: Callable[..., Tensor]
+    """What the model makes its masks of: (batch, head, position of a query, of a key) -> may it look?"""
 
     def of_prompt(self, length: int) -> Tensor | None:
         return None if self.prompt is None else self.prompt[:, :, :length, :length]
@@ -85,7 +87,8 @@ def _slot_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor
             "kv_offset": 0,
             "allow_is_causal_skip": True,
         }
-        return SlotMask(_row_mask(one_pass, settings), plain_mask(**settings | square) if longest else None)
+        prompt = plain_mask(**settings | square) if longest else None
+        return SlotMask(_row_mask(one_pass, settings), prompt, settings["mask_function"])
 
     return mask
 

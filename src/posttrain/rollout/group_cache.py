@@ -1,0 +1,100 @@
+"""Keys and values of rows whose prompts are shared: each prompt is held once, each row has what came after it.
+
+    prompts     [P, K, D, C_p] keys, [P, K, C_p, D] values      a slot per prompt that some row began with
+    rows        [S, K, D, C_s] keys, [S, K, C_s, D] values      a slot per row, column = tokens after the prompt
+
+Keys lie with their columns together: the product of one query with many keys then reads memory in order, which for
+bfloat16 on a CPU takes less than half the time.
+
+P prompts, S rows, K key-value heads, D width of a head, C columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+_COLUMNS = 32
+"""Columns come in multiples of this."""
+_GROWTH = 1.5
+"""Slots that are full get this many times the columns: what is copied is bounded by what is written."""
+
+
+class SlotBlocks:
+    """The keys and the values of every layer, one slot per prompt or per row; slots in use come first."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_columns = 0
+        """C, the columns in use."""
+        self.capacity = 0
+        self.num_slots = 0
+        self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+
+    def use(self, num_slots: int, num_columns: int, *, num_held: int) -> None:
+        """Let there be so many slots and columns, these rounded up; no slot from `num_held` on holds anything.
+
+        Memory that is made anew has no more slots than are asked for: late in a batch few rows are left.
+        """
+        num_columns = -(-num_columns // _COLUMNS) * _COLUMNS
+        if num_slots > self.num_slots or num_columns > self.capacity:
+            if num_columns > self.capacity:
+                self.capacity = max(num_columns, int(self.capacity * _GROWTH))
+            held = slice(0, min(num_held, self.num_slots)), slice(0, self.num_columns)
+            self.num_slots = num_slots
+            for number, blocks in enumerate(self._layers):
+                if blocks is not None:
+                    keys_SKDC, values_SKCD = blocks
+                    self._layers[number] = self._grown(keys_SKDC, 3, *held), self._grown(values_SKCD, 2, *held)
+        self.num_columns = num_columns
+
+    def write_prompt(self, layer: int, slot: int, key_TKD: Tensor, value_TKD: Tensor) -> None:
+        """All columns of one slot up to T."""
+        keys_SKDC, values_SKCD = self._blocks(layer, key_TKD)
+        keys_SKDC[slot, :, :, : len(key_TKD)] = key_TKD.permute(1, 2, 0)
+        values_SKCD[slot, :, : len(key_TKD)] = value_TKD.transpose(0, 1)
+
+    def write_token(self, layer: int, slots_n: Tensor, columns_n: Tensor, key_nKD: Tensor, value_nKD: Tensor) -> None:
+        """One column of each of the given slots."""
+        keys_SKDC, values_SKCD = self._blocks(layer, key_nKD)
+        keys_SKDC[slots_n, :, :, columns_n] = key_nKD.to(keys_SKDC.dtype)
+        values_SKCD[slots_n, :, columns_n] = value_nKD.to(values_SKCD.dtype)
+
+    def stored(self, layer: int, num_used: int) -> tuple[Tensor, Tensor]:
+        """Keys `[S K, D, C]` and values `[S K, C, D]` of the slots in use, without a copy."""
+        blocks = self._layers[layer]
+        assert blocks is not None, "something was written before it is read"
+        keys_SKDC, values_SKCD = blocks
+        keys_sKDC = keys_SKDC[:num_used, :, :, : self.num_columns]
+        return keys_sKDC.flatten(0, 1), values_SKCD[:num_used, :, : self.num_columns].flatten(0, 1)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` columns of one slot, in all layers."""
+        for keys_SKDC, values_SKCD in filter(None, self._layers):
+            keys_SKDC[target, :, :, :length] = keys_SKDC[source, :, :, :length]
+            values_SKCD[target, :, :length] = values_SKCD[source, :, :length]
+
+    def close_ranks(self, kept: Sequence[int], lengths: Sequence[int]) -> None:
+        """Slot i gets what slot `kept[i]` has; no slot that is still to be moved is overwritten (`engine.py`)."""
+        for place, slot in enumerate(kept):
+            if place != slot and lengths[slot]:
+                self.copy(slot, place, lengths[slot])
+
+    def _blocks(self, layer: int, like_nKD: Tensor) -> tuple[Tensor, Tensor]:
+        """Made in the precision in which attention will compute. Zeros: what is masked has weight 0, and 0 times
+        what memory happens to hold may be no number."""
+        blocks = self._layers[layer]
+        if blocks is None:
+            _, heads, width = like_nKD.shape
+            keys_SKDC = like_nKD.new_zeros(self.num_slots, heads, width, self.capacity)
+            values_SKCD = like_nKD.new_zeros(self.num_slots, heads, self.capacity, width)
+            blocks = self._layers[layer] = keys_SKDC, values_SKCD
+        return blocks
+
+    def _grown(self, block: Tensor, axis: int, slots: slice, columns: slice) -> Tensor:
+        shape = [self.num_slots, *block.shape[1:]]
+        shape[axis] = self.capacity
+        grown = block.new_zeros(shape)
+        held = (slots, slice(None), *([slice(None)] * (axis - 2)), columns)
+        grown[held] = block[held]
+        return grown

@@ -1,0 +1,219 @@
+"""Rows of a plain decoder: a prompt is computed once and held once, whatever the size of its group.
+
+A row is written where it stands, and moves only when a row before it has left and the last one takes its slot; so do
+prompts, which leave when no row is left that began with them. A prompt whose group still waits for room stays.
+
+n rows in flight, P prompts, V vocabulary, L tokens of a forward pass, C columns of prompts and rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import causal_mask_function
+
+from posttrain.rollout.engine import close_ranks
+from posttrain.rollout.group_attention import Groups, attend_prompt, attend_rows
+from posttrain.rollout.group_cache import SlotBlocks
+from posttrain.rollout.plain_decoder import PlainDecoder
+from posttrain.rollout.requests import Arrival
+
+MaskFunction = Callable[..., Tensor]
+"""(batch, head, position of the query, position of the key) -> may it look? As transformers makes masks of."""
+
+_NOWHERE = 2**40
+"""Position of a column that holds nothing: after every token."""
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """What a pass has to know of the rows, until other rows or columns are in use."""
+
+    groups: Groups
+    slots_n: Tensor
+    starts_n: Tensor
+    """Position of the first token after the prompt."""
+    seen_nC: Tensor
+    """Position of what every column holds, or will hold."""
+
+
+class GroupRows:
+    """Implements `Rows`. Nothing is kept beyond the rows: new `GroupRows` read the weights as they are then."""
+
+    joins_running = True
+
+    def __init__(self, model: nn.Module, mask_functions: Sequence[MaskFunction]) -> None:
+        """`mask_functions`: of every layer. Raises NotImplementedError for a model that is no plain decoder."""
+        self.decoder = PlainDecoder(model)
+        weight = next(model.parameters())
+        self.device, self._dtype = weight.device, _autocast_dtype(weight)
+        self._mask_functions = mask_functions
+        self._heads = self.decoder.heads
+        self._prompts = SlotBlocks(self.decoder.num_layers)
+        self._rows = SlotBlocks(self.decoder.num_layers)
+        self._lengths_P: list[int] = []
+        self._prompt_n: list[int] = []
+        self._ages: list[int] = []
+        self._ages_n = torch.zeros(0, dtype=torch.long, device=self.device)
+        """Tokens after the prompt that each row has stored."""
+        self._in_flight: _InFlight | None = None
+        self._held: tuple[int, Tensor] | None = None
+        """The prompt whose group waits for room, and the logits `[1, V]` after it."""
+
+    def step(self, ids_B: Tensor, arrivals: Sequence[Arrival]) -> Tensor:
+        """See `Rows`. The rest of a group whose prompt is held comes first among the arrivals."""
+        held = self._held if arrivals else None
+        fresh = arrivals[1:] if held else arrivals
+        num_rows, num_prompts = len(self._prompt_n), len(self._lengths_P)
+        self._make_room([len(arrival.prompt_ids) for arrival in fresh])
+        if num_rows or fresh:
+            logits_BV = self._forward(ids_B, [arrival.prompt_ids for arrival in fresh])
+        else:
+            logits_BV = torch.empty(0, device=self.device)
+        self._ages = [age + 1 for age in self._ages]
+        self._ages_n = self._ages_n + 1
+        if not arrivals:
+            return logits_BV
+        places = [*([held[0]] if held else []), *range(num_prompts, num_prompts + len(fresh))]
+        self._lengths_P += [len(arrival.prompt_ids) for arrival in fresh]
+        after_prompts = [*([held[1]] if held else []), *(logits_V[None] for logits_V in logits_BV[num_rows:])]
+        self._held = (places[-1], after_prompts[-1].clone()) if arrivals[-1].more else None
+        return torch.cat([logits_BV[:num_rows], *self._begin(arrivals, places, after_prompts)])
+
+    def select(self, kept: Sequence[int]) -> None:
+        """See `Rows`. Only what changes its place is copied, each to the place of one that leaves."""
+        self._rows.close_ranks(kept, self._ages)
+        self._ages = [self._ages[row] for row in kept]
+        self._ages_n = self._ages_n[list(kept)]
+        self._prompt_n = [self._prompt_n[row] for row in kept]
+        needed = set(self._prompt_n) | ({self._held[0]} if self._held else set())
+        places = close_ranks(sorted(needed))
+        self._prompts.close_ranks(places, self._lengths_P)
+        self._lengths_P = [self._lengths_P[prompt] for prompt in places]
+        moved = {prompt: place for place, prompt in enumerate(places)}
+        self._prompt_n = [moved[prompt] for prompt in self._prompt_n]
+        if self._held:
+            self._held = (moved[self._held[0]], self._held[1])
+        self._in_flight = None
+
+    def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
+        """A row that leaves costs one copy at most."""
+        return num_ended > 0
+
+    def _begin(
+        self, arrivals: Sequence[Arrival], places: Sequence[int], after_prompts: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Let new rows begin after these prompts; the logits `[count, V]` that each group begins with."""
+        new = [place for place, arrival in zip(places, arrivals, strict=True) for _ in range(arrival.count)]
+        self._prompt_n += new
+        self._ages += [0] * len(new)
+        self._ages_n = torch.cat([self._ages_n, self._ages_n.new_zeros(len(new))])
+        self._in_flight = None
+        return [logits_1V.expand(arrival.count, -1) for logits_1V, arrival in zip(after_prompts, arrivals, strict=True)]
+
+    def _forward(self, ids_B: Tensor, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits `[n + P, V]` after the token of each row and after each new prompt."""
+        num_rows, held_prompts = len(self._prompt_n), len(self._lengths_P)
+        row_positions_n, row_masks = self._see(num_rows)
+        ends = list(accumulate(map(len, prompts), initial=num_rows))
+        parts = [slice(a, b) for a, b in pairwise(ends)]
+        ids_L, positions_L = ids_B, row_positions_n
+        if prompts:
+            longest_T = torch.arange(max(map(len, prompts)), device=self.device)
+            ids_L = torch.cat([ids_L, torch.tensor([token for ids in prompts for token in ids], device=self.device)])
+            positions_L = torch.cat([positions_L, *(longest_T[: len(ids)] for ids in prompts)])
+            prompt_masks = {f: prompt_mask(f, longest_T) for f in dict.fromkeys(self._mask_functions)}
+
+        def attend(layer: int, qkv_LND: Tensor) -> Tensor:
+            qkv_LND, function, outputs = qkv_LND.to(self._dtype), self._mask_functions[layer], []
+            if num_rows:
+                outputs.append(self._attend_rows(layer, qkv_LND[:num_rows], row_masks[function]))
+            for slot, part in enumerate(parts, start=held_prompts):
+                _, key_TKD, value_TKD = self._split(qkv_LND[part])
+                self._prompts.write_prompt(layer, slot, key_TKD, value_TKD)
+                mask_TT = prompt_masks[function]
+                length = part.stop - part.start
+                mask_TT = None if mask_TT is None else mask_TT[:length, :length]
+                outputs.append(attend_prompt(qkv_LND[part], mask_TT, self._heads))
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+        hidden_LE = self.decoder.hidden(ids_L, positions_L, attend)
+        if prompts:
+            hidden_LE = hidden_LE[[*range(num_rows), *(part.stop - 1 for part in parts)]]
+        return self.decoder.logits(hidden_LE)
+
+    def _see(self, num_rows: int) -> tuple[Tensor, dict[MaskFunction, Tensor]]:
+        """Positions `[n]` of the new tokens, and the mask `[n, 1, C]` that each function makes for them."""
+        if not num_rows:
+            return self._ages_n, {}
+        if self._in_flight is None:
+            self._in_flight = self._gather()
+        now = self._in_flight
+        positions_n = now.starts_n + self._ages_n
+        functions = dict.fromkeys(self._mask_functions)
+        masks = {f: _row_mask(f, positions_n[:, None], now.seen_nC).to(self._dtype) for f in functions}
+        return positions_n, masks
+
+    def _gather(self) -> _InFlight:
+        starts_n = torch.tensor([self._lengths_P[prompt] for prompt in self._prompt_n])
+        columns_p, columns_s = torch.arange(self._prompts.num_columns), torch.arange(self._rows.num_columns)
+        prompt_nC = columns_p.where(columns_p < starts_n[:, None], torch.tensor(_NOWHERE))
+        return _InFlight(
+            groups=Groups.of(self._prompt_n, len(self._lengths_P), self._heads, self.device),
+            slots_n=torch.arange(len(starts_n), device=self.device),
+            starts_n=starts_n.to(self.device),
+            seen_nC=torch.cat([prompt_nC, starts_n[:, None] + columns_s], dim=-1).to(self.device),
+        )
+
+    def _attend_rows(self, layer: int, qkv_nND: Tensor, mask_n1C: Tensor) -> Tensor:
+        now = self._in_flight
+        assert now is not None, "rows are gathered before a pass"
+        _, key_nKD, value_nKD = self._split(qkv_nND)
+        self._rows.write_token(layer, now.slots_n, self._ages_n, key_nKD, value_nKD)
+        prompts = self._prompts.stored(layer, now.groups.num_prompts)
+        rows = self._rows.stored(layer, len(qkv_nND))
+        return attend_rows(qkv_nND, now.groups, prompts, rows, mask_n1C, self._heads)
+
+    def _split(self, qkv_LND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = qkv_LND.split([self._heads.query, self._heads.key, self._heads.key], dim=1)
+        return query, key, value
+
+    def _make_room(self, fresh_lengths: Sequence[int]) -> None:
+        """Let memory have the slots and columns that this pass needs."""
+        before = self._prompts.num_columns, self._rows.num_columns
+        held, rows = len(self._lengths_P), len(self._prompt_n)
+        if fresh_lengths or held:
+            longest = max([*self._lengths_P, *fresh_lengths])
+            self._prompts.use(held + len(fresh_lengths), longest, num_held=held)
+        if rows:
+            self._rows.use(rows, max(self._ages) + 1, num_held=rows)
+        if before != (self._prompts.num_columns, self._rows.num_columns):
+            self._in_flight = None
+
+
+def _row_mask(function: MaskFunction, positions_n1: Tensor, seen_nC: Tensor) -> Tensor:
+    """`[n, 1, C]`: 0 where a row may look, -inf elsewhere: whatever a slot holds from before it."""
+    sees_nC = seen_nC <= positions_n1
+    if function is not causal_mask_function:
+        first = torch.zeros((), dtype=torch.long, device=seen_nC.device)
+        sees_nC = sees_nC & function(first, first, positions_n1, seen_nC)
+    return torch.zeros(sees_nC.shape, device=seen_nC.device).masked_fill_(~sees_nC, -torch.inf)[:, None]
+
+
+def prompt_mask(function: MaskFunction, positions_T: Tensor) -> Tensor | None:
+    """`[T, T]`; None where plain causality is left to the attention function."""
+    if function is causal_mask_function:
+        return None
+    first = torch.zeros((), dtype=torch.long, device=positions_T.device)
+    query_T1 = positions_T[:, None]
+    return function(first, first, query_T1, positions_T) & (positions_T <= query_T1)
+
+
+def _autocast_dtype(weight: Tensor) -> torch.dtype:
+    """The precision of products, and so that in which keys and values are stored."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

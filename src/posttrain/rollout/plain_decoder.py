@@ -1,0 +1,206 @@
+"""A plain decoder as one short list of tensor operations: what its modules compute, in a third of the calls.
+
+    x = embed(ids)
+    x = x + o(attention(rotate(q(n x)), rotate(k(n x)), v(n x)))        for every layer
+    x = x + mlp(n x)
+    logits = head(n x)                                                  n: RMSNorm
+
+With a few rows a pass takes as long as the calls that it makes. Here queries, keys and values are one product, and so
+are the two halves of a gated MLP; the norm is one operation in place of six, the rotation of queries and keys three in
+place of fourteen. Everything else of a model (another kind of MLP, experts, a layer with an adapter or with a hook on
+it) is called as it is.
+
+A model is recognised by the parts that it has and by what it computes, never by its name: decoding_path.py tries it.
+Whoever decodes makes a new `PlainDecoder`, which reads the modules as they are then and keeps nothing for later.
+
+L tokens of a pass, E width of the model, H query heads, K key-value heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posttrain.rollout.decoding import base_model
+from posttrain.rollout.group_attention import Heads
+from posttrain.rollout.joint_linear import is_hooked, joint_linear
+
+Function = Callable[[Tensor], Tensor]
+Attend = Callable[[int, Tensor], Tensor]
+"""(layer, `[L, H + 2 K, D]` rotated queries, rotated keys, values) -> `[L, H D]`; it stores keys and values."""
+
+_BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
+_GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Function
+    qkv: Function
+    head_norms: tuple[Function, Function] | None
+    out: Function
+    mlp_norm: Function
+    mlp: Function
+
+
+class PlainDecoder:
+    """The modules of one model, in the order in which a pass needs them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Raises NotImplementedError, with the reason, for a model that has other parts than these."""
+        lm = base_model(model)
+        body: Any = lm.base_model
+        _require_parts(body, _BODY, "the model")
+        first = body.layers[0].self_attn
+        _require_parts(first, _ATTENTION | (_HEAD_NORMS & _parts(first)), "its attention")
+        self.heads = _heads(first)
+        self._embed: nn.Module = body.embed_tokens
+        self._rotary: nn.Module = body.rotary_emb
+        self._layers = [self._layer(layer) for layer in body.layers]
+        self._norm = _norm(body.norm)
+        self._head = joint_linear([lm.get_output_embeddings()])  # pyright: ignore[reportArgumentType]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def hidden(self, ids_L: Tensor, positions_L: Tensor, attend: Attend) -> Tensor:
+        """`[L, E]`, what the head reads."""
+        x_LE = self._embed(ids_L[None])[0]
+        rotate = None
+        for number, layer in enumerate(self._layers):
+            qkv_LND = layer.qkv(layer.attention_norm(x_LE)).view(len(ids_L), -1, self.heads.width)
+            if layer.head_norms is not None:
+                qkv_LND = self._normed(qkv_LND, *layer.head_norms)
+            if rotate is None:
+                rotate = self._rotation(x_LE, positions_L, qkv_LND.dtype)
+            rotate(qkv_LND[:, : self.heads.query + self.heads.key])
+            x_LE = x_LE + layer.out(attend(number, qkv_LND))
+            x_LE = x_LE + layer.mlp(layer.mlp_norm(x_LE))
+        return self._norm(x_LE)
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """`[N, V]`."""
+        return self._head(hidden_NE)
+
+    def _layer(self, layer: Any) -> _Layer:
+        _require_parts(layer, _LAYER, "a layer")
+        attention = layer.self_attn
+        has_norms = _parts(attention) >= _HEAD_NORMS
+        _require_parts(attention, _ATTENTION | (_HEAD_NORMS if has_norms else set()), "its attention")
+        if _heads(attention) != self.heads:
+            raise NotImplementedError("its layers differ in their heads")
+        return _Layer(
+            attention_norm=_norm(layer.input_layernorm),
+            qkv=joint_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+            head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)) if has_norms else None,
+            out=joint_linear([attention.o_proj]),
+            mlp_norm=_norm(layer.post_attention_layernorm),
+            mlp=_mlp(layer.mlp),
+        )
+
+    def _normed(self, qkv_LND: Tensor, q_norm: Function, k_norm: Function) -> Tensor:
+        query, key, value = qkv_LND.split([self.heads.query, self.heads.key, self.heads.key], dim=1)
+        return torch.cat([q_norm(query), k_norm(key), value], dim=1)
+
+    def _rotation(self, x_LE: Tensor, positions_L: Tensor, dtype: torch.dtype) -> Callable[[Tensor], None]:
+        """Rotates `[L, N, D]` in place: `x cos + swap(x) sin`, the sign of the swapped halves put into the sine."""
+        cos_L1D, sin_L1D = (x[0, :, None].to(dtype) for x in self._rotary(x_LE[None], positions_L[None]))
+        if cos_L1D.shape[-1] != self.heads.width:
+            raise NotImplementedError("it rotates a part of a head")
+        half = self.heads.width // 2
+        sin_L1D = torch.cat([-sin_L1D[..., :half], sin_L1D[..., half:]], dim=-1)
+
+        def rotate(x_LND: Tensor) -> None:
+            swapped_LND = torch.cat([x_LND[..., half:], x_LND[..., :half]], dim=-1)
+            x_LND.mul_(cos_L1D).addcmul_(swapped_LND, sin_L1D)
+
+        return rotate
+
+
+def bypassed(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a plain decoder that it does not call."""
+    lm = base_model(model)
+    body: Any = lm.base_model
+    yield from dict.fromkeys([model, lm, body])
+    for layer in body.layers:
+        yield from (layer, layer.self_attn)
+
+
+def _heads(attention: Any) -> Heads:
+    width: int = attention.head_dim
+    features = [attention.q_proj.out_features, attention.k_proj.out_features, attention.v_proj.out_features]
+    if features[1] != features[2]:
+        raise NotImplementedError("its keys and values differ in their width")
+    return Heads(query=features[0] // width, key=features[1] // width, width=width, scaling=attention.scaling)
+
+
+def check_parts(model: nn.Module) -> None:
+    """Raises NotImplementedError for a norm or an MLP that computes something else than this module takes it for.
+
+    Tried on numbers far larger than those of a forward pass, where whatever limits them shows.
+    """
+    body: Any = base_model(model).base_model
+    for layer in body.layers:
+        norms = [layer.input_layernorm, layer.post_attention_layernorm, body.norm]
+        norms += [norm for name, norm in layer.self_attn.named_children() if name in _HEAD_NORMS]
+        for norm in norms:
+            x = _noise(3, *norm.weight.shape, like=norm.weight)
+            if not _same(_norm(norm)(x), norm(x)):
+                raise NotImplementedError(f"its {type(norm).__name__} is no RMSNorm")
+        x_LE = _noise(3, *body.norm.weight.shape, like=body.norm.weight)
+        if not _same(_mlp(layer.mlp)(x_LE), _first(layer.mlp(x_LE[None]))[0]):
+            raise NotImplementedError(f"its {type(layer.mlp).__name__} is no gated one")
+
+
+def _mlp(mlp: Any) -> Function:
+    if _parts(mlp) != _GATED_MLP or is_hooked(mlp):
+        return lambda x_LE: _first(mlp(x_LE[None]))[0]
+    gate_up, down, act = joint_linear([mlp.gate_proj, mlp.up_proj]), joint_linear([mlp.down_proj]), mlp.act_fn
+
+    def gated(x_LE: Tensor) -> Tensor:
+        gate_LI, up_LI = gate_up(x_LE).chunk(2, dim=-1)
+        return down(act(gate_LI) * up_LI)
+
+    return gated
+
+
+def _norm(norm: Any) -> Function:
+    """One operation, unless something waits for the module to be called."""
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if epsilon is None:
+        raise NotImplementedError(f"its {type(norm).__name__} is no RMSNorm")
+    return norm if is_hooked(norm) else lambda x: F.rms_norm(x, norm.weight.shape, norm.weight, epsilon)
+
+
+def _noise(*shape: int, like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return 10 * torch.randn(*shape, generator=generator).to(like.device, like.dtype)
+
+
+def _same(actual: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-5 if expected.dtype in (torch.float32, torch.float64) else 2e-2
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _parts(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _require_parts(module: nn.Module, names: set[str], what: str) -> None:
+    if (found := _parts(module)) != names:
+        different = ", ".join(sorted(found ^ names))
+        raise NotImplementedError(f"{what} is not built as that of a plain decoder ({different})")
+
+
+def _first(output: Any) -> Tensor:
+    """Of a module that may return more than its result."""
+    return output[0] if isinstance(output, tuple) else output
