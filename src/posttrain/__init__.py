@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from posttrain import advise, evaluate, train
 
 if TYPE_CHECKING:
-    from posttrain.experiments.compare.api import Comparison
     from posttrain.advise.plan.api import Plan
+    from posttrain.experiments.compare.api import Comparison
     from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
@@ -40,7 +40,7 @@ def plan(config: Any = None, overrides: Any = (), **how: Any) -> Plan:
 
 
 def compare(source: Any, **options: Any) -> Comparison:
-    """Several algorithms or configs on one task, with equal seeds and budget; see `posttrain.experiments.compare.api`."""
+    """Algorithms or configs on one task, with equal seeds and budget; see `posttrain.experiments.compare.api`."""
     from posttrain.experiments.compare.api import compare as compare_arms
 
     return compare_arms(source, **options)
