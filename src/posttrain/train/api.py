@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from posttrain.advise.ranges import remarks
 from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
 from posttrain.config_pipeline_stages import holds_stages
 from posttrain.config_stages import REWARD_MODEL, reward_model_config
@@ -27,6 +28,7 @@ from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
+from posttrain.train.planning import plan_first
 from posttrain.train.run import Phases, Run
 from posttrain.train.same_data import check_same, put_on_file
 from posttrain.train.setup import set_up
@@ -66,6 +68,8 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
             step=0,
             compares_groups=resolved.config.algorithm.build().group_size_needed > 1,
         )
+        plan_first(resolved.config, store, view)
+        point_out(resolved.config, store, view)
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
         run = set_up(resolved, store, view, resources)
@@ -104,6 +108,13 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
         elif run.reached:
             run.warn("resume", f"nothing is left to train: {run.reached} was reached in step {run.step}")
         return carry_out(run)
+
+
+def point_out(config: RunConfig, store: RunStore, view: TerminalView) -> None:
+    """Warn of settings outside of the ranges that were published, with what usually follows; refuse none."""
+    for remark in remarks(config):
+        store.event("warning", str(remark), step=0, about=remark.setting)
+        view.event("warning", str(remark))
 
 
 def look_ahead(config: RunConfig, folder: Path) -> None:

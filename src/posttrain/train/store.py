@@ -6,6 +6,7 @@
     judgements/step-000010.jsonl  what judges were asked about it and said, where there is a judge
     checkpoints/                  see checkpoint.py
     evaluation.json, error.json   replaced as a whole
+    plan.json                     what the run was expected to need, see planning.py
     compute.json                  how products run, see computing.py
     data.json                     what the given rows were at the start, see same_data.py
     references/                   what the reference says about them, see references.py
@@ -79,7 +80,7 @@ class RunStore:
             folder.mkdir(parents=True, exist_ok=True)
             lock = RunLock(folder)
             if never_began(folder):
-                for name in ("error.json", "events.jsonl", "config.yaml", "compute.json"):
+                for name in ("error.json", "events.jsonl", "config.yaml", "compute.json", "plan.json"):
                     (folder / name).unlink(missing_ok=True)
             elif any((folder / mark).exists() for mark in _MARKS):
                 lock.release()
@@ -167,6 +168,10 @@ class RunStore:
     def data(self, content: Mapping[str, Any]) -> Path:
         """data.json."""
         return self._replace("data.json", _dump(content, indent=1))
+
+    def plan(self, content: Mapping[str, Any]) -> Path:
+        """plan.json."""
+        return self._replace("plan.json", _dump(content, indent=1))
 
     def evidence(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
         """`evidence/step-NNNNNN.json`: the rows that stopped the run. Numbers that are not finite are texts here."""

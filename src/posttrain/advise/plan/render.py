@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from posttrain.advise.plan.hardware import table
-from posttrain.advise.plan.verdict import GIB
+from posttrain.advise.plan.verdict import size
 from posttrain.report.svg import compact, percent, seconds
 
 if TYPE_CHECKING:
@@ -214,17 +214,6 @@ def _assumed(plan: Plan) -> list[str]:
 
 
 # --- units -----------------------------------------------------------------------------------------------------------
-
-
-def size(number: float) -> str:
-    """Bytes for people.
-
-    >>> [size(n) for n in (0, 3 * 2**20, 1.5 * 2**30, 71 * 2**30)]
-    ['0 MiB', '3 MiB', '1.5 GiB', '71 GiB']
-    """
-    if number < 0.1 * GIB:
-        return f"{number / 2**20:,.0f} MiB"
-    return f"{number / GIB:,.1f} GiB" if number < 9.95 * GIB else f"{number / GIB:,.0f} GiB"
 
 
 def operations(number: float) -> str:

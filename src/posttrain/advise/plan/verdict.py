@@ -45,9 +45,18 @@ class Verdict:
 
     def sentence(self, devices: int = 1) -> str:
         """`fits: yes, 71 of 80 GiB`"""
-        unit = GIB if max(self.needed, self.available) >= GIB // 10 else 2**20
-        needed, available = self.needed / unit, self.available / unit
-        digits = 0 if min(needed, available) >= 10 else 1
-        name = "GiB" if unit == GIB else "MiB"
-        each = " on each device" if devices > 1 else ""
-        return f"fits: {self.answer}, {needed:,.{digits}f} of {available:,.{digits}f} {name}{each}"
+        needed, available = size(self.needed), size(self.available)
+        if needed.endswith("GiB") and available.endswith("GiB"):
+            needed = needed.removesuffix(" GiB")
+        return f"fits: {self.answer}, {needed} of {available}" + (" on each device" if devices > 1 else "")
+
+
+def size(number: float) -> str:
+    """Bytes for people.
+
+    >>> [size(n) for n in (0, 3 * 2**20, 1.5 * 2**30, 71 * 2**30)]
+    ['0 MiB', '3 MiB', '1.5 GiB', '71 GiB']
+    """
+    if number < 0.1 * GIB:
+        return f"{number / 2**20:,.0f} MiB"
+    return f"{number / GIB:,.1f} GiB" if number < 9.95 * GIB else f"{number / GIB:,.0f} GiB"

@@ -1,0 +1,127 @@
+"""The plan before the run: whether it can fit is said before anything is loaded, and what cannot is refused.
+
+Nothing that fits is refused. A run is held to the least that it can need: answers and prompts as short as they may turn
+out, the most frugal way of computing, less the stated error of the estimate. The longest rows that the config admits
+are what the line and its warning speak of. Whatever keeps a plan from being made is said, and the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from posttrain.advise.plan.api import Plan, Target, plan_for, verdict_on
+from posttrain.advise.plan.available import available_memory
+from posttrain.advise.plan.hardware import Hardware, this_gpu, this_processor
+from posttrain.advise.plan.memory import predict
+from posttrain.advise.plan.records import Workload
+from posttrain.advise.plan.verdict import Verdict, size
+from posttrain.errors import DoesNotFit, PosttrainError
+from posttrain.models.load import choose_device
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.report.terminal import TerminalView
+    from posttrain.train.store import RunStore
+
+SHORTEST = 8
+"""Tokens of a prompt, and of an answer, below which no run is imagined."""
+DISK_ERROR = 0.1
+"""Share by which the size of a checkpoint may be off; its tensors are known, and little else is in it."""
+
+
+def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
+    """Say in a line what the run needs, write plan.json, and raise `DoesNotFit` for what cannot fit.
+
+    Nothing of it enters events.jsonl: what a machine has free is no part of a run.
+    """
+    try:
+        plan = plan_for(config, target_here(config))
+        least = least_verdict(plan)
+    except PosttrainError as error:
+        view.event("plan", f"cannot tell whether it fits: {error.given}")
+        return
+    except Exception as error:  # an estimate has no say in whether a run begins
+        view.event("plan", f"cannot tell whether it fits ({type(error).__name__}: {error})")
+        return
+    store.plan(plan.to_json())
+    refuse(plan, least, store.folder)
+    view.event("plan", plan.line())
+    for warning in warnings(plan, least):
+        view.event("warning", warning)
+
+
+def target_here(config: RunConfig) -> Target:
+    """This machine, as the run will use it."""
+    return Target(hardware=_hardware(choose_device(config.model.device)))
+
+
+def _hardware(device: torch.device) -> Hardware:
+    if device.type != "cuda":
+        return this_processor(available_memory().memory)
+    free, total = torch.cuda.mem_get_info(device)
+    return this_gpu(torch.cuda.get_device_name(device), total=total, free=free)
+
+
+def least_verdict(plan: Plan) -> Verdict:
+    """Of the run at its most frugal: the shortest rows, and of the ways of computing the one that needs least."""
+    needs = (predict(workload) for workload in _frugal(plan.workload))
+    return verdict_on(min(needs, key=lambda memory: memory.bytes), plan.target)
+
+
+def _frugal(workload: Workload) -> Iterator[Workload]:
+    shorter = replace(
+        workload,
+        prompt_tokens=min(SHORTEST, workload.prompt_tokens),
+        completion_tokens=min(SHORTEST, workload.completion_tokens),
+    )
+    yield shorter
+    for precision in ("float32", "bfloat16"):
+        yield replace(shorter, precision=precision, packed_sampler=False, onednn=False, engine="shared")
+
+
+def refuse(plan: Plan, least: Verdict, folder: Path) -> None:
+    """Raise `DoesNotFit` where memory or disk cannot suffice."""
+    if least.refused:
+        roles = "; ".join(f"{role} {size(needed)}" for role, needed in plan.memory.peak.by_role.items() if needed)
+        raise DoesNotFit(
+            given=f"the run needs {size(plan.verdict.needed)} of memory ({roles}), {size(least.needed)} at the very "
+            f"least, and {size(least.available)} are there",
+            allowed=f"what fits, the estimate being off by at most {least.error:.0%}",
+            fix=_way_out(plan),
+        )
+    first, free = plan.disk.first_save, plan.disk.free
+    if free is not None and first * (1 - DISK_ERROR) > free:
+        raise DoesNotFit(
+            given=f"a checkpoint needs {size(first)}, and {folder} has {size(free)} free",
+            allowed="room for one at least, since the run saves one before its first step",
+            fix="Free some space, train adapters (lora = {}), or set output to a folder on another disk.",
+        )
+
+
+def _way_out(plan: Plan) -> str:
+    more = "`posttrain plan CONFIG` shows where the memory goes."
+    if not plan.changes:
+        return f"No settings make it fit here: take a smaller model, or a machine with more memory. {more}"
+    commands = ", or ".join(change.command for change in plan.changes)
+    return f"It fits with {commands}. {more}"
+
+
+def warnings(plan: Plan, least: Verdict) -> Iterator[str]:
+    """What may go wrong, and is no reason to refuse."""
+    verdict = plan.verdict
+    if verdict.answer != "yes":
+        fits = f"; it surely fits with {plan.changes[0].command}" if plan.changes else ""
+        yield (
+            f"memory may not suffice with the longest answers: {verdict.sentence()}, "
+            f"and the estimate may be off by {verdict.error:.0%}{fits}"
+        )
+    if plan.disk.fits is False:
+        yield (
+            f"the disk may fill up: {size(plan.disk.total)} for {plan.disk.checkpoints} checkpoints and the answers of "
+            f"all steps, and {size(plan.disk.free or 0)} are free; lower checkpoint.keep"
+        )

@@ -1,0 +1,143 @@
+"""A run is planned before anything is loaded: refused where it cannot fit, warned of where it may not, never else."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.advise.plan.api import plan_for
+from posttrain.advise.plan.architecture import size_classes
+from posttrain.advise.plan.verdict import Verdict
+from posttrain.config import RunConfig, load_config
+from posttrain.errors import DoesNotFit
+from posttrain.report.terminal import TerminalView
+from posttrain.train import planning
+from posttrain.train.store import RunStore
+
+CONFIG: dict[str, Any] = {
+    "model": "tiny:sort",
+    "algorithm": "grpo",
+    "data": {"train": "task:sort"},
+    "rewards": [{"name": "exact_match"}],
+    "sampling": {"group_size": 4, "max_completion_length": 12},
+    "train": {"steps": 2, "prompts_per_step": 8},
+}
+
+
+def model_folder(folder: Path, size: str) -> Path:
+    """A config.json without weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(size_classes()[size]["config"]))
+    return folder
+
+
+def config_with(**changes: Any) -> RunConfig:
+    return load_config(CONFIG, changes).config
+
+
+def plan_into(folder: Path, config: RunConfig) -> str:
+    """What is said on the screen."""
+    screen = io.StringIO()
+    with RunStore.create(folder, "") as store:
+        planning.plan_first(config, store, TerminalView(stream=screen))
+    return screen.getvalue()
+
+
+def test_a_run_that_cannot_fit_ends_with_exit_code_3_before_its_weights_are_looked_for(tmp_path):
+    model = model_folder(tmp_path / "huge", "405b")
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(CONFIG | {"model": str(model), "output": str(tmp_path / "run")}))
+    done = subprocess.run(
+        [sys.executable, "-m", "posttrain", "train", str(config)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 3, done.stderr
+    assert "DoesNotFit: the run needs" in done.stderr
+    assert "no weights" not in done.stderr
+    assert json.loads((tmp_path / "run" / "error.json").read_text())["exit_code"] == 3
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["fits"] == "no"
+
+
+def test_what_fits_is_said_in_a_line_and_on_file_and_not_among_the_events(tmp_path):
+    said = plan_into(tmp_path / "run", config_with())
+    assert said.startswith("plan: 32 answers a step, needs ")
+    assert "warning" not in said
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["fits"] == "yes"
+    assert not (tmp_path / "run" / "events.jsonl").exists()
+
+
+def with_memory(monkeypatch: pytest.MonkeyPatch, needed_share: float) -> None:
+    """This machine has so much that the need is this share of it."""
+    measured = planning.target_here
+
+    def target(config: RunConfig) -> planning.Target:
+        here = measured(config)
+        needed = plan_for(config, here, advice=False).memory.bytes
+        free = int(needed / needed_share)
+        hardware = replace(here.hardware, free_memory=free, device=replace(here.hardware.device, memory=free))
+        return replace(here, hardware=hardware)
+
+    monkeypatch.setattr(planning, "target_here", target)
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [(0.7, "plan: "), (0.9, "fits: probably"), (1.2, "fits: hardly")],
+    ids=["yes", "probably", "hardly"],
+)
+def test_within_the_error_of_the_estimate_a_run_begins_with_a_warning(tmp_path, monkeypatch, share, says):
+    with_memory(monkeypatch, share)
+    said = plan_into(tmp_path / "run", config_with())
+    assert says in said
+    assert ("memory may not suffice" in said) == (share > 0.8)
+
+
+def test_long_answers_that_may_not_come_are_warned_of_and_not_refused(tmp_path, monkeypatch):
+    """Answers of 100 tokens would need several times as much as those of eight, which the run may have as well."""
+    with_memory(monkeypatch, 1.6)
+    long = config_with(**{"sampling.max_completion_length": 100, "train.prompts_per_step": 64})
+    said = plan_into(tmp_path / "run", long)
+    assert "memory may not suffice with the longest answers: fits: no" in said
+
+
+def test_beyond_the_error_at_the_very_least_it_is_refused_with_what_would_make_it_fit(tmp_path, monkeypatch):
+    with_memory(monkeypatch, 40.0)
+    with pytest.raises(DoesNotFit, match=r"at the very least, and .* are there.*the estimate being off by at most 25%"):
+        plan_into(tmp_path / "run", config_with())
+
+
+def test_swap_counts_as_room():
+    assert Verdict(needed=200, available=100, error=0.25, swap=50).answer == "hardly"
+    assert Verdict(needed=200, available=100, error=0.25, swap=49).refused
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_refused(tmp_path):
+    plan = plan_for(config_with(), planning.target_here(config_with()))
+    least = planning.least_verdict(plan)
+    planning.refuse(plan, least, tmp_path)
+    tight = replace(plan, disk=replace(plan.disk, free=int(0.89 * plan.disk.checkpoint)))
+    with pytest.raises(DoesNotFit, match=r"a checkpoint needs .* free"):
+        planning.refuse(tight, least, tmp_path)
+    planning.refuse(replace(plan, disk=replace(plan.disk, free=plan.disk.checkpoint)), least, tmp_path)
+    few = replace(plan, disk=replace(plan.disk, free=plan.disk.checkpoint))
+    assert any("the disk may fill up" in warning for warning in planning.warnings(few, least))
+
+
+def test_an_unknown_architecture_is_said_and_the_run_goes_on(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "rwkv9", "hidden_size": 8}))
+    said = plan_into(tmp_path / "run", config_with(**{"model.path": str(folder)}))
+    assert said.startswith("plan: cannot tell whether it fits: ")
+    assert "rwkv9" in said
+
+
+def test_a_plan_that_breaks_stops_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "plan_for", lambda *_: 1 / 0)
+    assert "ZeroDivisionError" in plan_into(tmp_path / "run", config_with())
