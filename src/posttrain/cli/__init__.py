@@ -15,7 +15,23 @@ from typing import Any
 
 import typer
 
-from posttrain.cli import chat, check, compare, data, demo, evaluate, explain, export, init, plan, resume, reward, train
+from posttrain.cli import (
+    chat,
+    check,
+    compare,
+    data,
+    demo,
+    evaluate,
+    explain,
+    explore,
+    export,
+    init,
+    plan,
+    resume,
+    reward,
+    sweep,
+    train,
+)
 from posttrain.cli.output import silence_libraries
 from posttrain.errors import PosttrainError
 
@@ -32,7 +48,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, check, init, plan, train, compare, resume, evaluate, chat, explain, data, reward, export):
+for verb in (
+    demo,
+    check,
+    init,
+    plan,
+    train,
+    compare,
+    sweep,
+    resume,
+    evaluate,
+    chat,
+    explain,
+    explore,
+    data,
+    reward,
+    export,
+):
     verb.register(app)
 
 

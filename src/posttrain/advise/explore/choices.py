@@ -10,6 +10,9 @@ from posttrain.advise.plan.architecture import size_classes
 from posttrain.advise.plan.hardware import devices
 
 MODELS = ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "70b", "30b-a3b", "235b-a22b")
+TOKENS = (512, 2048, 8192, 32768)
+GROUPS = (8, 16, 64)
+GPUS = (1, 2, 4, 8, 64)
 DEVICES = ("rtx-4090", "l40s", "a100-40gb", "a100-80gb", "h100", "h200", "b200", "mi300x")
 
 
@@ -63,14 +66,14 @@ def choices() -> Mapping[str, Choice]:
         Choice(
             name="tokens",
             label="Longest completion",
-            values={str(tokens): f"{tokens:,} tokens" for tokens in (256, 1024, 4096, 16384, 32768)},
-            start="1024",
+            values={str(tokens): f"{tokens:,} tokens" for tokens in TOKENS},
+            start="2048",
             said="completions of {}",
         ),
         Choice(
             name="group",
             label="Group size",
-            values={str(size): str(size) for size in (1, 4, 8, 16, 64)},
+            values={str(size): str(size) for size in GROUPS},
             start="8",
             said="groups of {}",
             online=True,
@@ -97,7 +100,7 @@ def choices() -> Mapping[str, Choice]:
             name="gpus",
             label="How many",
             said="{} GPUs",
-            values={str(count): str(count) for count in (1, 2, 4, 8, 16, 64)},
+            values={str(count): str(count) for count in GPUS},
             start="8",
             hardware=True,
         ),

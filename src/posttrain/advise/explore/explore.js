@@ -1,6 +1,6 @@
 // Shows what planner, cards and advisor say for each selection. The page carries their answers; here they are looked
 // up, summed and drawn. `walk.js` holds the advisor's questions.
-const GB = 1e9;
+const GIB = 2 ** 30;
 const data = JSON.parse(document.getElementById("explore-data").textContent);
 const cards = new Map(data.algorithms.map((card) => [card.key, card]));
 const form = document.getElementById("choices");
@@ -16,7 +16,7 @@ function node(tag, properties = {}, ...children) {
   return made;
 }
 const at = (id) => document.getElementById(id);
-const gigabytes = (bytes) => (bytes / GB).toFixed(1);
+const gibibytes = (bytes) => (bytes / GIB < 0.05 ? "<0.1" : (bytes / GIB).toFixed(1));
 
 // --- what is selected: the form is the state, and the address tells it ----------------------------------------------
 
@@ -50,7 +50,7 @@ function lookUp(table, chosen) {
 
 /** Phase by phase what stands in the memory of each GPU, as `posttrain plan` lists it. */
 function planOf(key, chosen) {
-  const shape = data.shapes[cards.get(key).shapes[data.variants.indexOf(`${chosen.kl} ${chosen.reward}`)]];
+  const shape = data.shapes[cards.get(key).shapes[data.variants.findIndex((one) => Object.keys(one).every((name) => one[name] === chosen[name]))]];
   const phases = data.phases.map((name, phase) => {
     const parts = shape[phase].map(([part, table]) => ({ ...data.parts[part], id: part, bytes: lookUp(data.tables[table], chosen) }));
     const present = parts.filter((part) => part.bytes > 0);
@@ -58,16 +58,31 @@ function planOf(key, chosen) {
   });
   const most = phases.reduce((high, phase) => (phase.bytes > high.bytes ? phase : high));
   const device = data.devices.find((one) => one.key === chosen.device);
-  const share = most.bytes / device.bytes;
-  const state = share > 1 ? "no" : share > data.tight ? "tight" : "yes";
-  return { key, phases, most, device, state };
+  const fits = ANSWERS[device.most.findIndex((bytes) => most.bytes <= bytes)] ?? ANSWERS.at(-1);
+  return { key, phases, most, device, fits };
 }
 
-const VERDICT = { yes: "✓ fits", tight: "! fits, within the planner's error", no: "✗ does not fit" };
-const verdictOf = ({ most, device, state }) => {
-  const [needs, has] = [gigabytes(most.bytes), gigabytes(device.bytes)];
-  return state === "no" ? `${needs} GB while it ${data.doing[most.name]}, and a GPU has ${has}` : `${needs} of ${has} GB while it ${data.doing[most.name]}`;
-};
+/** What the planner says to "does it fit", by its stated error; each device has the most bytes that get an answer. */
+const ANSWERS = [
+  { text: "✓ fits", style: "yes" },
+  { text: "✓ probably fits", style: "yes" },
+  { text: "! hardly fits", style: "tight" },
+  { text: "✗ does not fit", style: "no" },
+];
+const DOING = { load: "loads", generate: "generates", score: "scores", train: "trains" };
+const IDLE = { load: "nothing is loaded", generate: "nothing is sampled", score: "nothing is scored before the update", train: "nothing is trained" };
+
+function verdictOf({ most, device }) {
+  const [needs, has] = [gibibytes(most.bytes), gibibytes(device.bytes)];
+  return most.bytes <= device.bytes ? `${needs} of ${has} GiB while it ${DOING[most.name]}` : `${needs} GiB while it ${DOING[most.name]}, and a GPU has ${has}`;
+}
+
+/** The line that says the same, with more to it. */
+function commandOf(key, chosen) {
+  const told = Object.entries(cards.get(key).plan).map(([choice, values]) => values[chosen[choice]]);
+  const settings = told.filter(Boolean).join(" ").replaceAll("{model}", chosen.model);
+  return `posttrain plan --model ${chosen.model} --algorithm ${key} --gpus ${chosen.gpus}x${chosen.device} ${settings}`;
+}
 
 // --- bars and their table -------------------------------------------------------------------------------------------
 
@@ -89,20 +104,20 @@ function emptyPlan(slot) {
 }
 
 function fillPlan(block, plan, slot, scale) {
-  const verdict = node("span", { className: `fits ${plan.state}` }, `${VERDICT[plan.state]}: ${verdictOf(plan)}`);
+  const verdict = node("span", { className: `fits ${plan.fits.style}` }, `${plan.fits.text}: ${verdictOf(plan)}`);
   block.querySelector("h3").replaceChildren(node("span", {}, tag(slot), cards.get(plan.key).name), verdict);
   block.querySelector(".roles").replaceChildren(...roles(plan));
   const percent = (bytes) => `${(100 * bytes) / scale}%`;
   block.querySelectorAll(".phase").forEach((row, index) => {
     const phase = plan.phases[index];
-    row.querySelector(".label").replaceChildren(phase.name, node("small", {}, phase.bytes ? ` ${gigabytes(phase.bytes)} GB` : ""));
+    row.querySelector(".label").replaceChildren(phase.name, node("small", {}, phase.bytes ? ` ${gibibytes(phase.bytes)} GiB` : ""));
     const track = row.querySelector(".track");
-    const told = phase.parts.map((part) => `${part.role} ${part.what} ${gigabytes(part.bytes)}`).join(", ");
-    track.setAttribute("aria-label", phase.bytes ? `${phase.name}: ${gigabytes(phase.bytes)} of ${gigabytes(plan.device.bytes)} GB: ${told}` : `${phase.name}: ${data.idle[phase.name]}`);
+    const told = phase.parts.map((part) => `${part.role} ${part.what} ${gibibytes(part.bytes)}`).join(", ");
+    track.setAttribute("aria-label", phase.bytes ? `${phase.name}: ${gibibytes(phase.bytes)} of ${gibibytes(plan.device.bytes)} GiB: ${told}` : `${phase.name}: ${IDLE[phase.name]}`);
     fillStack(track.firstChild, phase, percent);
     track.querySelector(".limit").style.left = percent(plan.device.bytes);
     track.querySelector(".none")?.remove();
-    if (!phase.bytes) track.append(node("span", { className: "none" }, data.idle[phase.name]));
+    if (!phase.bytes) track.append(node("span", { className: "none" }, IDLE[phase.name]));
   });
   block.querySelector(".scale").replaceChildren(...ticks(plan.device.bytes, scale, percent));
 }
@@ -123,8 +138,8 @@ function fillStack(stack, phase, percent) {
   const kept = new Map([...stack.children].map((segment) => [segment.dataset.part, segment]));
   const segments = phase.parts.map((part) => {
     const segment = kept.get(String(part.id)) ?? node("div", { "data-part": String(part.id) }, node("span"));
-    segment.className = `part ${part.css}`;
-    segment.title = `${part.role} ${part.what}: ${gigabytes(part.bytes)} GB`;
+    segment.className = `part ${part.style}`;
+    segment.title = `${part.role} ${part.what}: ${gibibytes(part.bytes)} GiB`;
     segment.style.width = percent(part.bytes);
     return segment;
   });
@@ -134,17 +149,17 @@ function fillStack(stack, phase, percent) {
 
 /** As much of "weights 15.2" as there is room for. */
 function label(span, part, pixels) {
-  const value = gigabytes(part.bytes);
+  const value = gibibytes(part.bytes);
   span.textContent = [`${part.role} ${part.what} ${value}`, `${part.what} ${value}`, value].find((text) => text.length * 6.6 + 16 < pixels) ?? "";
 }
 
 function ticks(capacity, scale, percent) {
-  const rough = scale / GB / 5, power = 10 ** Math.floor(Math.log10(rough));
+  const rough = scale / GIB / 5, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((size) => size * power >= rough) * power;
-  const places = Array.from({ length: Math.floor(scale / GB / step) + 1 }, (_, index) => index * step);
-  const far = places.filter((place) => Math.abs(place * GB - capacity) > 0.09 * scale);
-  const marks = far.map((place) => mark(String(place), percent(place * GB), ""));
-  return [...marks, mark(`${gigabytes(capacity)} GB`, percent(capacity), capacity > 0.9 * scale ? "cap end" : "cap")];
+  const places = Array.from({ length: Math.floor(scale / GIB / step) + 1 }, (_, index) => index * step);
+  const far = places.filter((place) => Math.abs(place * GIB - capacity) > 0.09 * scale);
+  const marks = far.map((place) => mark(String(place), percent(place * GIB), ""));
+  return [...marks, mark(`${gibibytes(capacity)} GiB`, percent(capacity), capacity > 0.9 * scale ? "cap end" : "cap")];
 }
 
 function mark(text, left, className) {
@@ -158,8 +173,8 @@ function numbers(plans) {
   const ids = [...new Set(present)].sort((one, other) => one - other);
   const tables = plans.map((plan, slot) => {
     const rows = ids.map((id) => numbersRow(id, plan, plans[1 - slot]));
-    const heads = [node("th", { scope: "col" }, "GB on each GPU"), ...data.phases.map((name) => node("th", { scope: "col" }, name))];
-    const totals = plan.phases.map((phase) => node("td", {}, phase.bytes ? gigabytes(phase.bytes) : "–"));
+    const heads = [node("th", { scope: "col" }, "GiB on each GPU"), ...data.phases.map((name) => node("th", { scope: "col" }, name))];
+    const totals = plan.phases.map((phase) => node("td", {}, phase.bytes ? gibibytes(phase.bytes) : "–"));
     return node("table", { className: "numbers", "data-slot": String(slot) }, node("caption", {}, tag(slot), cards.get(plan.key).name),
       node("thead", {}, node("tr", {}, heads)), node("tbody", {}, rows), node("tfoot", {}, node("tr", {}, node("th", { scope: "row" }, "together"), totals)));
   });
@@ -172,9 +187,9 @@ function numbersRow(id, plan, other) {
   const cells = data.phases.map((_, phase) => {
     const bytes = bytesIn(plan, phase);
     const differs = other && bytesIn(other, phase) !== bytes;
-    return node("td", { className: `${bytes ? "" : "zero"} ${differs ? "differs" : ""}` }, bytes ? gigabytes(bytes) : "–");
+    return node("td", { className: `${bytes ? "" : "zero"} ${differs ? "differs" : ""}` }, bytes ? gibibytes(bytes) : "–");
   });
-  const row = node("tr", {}, node("th", { scope: "row" }, node("i", { className: `key ${part.css}` }), `${part.role} ${part.what}`), cells);
+  const row = node("tr", {}, node("th", { scope: "row" }, node("i", { className: `key ${part.style}` }), `${part.role} ${part.what}`), cells);
   row.onpointerenter = () => light(id);
   row.onpointerleave = () => light(null);
   return row;
@@ -246,8 +261,8 @@ const list = (items, none = "nothing more") => (items.length ? node("ul", {}, it
 
 function summary(plans) {
   const needs = plans.map((plan) => node("span", {}, node("b", {}, cards.get(plan.key).name), ` needs ${verdictOf(plan)}: `,
-    node("span", { className: `fits ${plan.state}` }, VERDICT[plan.state].slice(2)), ". "));
-  const states = plans.map((plan) => plan.state);
+    node("span", { className: `fits ${plan.fits.style}` }, plan.fits.text.slice(2)), ". "));
+  const states = plans.map((plan) => plan.fits.style);
   at("summary").className = ["no", "tight"].find((state) => states.includes(state)) ?? "";
   const settings = [...form.querySelectorAll("[data-said]")].filter((group) => !group.matches(".off")).map(said);
   at("summary").replaceChildren(...needs, node("small", {}, settings.join(" · ")));
@@ -274,6 +289,7 @@ function show() {
   bars(plans);
   numbers(plans);
   summary(plans);
+  at("commands").replaceChildren(...keys.map((key) => node("pre", { className: "command" }, commandOf(key, chosen))));
   at("facts-lead").textContent = keys.length > 1 ? "Where the two differ, a row is marked ≠." : "Choose a second algorithm to see where two differ.";
   about(keys);
   toAddress(walk.address());

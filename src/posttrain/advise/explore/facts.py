@@ -6,6 +6,8 @@ import inspect
 from typing import Any
 
 from posttrain.advise.cards import AlgorithmCard, options
+from posttrain.advise.explore.selections import settings_by_value, written
+from posttrain.advise.guides import guides
 
 DATA = {
     "prompts": "prompts; completions are sampled during training",
@@ -70,7 +72,11 @@ def facts_of(card: AlgorithmCard) -> dict[str, Any]:
         "choices": {name: _choice(name, option) for name, option in card.choices.items()},
         "use_when": card.use_when,
         "avoid_when": card.avoid_when,
-        "failures": [],
+        "failures": [failure.what for failure in guides().failures if card.key in failure.of],
+        "plan": {
+            choice: {value: written(settings) for value, settings in values.items()}
+            for choice, values in settings_by_value(card).items()
+        },
         "formula": inspect.cleandoc(f"\n{card.formula}"),
         "settings": [f"{setting.name} = {_value(setting.default)}" for setting in card.settings],
     }

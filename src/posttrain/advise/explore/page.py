@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -13,6 +14,9 @@ import posttrain
 from posttrain.advise.cards import cards
 from posttrain.advise.explore.choices import Choice, choices
 from posttrain.advise.explore.facts import facts_of, family_of
+from posttrain.advise.explore.numbers import Numbers, device_of
+from posttrain.advise.explore.questions import Question, questions
+from posttrain.advise.explore.walk import Walk
 from posttrain.files import write_atomically
 from posttrain.report.text import escaped, script_json
 
@@ -28,26 +32,39 @@ def write_page(path: Path | str) -> Path:
     return path
 
 
-def render() -> str:
-    """The page as text: it needs no network, and its policy allows nothing but its own style and script."""
+def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question] | None = None) -> str:
+    """The page as text: it needs no network, and its policy allows nothing but its own style and script.
+
+    All that can be chosen is planned, and all answers are given to the advisor, which takes seconds; less where less is
+    `offered` to choose from and `asked`.
+    """
+    offered = choices() if offered is None else offered
+    asked = questions() if asked is None else asked
     style, script = _asset("explore.css"), "\n".join(_asset(name) for name in SCRIPTS)
     return Template(_asset("page.html")).substitute(
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
         "form-action 'none'",
         style=style,
         script=script,
-        data=script_json(content()),
+        data=script_json(content(offered, asked)),
         first=_algorithm_options(START),
         second=_algorithm_options(None),
-        model_fields=_fields(hardware=False),
-        hardware_fields=_fields(hardware=True),
+        model_fields=_fields(offered, hardware=False),
+        hardware_fields=_fields(offered, hardware=True),
         footer=escaped(f"Written by posttrain {posttrain.__version__}."),
     )
 
 
-def content() -> dict[str, Any]:
+def content(offered: Mapping[str, Choice], asked: Sequence[Question]) -> dict[str, Any]:
     """Everything that the script looks up."""
-    return {"algorithms": [facts_of(card) for card in cards().values()]}
+    numbers = Numbers(offered)
+    algorithms = [facts_of(card) | {"shapes": numbers.shapes_of(card.key)} for card in cards().values()]
+    return {
+        "algorithms": algorithms,
+        "devices": [device_of(key) for key in offered["device"].values],
+        "walk": Walk(questions=asked).to_json(),
+        **numbers.to_json(),
+    }
 
 
 def _algorithm_options(chosen: str | None) -> str:
@@ -64,8 +81,8 @@ def _option(key: str, label: str, chosen: bool) -> str:
     return f'<option value="{escaped(key)}"{" selected" if chosen else ""}>{escaped(label)}</option>'
 
 
-def _fields(*, hardware: bool) -> str:
-    return "\n".join(_field(choice) for choice in choices().values() if choice.hardware == hardware)
+def _fields(offered: Mapping[str, Choice], *, hardware: bool) -> str:
+    return "\n".join(_field(choice) for choice in offered.values() if choice.hardware == hardware)
 
 
 def _field(choice: Choice) -> str:

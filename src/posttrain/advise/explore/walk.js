@@ -62,23 +62,31 @@ const walk = {
   },
 
   advice(advice) {
-    const told = advice.ranked.map((one, index) => this.ranked(one, index));
-    const notes = advice.notes.map((note) => node("p", { className: "note" }, data.walk.texts[note]));
-    return node("div", {}, node("h3", { tabIndex: -1 }, advice.ranked.length ? "What the advisor says" : "The advisor recommends none"), notes,
-      node("ol", { className: "advice" }, told), node("pre", { className: "command" }, this.command()));
+    const told = advice.ranked.map((standing, index) => this.ranked(data.walk.standings[standing], index));
+    const first = advice.before.length ? [node("h4", {}, "First"), node("ul", {}, advice.before.map(cited))] : [];
+    return node("div", { className: "said" }, node("h3", { tabIndex: -1 }, told.length ? "What the advisor says" : "The advisor recommends none: there is nothing to learn from yet"),
+      advice.contradictions.map((text) => node("p", { className: "note" }, node("b", {}, "These wishes contradict each other: "), ...cited(text).childNodes)), first,
+      node("ol", { className: "advice" }, told), node("p", { className: "command-name" }, "The same on the command line, with more to say:"), node("pre", { className: "command" }, this.command()));
   },
 
-  ranked(one, index) {
-    const reasons = one.reasons.map((reason) => node("li", {}, data.walk.texts[reason]));
-    const show = node("button", { type: "button", className: "quiet", onclick: () => choose({ a: one.key }) }, "show it above");
-    const beside = node("button", { type: "button", className: "quiet", onclick: () => choose({ b: one.key }) }, "set it beside");
-    return node("li", { className: index ? "" : "first" }, node("h4", {}, node("span", { className: "rank" }, index ? `choice ${index + 1}` : "first choice"), cards.get(one.key).title),
-      node("ul", {}, reasons), node("div", { className: "buttons" }, show, beside));
+  ranked(standing, index) {
+    const show = node("button", { type: "button", className: "quiet", onclick: () => choose({ a: standing.key }) }, "show it above");
+    const beside = node("button", { type: "button", className: "quiet", onclick: () => choose({ b: standing.key }) }, "set it beside");
+    return node("li", { className: index ? "" : "first" }, node("h4", {}, node("span", { className: "rank" }, index ? `choice ${index + 1}` : "first choice"), cards.get(standing.key).title),
+      node("ul", { className: "for", "aria-label": "speaks for it" }, standing.for.map(cited)),
+      standing.against.length ? node("ul", { className: "against", "aria-label": "speaks against it" }, standing.against.map(cited)) : "",
+      node("div", { className: "buttons" }, show, beside));
   },
 
   command() {
-    return ["posttrain advise", ...this.path().map(({ answer }) => answer.flag)].join(" ");
+    return ["posttrain advise", ...this.path().map(({ answer }) => answer.flags)].filter(Boolean).join(" ");
   },
 };
+
+/** Something that is said, and who says it. */
+function cited(text) {
+  const [said, sources] = data.walk.texts[text];
+  return node("li", {}, said, " ", node("small", {}, `(${sources})`));
+}
 
 begin();
