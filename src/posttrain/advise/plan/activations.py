@@ -76,8 +76,10 @@ class Pass:
         a, tokens = self.architecture, self.layout.tokens
         rotary = 0 if a.learned_positions else 2 * a.key_width * self.narrow
         norm = WIDE * (1 + (a.hidden if self.trained else 0))
-        return tokens * (8 + rotary + WIDE * a.hidden + norm)
+        embedded = WIDE * a.hidden if self.trained else 0
+        return tokens * (8 + rotary + embedded + norm)
 
+    @property
     def checkpointed(self) -> int:
         """The input of each layer, in place of what the layers keep."""
         return self.architecture.layers * self.layout.tokens * self.architecture.hidden * WIDE + self.around

@@ -1,114 +1,86 @@
-"""The moments of a step at which most is alive, one after the other; the largest of each phase is what counts."""
+"""The phases of a step: generate, score, train, publish. Of each the moment counts at which most is alive.
+
+Rows are divided among the ranks that train together; what is divided of weights, gradients and moments says roles.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import ceil
 
+from posttrain.advise.plan import training
 from posttrain.advise.plan.activations import Pass
 from posttrain.advise.plan.generate import choice, keys_and_values
 from posttrain.advise.plan.head import Head
-from posttrain.advise.plan.layout import microbatches
-from posttrain.advise.plan.records import Part, Phase, PhaseName, Role, Workload
-from posttrain.advise.plan.roles import frozen_scorers, gradients, resident
-
-RECORD_BYTES = 72
-"""Of each place of the padded records of a step: ids and versions of 8 bytes, masks of one, and a dozen numbers of 4,
-most of them twice: as experience, and as the rows of a batch."""
+from posttrain.advise.plan.layout import Layout, microbatches
+from posttrain.advise.plan.moments import Moment, part, records
+from posttrain.advise.plan.records import BYTES, Part, Phase, PhaseName, Role, Workload
+from posttrain.advise.plan.roles import engine_weights, frozen_scorers, gathered, resident
 
 
 def phases_of(workload: Workload) -> Iterator[Phase]:
-    stays = resident(workload)
-    if workload.data_kind == "prompts":
-        yield _largest("generate", stays, _generate(workload))
-        scored = list(_score(workload))
-        if scored:
+    """In their order, per device; an engine of its own has the phase generate on its devices."""
+    own = replace(workload, prompts_per_step=ceil(workload.prompts_per_step / workload.ranks))
+    stays = [*resident(own), *gathered(own)]
+    if own.data_kind == "prompts":
+        if own.engine == "separate":
+            yield _engine(workload)
+        else:
+            yield _largest("generate", stays, _generate(own))
+        if scored := list(_score(own)):
             yield _largest("score", stays, scored)
-    yield _largest("train", stays, _train(workload))
+    yield _largest("train", stays, training.moments(own))
+    if own.data_kind == "prompts":
+        yield _largest("publish", stays, [_publish(own)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    name: str
-    parts: Sequence[Part]
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
-
-
-def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterator[Moment] | Sequence[Moment]) -> Phase:
+def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) -> Phase:
     moment = max(moments, key=lambda one: one.bytes)
-    parts = [part for part in (*stays, *moment.parts) if part.bytes]
+    parts = [one for one in (*stays, *moment.parts) if one.bytes]
     return Phase(name=name, parts=tuple(parts), moment=moment.name)
 
 
-def records(workload: Workload) -> Part:
-    size = RECORD_BYTES * workload.rows * workload.row_tokens
-    return Part(role="policy", what="records of the step", bytes=size)
-
-
 def _generate(workload: Workload) -> Iterator[Moment]:
-    cache = Part(role="sampler", what="keys and values", bytes=keys_and_values(workload))
-    chosen = Part(role="sampler", what="logits", bytes=choice(workload))
-    yield Moment(name="choice of a token", parts=(cache, chosen))
+    cache = part("sampler", "keys and values", keys_and_values(workload))
+    yield Moment(name="choice of a token", parts=(cache, part("sampler", "logits", choice(workload))))
+
+
+def _engine(workload: Workload) -> Phase:
+    ranks = workload.engine_ranks
+    parts = (
+        Part(role="sampler", what="copy of the weights", bytes=engine_weights(workload), stays=True),
+        part("sampler", "keys and values", keys_and_values(workload) // ranks),
+        part("sampler", "logits", choice(workload) // ranks),
+    )
+    return Phase(name="generate", parts=parts, moment="choice of a token", place="engine")
 
 
 def _score(workload: Workload) -> Iterator[Moment]:
+    """Passes without gradient: of the policy before its updates, of a critic, of frozen models."""
     layout = microbatches(workload).largest
-    passes: list[tuple[Role, Pass]] = []
-    if workload.old_pass:
-        passes.append(("policy", Pass.of(workload, workload.architecture, layout, adapters=workload.lora)))
-    if workload.critic in ("separate", "lora"):
-        critic = workload.critic_architecture or workload.architecture
-        passes.append(("critic", Pass.of(workload, critic, layout, adapters=workload.lora)))
-    passes.extend((role, Pass.of(workload, a, layout, adapters=None)) for role, a in frozen_scorers(workload))
-    for role, one in passes:
-        inside = Part(role=role, what="temporaries", bytes=one.forward_moment)
-        yield Moment(name=f"layers of the {role}", parts=(inside, records(workload)))
+    always = records(workload)
+    for role, one in _scoring_passes(workload, layout):
+        yield Moment(name=f"layers of the {role}", parts=(part(role, "temporaries", one.forward_moment), always))
         if role != "critic":
             head = Head.of(workload, one.architecture, layout.scored, trained=False)
-            yield Moment(
-                name=f"head of the {role}",
-                parts=(Part(role=role, what="logits", bytes=head.forward_moment), records(workload)),
-            )
+            yield Moment(name=f"head of the {role}", parts=(part(role, "logits", head.forward_moment), always))
 
 
-def _train(workload: Workload) -> Iterator[Moment]:
-    layout, number = microbatches(workload)
-    policy = Pass.of(workload, workload.architecture, layout, adapters=workload.lora)
-    head = Head.of(workload, workload.architecture, layout.scored, trained=workload.lora is None)
-    whole = gradients(workload)
-    before = whole if number > 1 else dict.fromkeys(whole, 0)
-    saved = policy.checkpointed() if workload.gradient_checkpointing else policy.saved
-    always = (records(workload),)
+def _scoring_passes(workload: Workload, layout: Layout) -> Iterator[tuple[Role, Pass]]:
+    if workload.old_pass:
+        yield "policy", Pass.of(workload, workload.architecture, layout, adapters=workload.lora)
+    if workload.critic in ("separate", "lora"):
+        architecture = workload.critic_architecture or workload.architecture
+        yield "critic", Pass.of(workload, architecture, layout, adapters=workload.lora)
+    for role, architecture in frozen_scorers(workload):
+        yield role, Pass.of(workload, architecture, layout, adapters=None)
 
-    def held(gradient: dict[Role, int], activations: int, logits: int, temporaries: int) -> tuple[Part, ...]:
-        return (
-            *(Part(role=role, what="gradients", bytes=size) for role, size in gradient.items()),
-            Part(role="policy", what="activations", bytes=activations),
-            Part(role="policy", what="logits", bytes=logits),
-            Part(role="policy", what="temporaries", bytes=temporaries),
-            *always,
-        )
 
-    yield Moment(
-        name="backward of the head",
-        parts=held(before, saved, head.kept, head.backward_moment + head.weight_gradient),
-    )
-    recomputed = policy.saved_by(policy.architecture.blocks[-1][1]) if workload.gradient_checkpointing else 0
-    yield Moment(
-        name="backward of the last layer",
-        parts=held(before, saved, 0, head.weight_gradient + recomputed + policy.backward_moment),
-    )
-    first = policy.around + policy.saved_by(policy.architecture.blocks[0][1])
-    yield Moment(
-        name="backward of the first layer",
-        parts=held(whole, first, 0, (head.weight_gradient if number > 1 else 0) + policy.backward_moment),
-    )
-    embedding = head.weight_gradient * (2 if number > 1 and workload.architecture.tied else 1)
-    yield Moment(
-        name="backward of the embedding",
-        parts=held(whole, policy.around, 0, embedding),
-    )
-    yield Moment(name="optimizer step", parts=held(whole, 0, 0, 0))
+def _publish(workload: Workload) -> Moment:
+    """The largest matrix on its way into a copy: cast and packed there, and unpacked to be compared; a server gets it
+    in the precision in which it decodes."""
+    a = workload.architecture
+    largest = a.vocabulary * a.hidden
+    numbers = {"shared": 0, "copy": 4, "separate": BYTES[workload.precision]}[workload.engine]
+    return Moment(name="delivery of the weights", parts=(part("sampler", "weight transfer", numbers * largest),))

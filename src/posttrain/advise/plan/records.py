@@ -13,7 +13,7 @@ from posttrain.advise.plan.architecture import Architecture
 
 Role = Literal["policy", "reference", "critic", "reward model", "teacher", "sampler"]
 """Whose bytes they are; a sampler is what decodes: keys and values, and a copy of the weights where it has one."""
-PhaseName = Literal["load", "generate", "score", "train"]
+PhaseName = Literal["generate", "score", "train", "publish"]
 DataKind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 CriticKind = Literal["none", "separate", "shared", "lora"]
 Engine = Literal["shared", "copy", "separate"]

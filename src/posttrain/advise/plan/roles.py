@@ -134,3 +134,20 @@ def frozen_scorers(workload: Workload) -> list[tuple[Role, Architecture]]:
     if "teacher" in workload.needs and workload.teacher is not None:
         found.append(("teacher", workload.teacher))
     return found
+
+
+def engine_weights(workload: Workload) -> int:
+    """On each device of an engine of its own, which divides them, in the precision in which it decodes."""
+    return BYTES[workload.precision] * workload.architecture.parameters // workload.engine_ranks
+
+
+def gathered(workload: Workload) -> list[Part]:
+    """Weights that are divided come together layer by layer: the one that computes and the one that is fetched
+    meanwhile (arXiv:2304.11277), in the precision of the computation; so does the table of the head."""
+    if weight_ranks(workload) == 1:
+        return []
+    a = workload.architecture
+    counts = a.counts
+    layer = (counts.total - counts.embeddings - counts.head) // a.layers
+    size = BYTES[workload.precision] * (2 * layer + a.vocabulary * a.hidden)
+    return [Part(role="policy", what="gathered layers", bytes=size, why="two layers and the head")]
