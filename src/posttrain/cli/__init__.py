@@ -29,7 +29,6 @@ from posttrain.cli import (
     plan,
     resume,
     reward,
-    sweep,
     train,
 )
 from posttrain.cli.output import silence_libraries
@@ -55,7 +54,6 @@ for verb in (
     plan,
     train,
     compare,
-    sweep,
     resume,
     evaluate,
     chat,
