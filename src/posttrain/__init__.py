@@ -18,11 +18,12 @@ from posttrain import advise, evaluate, train
 if TYPE_CHECKING:
     from posttrain.advise.plan.api import Plan
     from posttrain.experiments.compare.api import Comparison
+    from posttrain.experiments.sweep.results import SweepResult
     from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["advise", "compare", "evaluate", "plan", "resume", "train"]
+__all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]
 
 
 def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
@@ -44,3 +45,10 @@ def compare(source: Any, **options: Any) -> Comparison:
     from posttrain.experiments.compare.api import compare as compare_arms
 
     return compare_arms(source, **options)
+
+
+def sweep(source: Any, knobs: Any = (), **options: Any) -> SweepResult:
+    """The best values of some settings, tried on fresh seeds; see `posttrain.experiments.sweep.api`."""
+    from posttrain.experiments.sweep.api import sweep as search
+
+    return search(source, knobs, **options)

@@ -29,6 +29,7 @@ from posttrain.cli import (
     plan,
     resume,
     reward,
+    sweep,
     train,
 )
 from posttrain.cli.output import silence_libraries
@@ -54,6 +55,7 @@ for verb in (
     plan,
     train,
     compare,
+    sweep,
     resume,
     evaluate,
     chat,

@@ -65,7 +65,7 @@ def importance(study: Study, trials: Sequence[TrialRecord]) -> dict[str, float]:
         return {}
     import optuna
 
-    found = optuna.importance.get_param_importances(study)
+    found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     return {key: float(value) for key, value in found.items()} if sum(found.values()) > 0 else {}
 
 

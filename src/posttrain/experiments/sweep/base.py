@@ -39,17 +39,19 @@ def put(tree: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
     """
     here: Any = tree
     for step, following in itertools.pairwise(path):
-        _make_room(here, step)
-        if (here[step] if isinstance(here, list) else here.get(step)) is None:
+        if _at(here, step) is None:
             here[step] = [] if isinstance(following, int) else {}
         here = here[step]
-    _make_room(here, path[-1])
+    _at(here, path[-1])
     here[path[-1]] = value
 
 
-def _make_room(section: Any, step: str | int) -> None:
-    if isinstance(section, list) and isinstance(step, int):
-        section.extend(None for _ in range(step + 1 - len(section)))
+def _at(section: Any, step: Any) -> Any:
+    """What stands there; None where nothing does, and of a list room is made for it."""
+    if isinstance(section, dict):
+        return section.get(step)
+    section.extend(None for _ in range(step + 1 - len(section)))
+    return section[step]
 
 
 def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

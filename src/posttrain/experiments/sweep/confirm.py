@@ -1,7 +1,7 @@
 """The best configuration and the default one again, on seeds that chose neither: does the gain hold?
 
 The score that a configuration was chosen for is the highest of many and so too high by luck (selection bias). A seed
-that had no part in the choice knows nothing of that luck. Both sides run with each, and the difference is taken by seed.
+that had no part in the choice knows nothing of that luck. Both sides run with each, and are compared seed by seed.
 """
 
 from __future__ import annotations

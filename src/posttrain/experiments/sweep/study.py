@@ -79,7 +79,9 @@ def open_study(file: Path, *, pruner: Pruner, seed: int, steps: int) -> Study:
         pruner=_pruner(optuna, pruner, steps),
     )
     drawn = len(study.get_trials(deepcopy=False))  # a sampler that goes on must not draw the same numbers again
-    study.sampler = optuna.samplers.TPESampler(n_startup_trials=AT_RANDOM, multivariate=True, seed=seed + drawn)
+    study.sampler = optuna.samplers.TPESampler(
+        n_startup_trials=AT_RANDOM, multivariate=True, constant_liar=True, seed=seed + drawn
+    )
     return study
 
 
