@@ -52,7 +52,7 @@ class Recommendation:
     failures: tuple[str, ...]
     avoid_when: str
     settings: dict[str, Any]
-    """Of the algorithm, where the situation asks for others than its defaults."""
+    """Of the algorithm, where the situation asks for others than its defaults, or others are usual in it."""
     config: str
     """YAML for `posttrain train`, with the names of your own files to fill in."""
 

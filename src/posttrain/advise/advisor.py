@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.advise.advice import Advice, Change, Cost, Point, Reason, Recommendation, RunnerUp
+from posttrain.advise.advice import Advice, Change, Point, Reason, Recommendation, RunnerUp
 from posttrain.advise.cards import AlgorithmCard, card_of, cards
 from posttrain.advise.conditions import met, names_in
+from posttrain.advise.costs import cost_of
 from posttrain.advise.facts import Facts
 from posttrain.advise.guides import Before, Contradiction, Disagreement, Rule, guides
-from posttrain.advise.roles import roles_of
-from posttrain.advise.starter import COLUMNS, starter, wants_lora
+from posttrain.advise.starter import COLUMNS, settings_for, starter
 from posttrain.errors import ConfigError
 
 RECOMMENDED = 3
@@ -103,25 +103,21 @@ def _reason(rule: Rule, points: float, key: str) -> Reason:
 
 def _recommended(standing: Standing, facts: Facts) -> Recommendation:
     card = card_of(standing.algorithm)
-    settings = dict(standing.settings)
+    settings = settings_for(card, facts, standing.settings)
+    config = starter(card, facts, settings)
     return Recommendation(
         algorithm=card.key,
         title=card.title,
         score=standing.score,
         reasons=standing.speaks_for,
         concerns=standing.speaks_against,
-        cost=_cost(card, facts, settings),
+        cost=cost_of(card, facts, settings, config),
         needs=tuple(_needs(card, settings)),
         failures=tuple(failure.what for failure in guides().failures if card.key in failure.of),
         avoid_when=card.avoid_when,
         settings=settings,
-        config=starter(card, facts, settings),
+        config=config,
     )
-
-
-def _cost(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any]) -> Cost:
-    roles = roles_of(card, facts, lora=wants_lora(facts), needs=card.needs_of(settings))
-    return Cost(models=sum(role.counts for role in roles), roles=tuple(map(str, roles)))
 
 
 def _needs(card: AlgorithmCard, settings: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from posttrain.config_text import dotted, leaves, write_tree
 MODEL = "Qwen/Qwen3-0.6B"
 """Where neither a model nor a size is told."""
 ROWS = "rows"
+REWARD_MODEL = "my-reward-model"
+"""The folder of a reward model that is there already."""
 FILES: Mapping[str, str] = {
     "prompts": "prompts.jsonl",
     "pairs": "pairs.jsonl",
@@ -49,22 +51,28 @@ def wants_lora(facts: Facts) -> bool:
     return facts.full_training_fits is False
 
 
+def settings_for(card: AlgorithmCard, facts: Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What the situation asks for, and the usual value of each setting whose default is not usual here."""
+    usual = usual_values(_known(card, facts, asked))
+    unusual = {name: usual[f"algorithm.{name}"].usual for name in card.defaults if _differs(card, name, usual)}
+    return {**unusual, **asked}
+
+
 def starter(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any]) -> str:
-    """YAML that `load_config` takes, each published value with its range behind it."""
-    lora, group = wants_lora(facts), _group_size(card, facts)
-    usual = usual_values(_known(card, facts, settings, lora))
-    tree = _tree(card, facts, settings, lora, group, usual)
+    """YAML that `load_config` takes, each published value with its range behind it; `settings` of the algorithm."""
+    usual = usual_values(_known(card, facts, settings))
+    tree = _tree(card, facts, settings, usual)
     return write_tree(tree, _comments(tree, card, usual))
 
 
-def _known(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], lora: bool) -> dict[str, Any]:
+def _known(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any]) -> dict[str, Any]:
     """As `ranges.facts_of` a configuration that does not yet exist."""
     return {
         "algorithm": card.key,
         "data_kind": card.data_kind,
         "online": card.online,
         "needs": card.needs_of(settings),
-        "lora": lora,
+        "lora": wants_lora(facts),
         "parameters": facts.size,
         "scratch": False,
         "rows": None,
@@ -74,21 +82,14 @@ def _known(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], lora:
     }
 
 
-def _tree(
-    card: AlgorithmCard,
-    facts: Facts,
-    settings: Mapping[str, Any],
-    lora: bool,
-    group: int,
-    usual: Mapping[str, Range],
-) -> dict[str, Any]:
-    own = {name: usual[f"algorithm.{name}"].usual for name in card.defaults if _differs(card, name, usual)}
+def _tree(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], usual: Mapping[str, Range]) -> dict[str, Any]:
+    group = _group_size(card, facts)
     tree: dict[str, Any] = {"model": model_for(facts)}
-    if lora:
+    if wants_lora(facts):
         tree["lora"] = {"rank": 16, "alpha": 32}
     if "teacher" in card.needs_of(settings):
         tree["teacher"] = "Qwen/Qwen3-4B"
-    tree["algorithm"] = {"name": card.key, **own, **settings}
+    tree["algorithm"] = {"name": card.key, **settings}
     tree["data"] = {"train": FILES[card.data_kind]}
     if rewards := _rewards(card, facts):
         tree["rewards"] = rewards
@@ -139,9 +140,9 @@ def _rewards(card: AlgorithmCard, facts: Facts) -> list[dict[str, Any]]:
     if facts.reward == "judge":
         return [{"judge": {"model": "my-judge", "url": "http://localhost:8000/v1"}}]
     if facts.reward == "model":
-        return [{"model": "my-reward-model", "settings": {"normalize": True}}]
+        return [{"model": REWARD_MODEL, "settings": {"normalize": True}}]
     if facts.reward is None:
-        learnt = "reward_model" if "pairs" in facts.data else "my-reward-model"
+        learnt = "reward_model" if "pairs" in facts.data else REWARD_MODEL
         return [{"model": learnt, "settings": {"normalize": True}}]
     rewards: list[dict[str, Any]] = [
         {"name": "math"} if facts.goal == "reasoning" else {"function": "rewards.py:score"}

@@ -1,0 +1,60 @@
+"""What a recommendation costs in memory: its models by role, and their bytes as the planner counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from posttrain.advise.advice import Cost
+from posttrain.advise.cards import AlgorithmCard
+from posttrain.advise.facts import GIGABYTE, Facts
+from posttrain.advise.plan.memory import predict
+from posttrain.advise.plan.records import MemoryPlan
+from posttrain.advise.plan.workload import workload_of
+from posttrain.advise.roles import roles_of
+from posttrain.advise.starter import REWARD_MODEL, model_for, wants_lora
+from posttrain.config import load_config
+from posttrain.config_cards import without_torch
+from posttrain.errors import PosttrainError
+
+
+def cost_of(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], config: str) -> Cost:
+    """Of the algorithm with this configuration; bytes only where the model or its size is told."""
+    roles = roles_of(card, facts, lora=wants_lora(facts), needs=card.needs_of(settings))
+    models, told = sum(role.counts for role in roles), tuple(map(str, roles))
+    memory = None if facts.model is None and facts.size is None else _counted(config, facts)
+    if memory is None:
+        return Cost(models=models, roles=told)
+    return Cost(
+        models=models,
+        roles=told,
+        gigabytes=memory.bytes / GIGABYTE,
+        by_role=tuple((role, size / GIGABYTE) for role, size in memory.peak.by_role.items()),
+        note=_note(memory, facts),
+    )
+
+
+def _counted(config: str, facts: Facts) -> MemoryPlan | None:
+    """None for a model of which nothing is known."""
+    tree, ranks = yaml.safe_load(config), facts.gpus or 1
+    for reward in tree.get("rewards", ()):
+        if reward.get("model") == REWARD_MODEL:  # yours; taken to be as large as the policy
+            reward["model"] = tree["model"]
+    try:
+        with without_torch():
+            resolved = load_config(tree).config
+            device, sharding = "cpu" if facts.gpus == 0 else "cuda", "full" if ranks > 1 else "none"
+            return predict(workload_of(resolved, device=device, ranks=ranks, sharding=sharding))
+    except PosttrainError:
+        return None
+
+
+def _note(memory: MemoryPlan, facts: Facts) -> str:
+    each = "on each GPU, " if facts.gpus else ""
+    model = "" if facts.model else f" for {model_for(facts)}"
+    room = facts.gpu_memory if facts.gpus else None
+    fits = "" if room is None or memory.bytes <= room * GIGABYTE else ", which is more than there is"
+    of = f", of {room:g} GB{fits}" if room else ""
+    return f"{each}computed{model}{of}; posttrain plan says more"
