@@ -39,27 +39,38 @@ def draw(
     log: bool = False,
     mark: tuple[float, str] | None = None,
     names: Sequence[str] = (),
+    x_form: Form = "{:g}".format,
+    x_name: str = "step",
 ) -> Chart:
-    """A plot of lines; `mark` is a limit with its name."""
+    """A plot of lines; `mark` is a limit with its name, `x_name` what x counts."""
     key = "".join(letter if letter.isalnum() or letter == "_" else "-" for letter in title.lower())
     svg = line_chart(
-        lines, label=_spoken(title, lines, form), chart_id=key, form=form, y_range=y_range, log=log, mark=mark
+        lines,
+        label=_spoken(title, lines, form, lambda x: f"step {x:g}" if x_name == "step" else f"{x_form(x)} {x_name}"),
+        chart_id=key,
+        form=form,
+        y_range=y_range,
+        log=log,
+        mark=mark,
+        x_form=x_form,
     )
     legend = [(line.colour, line.name, form(line.points[-1][1])) for line in lines]
     flat = all(len({y for _, y in line.points}) == 1 and len(line.points) > 1 for line in lines)
     data = readings(lines, form)
+    if x_name != "step":
+        data["at"] = [f"{x_form(x)} {x_name}" for x in data["x"]]
     return Chart(title=title, svg=svg, key=key, hint=hint, legend=legend, data=data, names=names, flat=flat)
 
 
-def _spoken(title: str, lines: Sequence[Series], form: Form) -> str:
+def _spoken(title: str, lines: Sequence[Series], form: Form, at: Form) -> str:
     """The plot for those who do not see it."""
     parts = [title]
     for line in lines:
         low, high = min(line.points, key=lambda p: p[1]), max(line.points, key=lambda p: p[1])
         first, last = line.points[0], line.points[-1]
         parts.append(
-            f"{line.name}: {form(first[1])} at step {first[0]:g}, {form(last[1])} at step {last[0]:g}, "
-            f"lowest {form(low[1])} at step {low[0]:g}, highest {form(high[1])} at step {high[0]:g}"
+            f"{line.name}: {form(first[1])} at {at(first[0])}, {form(last[1])} at {at(last[0])}, "
+            f"lowest {form(low[1])} at {at(low[0])}, highest {form(high[1])} at {at(high[0])}"
         )
     return ". ".join(parts)
 

@@ -6,9 +6,6 @@ its own style and script, named by their hashes, so that even a mistake there co
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import importlib.resources
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +16,7 @@ from posttrain.report.alarms import alarms_html, watch_charts
 from posttrain.report.calibration import calibration_section
 from posttrain.report.chart import Chart
 from posttrain.report.charts import check_bars, heldout_bars, learning_charts, other_charts
+from posttrain.report.document import cards, document
 from posttrain.report.heldout import headline_span, measure_of
 from posttrain.report.note import fifths
 from posttrain.report.notes import observations
@@ -27,7 +25,7 @@ from posttrain.report.samples import samples_html
 from posttrain.report.spans import show_span, show_value
 from posttrain.report.store import RunRecord, config_lines, mapping, number, read_run
 from posttrain.report.svg import compact, percent, seconds
-from posttrain.report.text import cut, escaped, script_json
+from posttrain.report.text import cut, escaped
 from posttrain.report.verdict import Verdict, verdict
 
 _EVENT_KINDS = ("warning", "guard", "alarm", "error", "resume", "start", "end", "evaluation", "compute", "data")
@@ -63,45 +61,8 @@ def render(run: RunRecord) -> str:
         ("events", "Events", _events(run)),
         ("config", "Settings", _config(run)),
     ]
-    present = [(name, title, body) for name, title, body in sections if body]
-    nav = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in present)
-    body = "\n".join(
-        f'<section id="{name}" aria-label="{title}">{content}</section>' for name, title, content in present
-    )
-    return _document(run, nav, body, {chart.key: chart.data for chart in charts + watched + others if chart.data})
-
-
-def _document(run: RunRecord, nav: str, body: str, data: dict[str, Any]) -> str:
-    style, script = _asset("report.css"), _asset("report.js")
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    name = escaped(run.name)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>{name} · posttrain</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#result">Skip to the result</a>
-<div class="bar-top"><div><b dir="auto">{name}</b><nav aria-label="Sections">{nav}</nav>
-<button id="theme" type="button" title="Switch between light and dark" hidden></button></div></div>
-<main>
-{_title(run)}
-{body}
-<footer><p>Written by posttrain from the files of this run folder. {escaped(_unread(run))}</p></footer>
-</main>
-<script type="application/json" id="chart-data">{script_json(data)}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    footer = f"Written by posttrain from the files of this run folder. {_unread(run)}"
+    return document(run.name, _title(run), sections, charts + watched + others, footer=footer)
 
 
 def _title(run: RunRecord) -> str:
@@ -203,7 +164,7 @@ def _noticed(run: RunRecord) -> str:
 
 def _alarms(run: RunRecord, charts: Sequence[Chart]) -> str:
     told = alarms_html(run)
-    return f"{told}{_cards(charts)}" if told else ""
+    return f"{told}{cards(charts)}" if told else ""
 
 
 def _learning(charts: Sequence[Chart], others: Sequence[Chart]) -> str:
@@ -212,33 +173,8 @@ def _learning(charts: Sequence[Chart], others: Sequence[Chart]) -> str:
     lead = "One point per step. Move over a plot, or focus it and use the arrow keys, to read values."
     more = ""
     if others:
-        more = f'<details class="more"><summary>{len(others)} more metrics</summary>{_cards(others)}</details>'
-    return f'<h2>Learning</h2><p class="lead">{lead}</p>{_cards(charts)}{more}'
-
-
-def _cards(charts: Sequence[Chart]) -> str:
-    moving = "".join(_card(chart) for chart in charts if not chart.flat)
-    flat = [chart for chart in charts if chart.flat]
-    values = "".join(f"<li>{escaped(chart.title)}: {_flat_values(chart)}</li>" for chart in flat)
-    still = f'<p class="hint">The same at every step:</p><ul class="still">{values}</ul>' if flat else ""
-    return f'<div class="charts">{moving}</div>{still}'
-
-
-def _flat_values(chart: Chart) -> str:
-    if len(chart.legend) == 1:
-        return f"<b>{escaped(chart.legend[0][2])}</b>"
-    return ", ".join(f"{escaped(name)} <b>{escaped(value)}</b>" for _, name, value in chart.legend)
-
-
-def _card(chart: Chart) -> str:
-    legend = "".join(
-        f'<li><i class="key s{colour}"></i>{escaped(name)} <b>{escaped(value)}</b></li>'
-        for colour, name, value in chart.legend
-    )
-    return (
-        f'<figure class="card"><h3>{escaped(chart.title)}</h3><p class="hint">{escaped(chart.hint)}</p>'
-        f'<ul class="legend-line">{legend}</ul><p class="readout" aria-live="polite"></p>{chart.svg}</figure>'
-    )
+        more = f'<details class="more"><summary>{len(others)} more metrics</summary>{cards(others)}</details>'
+    return f'<h2>Learning</h2><p class="lead">{lead}</p>{cards(charts)}{more}'
 
 
 def _samples(run: RunRecord) -> str:
@@ -313,11 +249,3 @@ def _config(run: RunRecord) -> str:
 
 def _unread(run: RunRecord) -> str:
     return f"Not everything could be read: {'; '.join(run.notes)}." if run.notes else ""
-
-
-def _asset(name: str) -> str:
-    return (importlib.resources.files("posttrain.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _hash(source: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()

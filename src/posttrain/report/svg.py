@@ -94,8 +94,9 @@ def line_chart(
     y_range: tuple[float | None, float | None] = (None, None),
     log: bool = False,
     mark: tuple[float, str] | None = None,
+    x_form: Format = "{:g}".format,
 ) -> str:
-    """Lines over steps. `y_range` fixes an end of the y axis, `mark` is a named horizontal line."""
+    """Lines over steps, or what else x is. `y_range` fixes an end of the y axis, `mark` is a named horizontal line."""
     drawn = [s for s in series if s.points]
     if not drawn:
         return ""
@@ -103,14 +104,14 @@ def line_chart(
     values = [y for s in drawn for _, y in s.points]
     values += [edge for s in drawn for _, low, high in s.band for edge in (low, high)]
     x_axis, y_axis = _axes(drawn, values, y_range, log)
-    body = [_grid(x_axis, y_axis, form)]
+    body = [grid(x_axis, y_axis, form, x_form)]
     if mark is not None and y_axis.low <= mark[0] <= y_axis.high:
         y = y_axis(mark[0])
         body.append(f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
         body.append(f'<text class="tick" x="{WIDTH - _RIGHT}" y="{y - 4}" text-anchor="end">{escaped(mark[1])}</text>')
     for s in drawn:
         body.append(_whiskers(s, x_axis, y_axis) if s.dots else _line(s, x_axis, y_axis))
-    return _svg("\n".join(body), label, chart_id)
+    return picture("\n".join(body), label, chart_id)
 
 
 def stacked_chart(
@@ -128,13 +129,13 @@ def stacked_chart(
     tops = [(x, [math.fsum(values[: i + 1]) for i in range(len(names))]) for x, values in rows]
     x_axis = linear_axis_exact(rows[0][0], rows[-1][0])
     y_axis = linear_axis(0.0, max(sums[-1] for _, sums in tops), HEIGHT - _BOTTOM, _TOP)
-    body = [_grid(x_axis, y_axis, form or compact)]
+    body = [grid(x_axis, y_axis, form or compact)]
     for i in range(len(names)):
         upper = _doubled([(x, sums[i]) for x, sums in tops])
         lower = _doubled([(x, sums[i - 1] if i else 0.0) for x, sums in tops])
         outline = _path(upper + lower[::-1], x_axis, y_axis)
         body.append(f'<polygon class="stack s{i + 1}" points="{outline}"/>')
-    return _svg("\n".join(body), label, chart_id)
+    return picture("\n".join(body), label, chart_id)
 
 
 def agreement_chart(
@@ -147,13 +148,13 @@ def agreement_chart(
     diagonal = f'x1="{x_axis(low)}" y1="{y_axis(low)}" x2="{x_axis(high)}" y2="{y_axis(high)}"'
     middle, height = (_LEFT + WIDTH - _RIGHT) / 2, (HEIGHT - _BOTTOM + _TOP) / 2
     body = [
-        _grid(x_axis, y_axis, form, form),
+        grid(x_axis, y_axis, form, form),
         f'<line class="mark" {diagonal}/>',
         f'<text class="tick" x="{middle}" y="{HEIGHT + 8}" text-anchor="middle">predicted</text>',
         f'<text class="tick" x="9" y="{height}" transform="rotate(-90 9 {height})" text-anchor="middle">found</text>',
     ]
     shown = [replace(s, band=[(x, max(a, y_axis.low), min(b, y_axis.high)) for x, a, b in s.band]) for s in series]
-    return _svg("\n".join(body + [_whiskers(s, x_axis, y_axis) for s in shown]), label, "", height=HEIGHT + 14)
+    return picture("\n".join(body + [_whiskers(s, x_axis, y_axis) for s in shown]), label, "", height=HEIGHT + 14)
 
 
 def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low: float, high: float) -> str:
@@ -183,7 +184,7 @@ def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low:
             body.append(f'<text class="value" x="{max(x, x2) + 7}" y="{at + 4}">{escaped(form(mean))}</text>')
             y += bar + 3
         y += gap
-    return _svg("\n".join(body), label, "", height=bottom + 16)
+    return picture("\n".join(body), label, "", height=bottom + 16)
 
 
 def linear_axis_exact(low: float, high: float) -> Axis:
@@ -285,7 +286,8 @@ def _round_step(rough: float, *, whole: bool = False) -> float:
     return next(size * power for size in sizes if size * power >= rough * (1 - 1e-9))
 
 
-def _grid(x_axis: Axis, y_axis: Axis, form: Format, x_form: Format = "{:g}".format) -> str:
+def grid(x_axis: Axis, y_axis: Axis, form: Format, x_form: Format = "{:g}".format) -> str:
+    """Lines at the ticks of y, and the names of the ticks of both."""
     parts = []
     for tick in y_axis.ticks:
         y = y_axis(tick)
@@ -339,7 +341,8 @@ def _spread(rows: Sequence, limit: int) -> list:
     return [rows[round(i * (len(rows) - 1) / (limit - 1))] for i in range(limit)]
 
 
-def _svg(body: str, label: str, chart_id: str, height: float = HEIGHT) -> str:
+def picture(body: str, label: str, chart_id: str, height: float = HEIGHT) -> str:
+    """The element around a plot, with the sentence for those who do not see it."""
     focus = f' tabindex="0" data-chart="{escaped(chart_id)}"' if chart_id else ""
     size = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
     return f'<svg class="chart" {size} role="img" aria-label="{escaped(label)}"{focus}>\n{body}\n</svg>'

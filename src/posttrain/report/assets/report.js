@@ -24,7 +24,7 @@
       cursor.setAttribute("x2", x);
       svg.append(cursor);
       const values = chart.series.filter((series) => series.text[place]).map((series) => `${series.name} ${series.text[place]}`);
-      readout.textContent = `step ${chart.x[place]}: ${values.join(" · ")}`;
+      readout.textContent = `${chart.at ? chart.at[place] : `step ${chart.x[place]}`}: ${values.join(" · ")}`;
     };
     const hide = () => { cursor.remove(); readout.textContent = ""; };
     const nearest = (event) => {

@@ -1,0 +1,90 @@
+"""A page that needs no network, no server and no script to be read: its frame, and cards with plots.
+
+Everything that a model, a dataset or an error wrote passes through `escaped`; the page's policy allows no source but
+its own style and script, named by their hashes, so that even a mistake there could not act.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+from collections.abc import Sequence
+
+from posttrain.report.chart import Chart
+from posttrain.report.text import escaped, script_json
+
+Section = tuple[str, str, str]
+"""(id, title, HTML); one without HTML is left out."""
+
+
+def document(name: str, title: str, sections: Sequence[Section], charts: Sequence[Chart], *, footer: str) -> str:
+    """The page: `title` is HTML, `name` and `footer` are text; the values of `charts` can be read off on it."""
+    present = [section for section in sections if section[2]]
+    nav = "".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in present)
+    body = "\n".join(f'<section id="{key}" aria-label="{head}">{content}</section>' for key, head, content in present)
+    first = present[0] if present else ("top", "Top", "")
+    style, script = _asset("report.css"), _asset("report.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    shown, data = escaped(name), {chart.key: chart.data for chart in charts if chart.data}
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{shown} · posttrain</title>
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#{first[0]}">Skip to the {first[1].lower()}</a>
+<div class="bar-top"><div><b dir="auto">{shown}</b><nav aria-label="Sections">{nav}</nav>
+<button id="theme" type="button" title="Switch between light and dark" hidden></button></div></div>
+<main>
+{title}
+{body}
+<footer><p>{escaped(footer)}</p></footer>
+</main>
+<script type="application/json" id="chart-data">{script_json(data)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def cards(charts: Sequence[Chart]) -> str:
+    """Plots side by side; one whose lines are all constant is said as a number."""
+    moving = "".join(_card(chart) for chart in charts if not chart.flat)
+    flat = [chart for chart in charts if chart.flat]
+    values = "".join(f"<li>{escaped(chart.title)}: {_flat_values(chart)}</li>" for chart in flat)
+    still = f'<p class="hint">The same at every step:</p><ul class="still">{values}</ul>' if flat else ""
+    return f'<div class="charts">{moving}</div>{still}'
+
+
+def _flat_values(chart: Chart) -> str:
+    if len(chart.legend) == 1:
+        return f"<b>{escaped(chart.legend[0][2])}</b>"
+    return ", ".join(f"{escaped(name)} <b>{escaped(value)}</b>" for _, name, value in chart.legend)
+
+
+def _card(chart: Chart) -> str:
+    legend = "".join(
+        f'<li><i class="key s{colour}"></i>{escaped(name)} <b>{escaped(value)}</b></li>'
+        for colour, name, value in chart.legend
+    )
+    return (
+        f'<figure class="card"><h3>{escaped(chart.title)}</h3><p class="hint">{escaped(chart.hint)}</p>'
+        f'<ul class="legend-line">{legend}</ul><p class="readout" aria-live="polite"></p>{chart.svg}</figure>'
+    )
+
+
+def _asset(name: str) -> str:
+    return (importlib.resources.files("posttrain.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(source: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
