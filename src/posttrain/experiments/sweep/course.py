@@ -21,6 +21,8 @@ class Course:
     measure: str
     """`score` of greedy answers (the mean of their total reward), else as the report of the run has it."""
     points: tuple[tuple[int, Span], ...]
+    tokens: int
+    """Trained so far."""
     state: Literal["finished", "failed", "unfinished"]
     error: Mapping[str, Any]
     """error.json of a run that failed by itself; empty where it was stopped from outside, and goes on."""
@@ -63,6 +65,7 @@ def read_course(folder: Path) -> Course:
     return Course(
         measure=measure,
         points=tuple((step, span) for step, span in spans if span is not None),
+        tokens=int(run.series("num_tokens")[-1][1]) if run.series("num_tokens") else 0,
         state="unfinished" if stopped else run.status,
         error={} if stopped else error,
     )

@@ -49,6 +49,8 @@ class TrialRecord:
     low: float | None = None
     high: float | None = None
     course: tuple[tuple[int, float], ...] = ()
+    tokens: int = 0
+    """That it was trained on: some settings make a step cost more than others do."""
     is_default: bool = False
 
 
@@ -140,5 +142,6 @@ def _record(trial: FrozenTrial, knobs: tuple[Knob, ...]) -> TrialRecord:
         low=told.get("low"),
         high=told.get("high"),
         course=tuple((int(step), float(value)) for step, value in told.get("course", ())),
+        tokens=int(told.get("tokens", 0)),
         is_default=bool(told.get("default", False)),
     )

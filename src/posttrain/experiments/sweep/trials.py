@@ -94,6 +94,7 @@ class TrialTask:
         told: dict[str, Any] = {"outcome": outcome, "reason": reason}
         if course is not None and course.points:
             told |= {"measure": course.measure, "course": [(step, span.mean) for step, span in course.points]}
+            told |= {"tokens": course.tokens}
         if course is not None and last is not None:
             told |= {"step": course.points[-1][0], "score": last.mean, "low": last.low, "high": last.high}
         for name, content in told.items():
