@@ -1,16 +1,169 @@
-"""The page of a comparison."""
+"""`report.html` of a comparison: the verdict, the arms with their intervals, what they cost, and how they learned."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from posttrain.experiments.compare.analysis import Analysis
-from posttrain.experiments.compare.table import render
+from posttrain.experiments.compare.analysis import Analysis, Pair
+from posttrain.experiments.compare.charts import cost_plot, difference_bars, learning_plots, score_bars
+from posttrain.experiments.compare.table import table
+from posttrain.experiments.compare.verdict import claims, verdict
 from posttrain.files import write_atomically
+from posttrain.report.document import Section, cards, document
+from posttrain.report.svg import compact
 from posttrain.report.text import escaped
+
+METHOD = (
+    "Runs are paired by seed (same start, same order of the data, same dice) and by held-out example. The interval of a "
+    "score adds what seeds and what examples contribute, each with its quantile of Student's t, and is rather too wide "
+    "than too narrow; p-values are corrected for the number of pairs of arms (Holm). Of other numbers, which a run has "
+    "one of, it is Student's t over the seeds, corrected alike. Few seeds give wide intervals, and rare collapses are "
+    "not described by them: those are counted."
+)
 
 
 def write_page(folder: Path, found: Analysis) -> Path:
+    """Write `report.html`; an arm's runs are linked where they have a report of their own."""
     path = folder / "report.html"
-    write_atomically(path, f"<!doctype html><pre>{escaped(render(found))}</pre>")
+    write_atomically(path, page(found, folder))
     return path
+
+
+def page(found: Analysis, folder: Path) -> str:
+    """The page as text."""
+    curves = learning_plots(found)
+    sections: list[Section] = [
+        ("result", "Result", _result(found)),
+        ("arms", "Arms", _arms(found)),
+        ("cost", "Cost and steadiness", _cost(found)),
+        ("learning", "Learning", _learning(cards(curves)) if curves else ""),
+        ("numbers", "Other numbers", _measures(found)),
+        ("runs", "Runs", _runs(found, folder)),
+        ("design", "Design", _design(found)),
+    ]
+    name = found.design.title or folder.resolve().name
+    return document(
+        name, _title(found, name), sections, curves, footer="Written by posttrain from the runs of this folder."
+    )
+
+
+def _title(found: Analysis, name: str) -> str:
+    design = found.design
+    lost = sum(len(arm.lost) for arm in found.arms)
+    state = ("unfinished", f"{lost} runs missing") if lost else ("finished", "every run finished")
+    facts = f"{len(design.arms)} arms · {len(design.seeds)} seeds · {design.budget} for each run"
+    return (
+        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status {state[0]}">{state[1]}'
+        f"</span></h1><p>{escaped(facts)}</p></header>"
+    )
+
+
+def _result(found: Analysis) -> str:
+    first, *others = verdict(found)
+    tone = "good" if claims(found) else "plain"
+    says = "".join(f"<p>{escaped(sentence)}</p>" for sentence in others)
+    bars = score_bars(found)
+    figure = f"<div><figure><figcaption><b>held-out {escaped(found.measure)}</b></figcaption>{bars}</figure></div>"
+    text = f'<div><h2 class="sentence">{escaped(first)}</h2><div class="says">{says}</div></div>'
+    return f'<div class="verdict {tone}{"" if bars else " alone"}">{text}{figure if bars else ""}</div>'
+
+
+def _arms(found: Analysis) -> str:
+    head, rows = table(found)
+    pairs = _pair_table(found, found.pairs, found.share)
+    bars = difference_bars(found)
+    figure = (
+        f'<figure class="card"><h3>Differences</h3><p class="hint">Paired, with intervals.</p>{bars}</figure>'
+        if bars
+        else ""
+    )
+    return (
+        f'<h2>Arms</h2><p class="lead">Means over the runs that finished, scores with intervals.</p>{_table(head, rows)}'
+        f'<h3 class="apart">Pair by pair</h3>{pairs}<div class="charts apart">{figure}</div>'
+        f'<p class="hint apart">{escaped(METHOD)}</p>'
+    )
+
+
+def _cost(found: Analysis) -> str:
+    plot, hint = cost_plot(found)
+    if not plot:
+        return ""
+    lead = (
+        "Better is up, cheaper is left; the dashed line joins the arms that no other beats in both. Hollow: runs of it "
+    )
+    lead += "were lost or collapsed."
+    card = f'<figure class="card"><h3>Quality and cost</h3><p class="hint">{escaped(hint)}</p>{plot}</figure>'
+    return f'<h2>Cost and steadiness</h2><p class="lead">{lead}</p><div class="charts">{card}</div>'
+
+
+def _learning(shown: str) -> str:
+    lead = "Held-out score, mean over the seeds that finished; the band is from the worst seed to the best."
+    return f'<h2>Learning</h2><p class="lead">{lead}</p>{shown}'
+
+
+def _measures(found: Analysis) -> str:
+    parts = []
+    for name, pairs in found.of_measures.items():
+        how = found.measures[name]
+        kind = "how many times as large the first is" if how.as_ratio else "first less second"
+        parts.append(
+            f'<h3 class="apart">{escaped(name)}</h3><p class="hint">{escaped(how.metric)}, {how.take}: {kind}.</p>'
+        )
+        parts.append(_pair_table(found, pairs, share=False))
+    return f"<h2>Other numbers</h2>{''.join(parts)}" if parts else ""
+
+
+def _pair_table(found: Analysis, pairs: Sequence[Pair], share: bool) -> str:
+    def form(value: float) -> str:
+        return f"{100 * value:+.1f}" if share else compact(value)
+
+    level = f"{100 * found.design.confidence:g}% interval"
+    head = ["first", "second", "difference", level, "p (Holm)", "would have been seen"]
+    rows = [
+        [
+            pair.first,
+            pair.second,
+            form(pair.estimate.mean),
+            f"{form(pair.estimate.low)} to {form(pair.estimate.high)}" if pair.estimate.seeds > 1 else "none: one seed",
+            f"{pair.p:.2g}" if pair.estimate.seeds > 1 else "-",
+            form(pair.smallest).lstrip("+") if pair.estimate.seeds > 1 and found.pairs is pairs else "-",
+        ]
+        for pair in pairs
+        if pair.estimate.seeds
+    ]
+    return _table(head, rows)
+
+
+def _runs(found: Analysis, folder: Path) -> str:
+    rows = []
+    for arm in found.arms:
+        for run in arm.runs:
+            where = run.folder.relative_to(folder).as_posix() if run.folder.is_relative_to(folder) else ""
+            name = escaped(f"{run.arm}, seed {run.seed}")
+            linked = where and (run.folder / "report.html").exists()
+            shown = f'<a href="{escaped(where)}/report.html">{name}</a>' if linked else name
+            state = "collapsed" if run.collapsed and run.status == "finished" else run.status
+            score = "-" if run.score is None else compact(run.score)
+            start = "-" if run.baseline is None else compact(run.baseline)
+            cells = [start, score, str(run.steps), compact(run.tokens), f"{run.seconds:.1f}", state, run.reason]
+            rows.append(f"<tr><td>{shown}</td>{''.join(f'<td>{escaped(cell)}</td>' for cell in cells)}</tr>")
+    head = "".join(f"<th>{t}</th>" for t in ("run", "before", "after", "steps", "tokens", "seconds", "state", "why"))
+    return f'<h2>Runs</h2><div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _design(found: Analysis) -> str:
+    rows = [
+        [name, ", ".join(f"{key} = {value}" for key, value in changes.items())]
+        for name, changes in found.design.arms.items()
+    ]
+    conditions = [[key, str(value)] for key, value in found.conditions.items() if not key.endswith("_note")]
+    same = {True: "yes", False: "no", None: "not on file"}[found.same_start]
+    conditions.append(["arms of a seed began with the same answers and prompts", same])
+    return f"<h2>Design</h2>{_table(['arm', 'changes'], rows)}{_table(['conditions', ''], conditions)}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    titles = "".join(f"<th>{escaped(title)}</th>" for title in head)
+    body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{titles}</tr>{body}</table></div>'
