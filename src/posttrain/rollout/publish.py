@@ -15,7 +15,7 @@ A step that changed nothing (learning rate 0, no signal) passes: the old weights
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from posttrain.errors import NonFiniteError, PublishError
 from posttrain.models import onednn
@@ -229,14 +228,22 @@ class _Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        for x in tree_leaves((args, kwargs)):
-            if not isinstance(x, Tensor):
+        self._note(args)
+        self._note(kwargs.values())
+        return func(*args, **kwargs)
+
+    def _note(self, inputs: Iterable[object]) -> None:
+        """Tensors, alone or in lists: an operator takes no deeper ones, and a walk of trees takes longer than small
+        operators do."""
+        for x in inputs:
+            if isinstance(x, list | tuple):
+                self._note(x)
+            elif not isinstance(x, Tensor):
                 continue
-            if onednn.is_packed(x):
+            elif onednn.is_packed(x):
                 self._packed.append(x)  # it has no address to ask for: the object itself is known again
             else:
                 self._memory.add(_memory(x))
-        return func(*args, **kwargs)
 
     def __contains__(self, tensor: Tensor) -> bool:
         if onednn.is_packed(tensor):
