@@ -4,8 +4,9 @@ SEED ?= 0
 VENV := .venv
 RUN := $(VENV)/bin/python
 FAST := not slow and not gpu
+AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu check format bench bench-all clean
+.PHONY: help demo test test-slow test-gpu explore-test check format bench bench-all clean
 .DELETE_ON_ERROR:
 
 help:
@@ -13,6 +14,7 @@ help:
 	@echo "make test           the tests, on two processes"
 	@echo "make test-slow      the tests that take minutes rather than seconds"
 	@echo "make test-gpu       the tests that need a CUDA device"
+	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
 	@echo "make bench          our speed beside that of TRL, transformers and vLLM, in one run (half an hour)"
@@ -31,6 +33,9 @@ test-slow: $(VENV)/installed-dev
 
 test-gpu: $(VENV)/installed-dev
 	$(RUN) -m pytest -m gpu tests
+
+explore-test: $(VENV)/installed-dev $(AXE)
+	$(RUN) -m pytest tests/advise/explore
 
 check: $(VENV)/installed-dev
 	$(RUN) -m ruff format --check .
@@ -69,6 +74,10 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(RUN)
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(VENV)/installed $@
+
+$(AXE):
+	mkdir -p build/axe-core
+	cd build/axe-core && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz package/axe.min.js
 
 $(TRL)/installed: constraints.txt
 	$(PYTHON) -m venv $(TRL)

@@ -18,6 +18,18 @@ function node(tag, properties = {}, ...children) {
 const at = (id) => document.getElementById(id);
 const gibibytes = (bytes) => (bytes / GIB < 0.05 ? "<0.1" : (bytes / GIB).toFixed(1));
 
+/** Text with its arXiv numbers, and names before an address, as links. */
+function linked(text) {
+  const pieces = [];
+  let end = 0;
+  for (const found of text.matchAll(/arXiv:(\d{4}\.\d{5})|([^;()]+), (https:\/\/[^\s;)]+)/g)) {
+    pieces.push(text.slice(end, found.index), node("a", { href: found[3] ?? `https://arxiv.org/abs/${found[1]}`, rel: "noreferrer" }, (found[2] ?? found[0]).trimStart()));
+    if (found[2]?.startsWith(" ")) pieces.splice(-1, 0, " ");
+    end = found.index + found[0].length;
+  }
+  return node("span", {}, pieces, text.slice(end));
+}
+
 // --- what is selected: the form is the state, and the address tells it ----------------------------------------------
 
 const fields = [...form.elements].filter((field) => field.name);
@@ -69,8 +81,8 @@ const ANSWERS = [
   { text: "! hardly fits", style: "tight" },
   { text: "✗ does not fit", style: "no" },
 ];
-const DOING = { load: "loads", generate: "generates", score: "scores", train: "trains" };
-const IDLE = { load: "nothing is loaded", generate: "nothing is sampled", score: "nothing is scored before the update", train: "nothing is trained" };
+const DOING = { load: "loads", generate: "generates", score: "scores", train: "trains", publish: "publishes" };
+const IDLE = { load: "nothing is loaded", publish: "nothing is handed to a sampler", generate: "nothing is sampled", score: "nothing is scored before the update", train: "nothing is trained" };
 
 function verdictOf({ most, device }) {
   const [needs, has] = [gibibytes(most.bytes), gibibytes(device.bytes)];
@@ -208,7 +220,7 @@ function about(keys) {
   const shown = keys.map((key) => cards.get(key));
   const rows = [
     factRow("idea", shown, (card) => card.summary, { free: true }),
-    factRow("paper", shown, (card) => card.paper, { free: true }),
+    factRow("paper", shown, (card) => linked(card.paper), { free: true }),
     groupRow("Data and rewards", shown),
     factRow("learns", shown, (card) => card.learns),
     factRow("data", shown, (card) => card.data),
@@ -224,7 +236,7 @@ function about(keys) {
     factRow("known failures", shown, (card) => list(card.failures), { free: true }),
     groupRow("Formula", shown),
     factRow("loss", shown, (card) => node("pre", { className: "formula" }, card.formula), { free: true }),
-    factRow("settings", shown, (card) => list(card.settings, "none of its own"), { free: true }),
+    factRow("settings", shown, (card) => settings(card.settings), { free: true }),
   ];
   const heads = [node("td", {}), ...shown.map((card, slot) => node("th", { scope: "col" }, tag(slot), card.title))];
   const columns = node("colgroup", {}, node("col", { className: "what" }), shown.map(() => node("col")));
@@ -255,6 +267,7 @@ function factRow(name, shown, tell, { free = false, same = tell } = {}) {
 }
 
 const groupRow = (name, shown) => node("tr", { className: "group" }, node("th", { scope: "colgroup", colspan: String(shown.length + 1) }, name));
+const settings = (told) => (told.length ? node("ul", { className: "settings" }, told.map((one) => node("li", {}, node("code", {}, one)))) : "none of its own");
 const list = (items, none = "nothing more") => (items.length ? node("ul", {}, items.map((item) => node("li", {}, item))) : none);
 
 // --- all of it, after every change ----------------------------------------------------------------------------------

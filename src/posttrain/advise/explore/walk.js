@@ -86,7 +86,7 @@ const walk = {
 /** Something that is said, and who says it. */
 function cited(text) {
   const [said, sources] = data.walk.texts[text];
-  return node("li", {}, said, " ", node("small", {}, `(${sources})`));
+  return node("li", {}, said, " ", node("small", {}, "(", linked(sources), ")"));
 }
 
 begin();
