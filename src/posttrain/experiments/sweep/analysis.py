@@ -28,6 +28,8 @@ class Boundary:
     """On which side they collapse: `above 0.003`, `= b`."""
     inside: tuple[float, float] | None
     """The last value that held and the first that did not, of numbers: the boundary is between them."""
+    at: float | None
+    """The boundary itself: their middle, on the knob's scale."""
     collapsed_beyond: int
     trials_beyond: int
     collapsed_within: int
@@ -56,6 +58,7 @@ class _Split(NamedTuple):
     beyond: frozenset[int]
     label: str
     inside: tuple[float, float] | None
+    at: float | None = None
 
 
 def importance(study: Study, trials: Sequence[TrialRecord]) -> dict[str, float]:
@@ -69,7 +72,9 @@ def importance(study: Study, trials: Sequence[TrialRecord]) -> dict[str, float]:
     return {key: float(value) for key, value in found.items()} if sum(found.values()) > 0 else {}
 
 
-def boundaries(knobs: Sequence[Knob], trials: Sequence[TrialRecord], *, seed: int = 0) -> tuple[Boundary, ...]:
+def boundaries(
+    knobs: Sequence[Knob], trials: Sequence[TrialRecord], *, seed: int = 0, shuffles: int = SHUFFLES
+) -> tuple[Boundary, ...]:
     """Of each knob its best split into collapsed trials and others, the clearest first. Failed trials say nothing.
 
     How clear: the fall of the Gini impurity. The best of many splits is clear by chance, too; `chance` is the share of
@@ -84,16 +89,12 @@ def boundaries(knobs: Sequence[Knob], trials: Sequence[TrialRecord], *, seed: in
     every = [place for places in cuts.values() for place in places]
     dice, dealt = random.Random(seed), list(fell)
     random_gains = []
-    for _ in range(SHUFFLES):
+    for _ in range(shuffles):
         dice.shuffle(dealt)
         split = _best(every, dealt)
         random_gains.append(split.gain if split else 0.0)
     found = [_boundary(key, split, fell, random_gains) for key, split in best.items()]
-    return tuple(sorted(found, key=lambda boundary: (boundary.chance, -_gain(best[boundary.key]))))
-
-
-def _gain(split: _Split) -> float:
-    return split.gain
+    return tuple(sorted(found, key=lambda boundary: (boundary.chance, -best[boundary.key].gain)))
 
 
 def _cuts(knob: Knob, told: Sequence[TrialRecord]) -> list[_Split]:
@@ -108,8 +109,8 @@ def _cuts(knob: Knob, told: Sequence[TrialRecord]) -> list[_Split]:
         low, high = (float(told[order[i]].values[knob.key]) for i in (place - 1, place))
         if low < high:
             middle = math.sqrt(low * high) if knob.kind == "log" else (low + high) / 2
-            cuts.append(_Split(0.0, frozenset(order[place:]), f"above {middle:.3g}", (low, high)))
-            cuts.append(_Split(0.0, frozenset(order[:place]), f"below {middle:.3g}", (low, high)))
+            cuts.append(_Split(0.0, frozenset(order[place:]), f"above {middle:.3g}", (low, high), middle))
+            cuts.append(_Split(0.0, frozenset(order[:place]), f"below {middle:.3g}", (low, high), middle))
     return cuts
 
 
@@ -139,6 +140,7 @@ def _boundary(key: str, split: _Split, fell: Sequence[bool], random_gains: Seque
         key=key,
         beyond=split.label,
         inside=split.inside,
+        at=split.at,
         collapsed_beyond=beyond,
         trials_beyond=len(split.beyond),
         collapsed_within=sum(fell) - beyond,

@@ -26,6 +26,7 @@ from posttrain.experiments.sweep.confirm import (
     seed_tasks,
 )
 from posttrain.experiments.sweep.knobs import Knob, check_knobs, knob_of, parse_knob
+from posttrain.experiments.sweep.page import write_page
 from posttrain.experiments.sweep.pool import share_of_processor, work
 from posttrain.experiments.sweep.results import SweepResult, best_of, show
 from posttrain.experiments.sweep.settings import SweepSettings, read_settings
@@ -114,10 +115,11 @@ def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[st
 
 
 def write(result: SweepResult) -> None:
-    """results.json, and the best configuration with the evidence for it as comments."""
+    """results.json, the best configuration with the evidence for it as comments, and the page."""
     write_atomically(result.folder / "results.json", json.dumps(result.to_json(), indent=1) + "\n")
     if result.best is not None and result.best_config is not None:
         write_atomically(result.best_config, best_config_text(result, result.best))
+    write_page(result.to_json(), result.folder)
 
 
 def best_config_text(result: SweepResult, best: TrialRecord) -> str:

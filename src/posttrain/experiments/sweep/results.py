@@ -57,7 +57,9 @@ class SweepResult:
         if self.best is None:
             return f"None of {len(self.trials)} trials finished ({counts}): there is no best configuration."
         values = ", ".join(f"{key} = {show(value)}" for key, value in self.best.values.items())
-        span = f"{self.best.score:.4g} ({self.best.low:.4g} to {self.best.high:.4g})"
+        span = f"{self.best.score:.4g}"
+        if self.best.low is not None and self.best.high is not None:
+            span += f" ({self.best.low:.4g} to {self.best.high:.4g})"
         return (
             f"Of {len(self.trials)} trials ({counts}), number {self.best.number} has the best held-out {self.measure}, "
             f"{span}: {values}."

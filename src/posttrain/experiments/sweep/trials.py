@@ -96,7 +96,8 @@ class TrialTask:
             told |= {"measure": course.measure, "course": [(step, span.mean) for step, span in course.points]}
             told |= {"tokens": course.tokens}
         if course is not None and last is not None:
-            told |= {"step": course.points[-1][0], "score": last.mean, "low": last.low, "high": last.high}
+            told |= {"step": course.points[-1][0], "score": last.mean}
+            told |= {"low": last.low, "high": last.high} if last.finite else {}
         for name, content in told.items():
             self.trial.set_user_attr(name, content)
         tell(self.study, self.trial, outcome, value)
