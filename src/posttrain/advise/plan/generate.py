@@ -1,6 +1,14 @@
-"""Bytes of sampling in the trainer's process: keys and values of the rows in flight, and the choice of a token.
+"""Bytes of sampling in the trainer's process: keys and values of the rows in flight, their prompts, the next token.
 
-Rows sit in slots of columns (rollout/slots.py): `[slots, K, columns, d]` per layer for keys and for values.
+A plain decoder (rollout/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for all
+rows that began with it, and what came after it per row (rollout/group_cache.py); other models hold prompt and answer in
+a slot per row (rollout/slots.py). Per layer, with K heads for keys and values, each d wide:
+
+    plain     [prompts, K, columns of a prompt, d] and [rows, K, columns of an answer, d], for keys and for values
+    slots     [slots, K, columns, d] for keys and for values
+
+For as long as it decodes, a plain decoder has small weights that read the same input side by side in one matrix
+(rollout/joint_linear.py): of copies and of shared modules in float32, without adapters.
 """
 
 from __future__ import annotations
@@ -8,8 +16,8 @@ from __future__ import annotations
 from functools import cache
 from math import ceil
 
-from posttrain.advise.plan.architecture import Architecture
-from posttrain.advise.plan.library import SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
+from posttrain.advise.plan.architecture import Architecture, Block, Linear
+from posttrain.advise.plan.library import JOINED_WEIGHTS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
 from posttrain.advise.plan.records import BYTES, Workload
 
 WIDE = 4
@@ -19,32 +27,83 @@ def rows_in_flight(workload: Workload) -> int:
     return min(workload.max_batch_rows, workload.rows)
 
 
-@cache
-def columns(prompt: int, completion: int) -> int:
-    """Capacity of a slot in the end: it grows by a half, or to what is needed where that is more.
+def prompts_in_flight(workload: Workload) -> int:
+    return ceil(rows_in_flight(workload) / workload.group_size)
 
-    >>> columns(31, 40), columns(600, 400)
-    (96, 1024)
+
+@cache
+def columns(first: int, last: int) -> int:
+    """Capacity of a slot whose length goes from `first` to `last`: it grows by a half, or to what is needed.
+
+    >>> columns(31, 70), columns(600, 1000), columns(1, 130)
+    (96, 1024, 144)
     """
     capacity = 0
-    for length in range(prompt, prompt + completion):
+    for length in range(first, last + 1):
         needed = ceil(length / SLOT_COLUMNS) * SLOT_COLUMNS
         if needed > capacity:
             capacity = max(needed, int(capacity * SLOT_GROWTH))
     return capacity
 
 
+def is_plain(architecture: Architecture) -> bool:
+    """Is it decoded as one list of operations?"""
+    family = architecture.family
+    plain_norms = family.norm == "rms" and family.norms == 2 and family.qk_norm != "width"
+    other = family.fused_qkv or family.latent or family.sinks or family.positions
+    return plain_norms and not other and family.mlp == "gated"
+
+
 def keys_and_values(workload: Workload) -> int:
-    """Of all rows in flight, and of the prompt that is held for those of its group that wait."""
+    """Of all rows in flight when they are longest."""
     a, rows = workload.architecture, rows_in_flight(workload)
-    slots = rows + (workload.rows > rows)
-    capacity = columns(workload.prompt_tokens, workload.completion_tokens)
-    return a.layers * slots * capacity * a.kv_width * BYTES[workload.precision]
+    prompt, answer = workload.prompt_tokens, max(1, workload.completion_tokens - 1)  # the last token is not fed again
+    if is_plain(a):
+        places = prompts_in_flight(workload) * columns(prompt, prompt) + rows * columns(1, answer)
+    else:
+        held = workload.rows > rows  # the prompt of those of its group that wait
+        places = (rows + held) * columns(prompt, prompt + answer)
+    return a.layers * places * a.kv_width * BYTES[workload.precision]
+
+
+def joined_weights(workload: Workload) -> int:
+    """Of queries, keys and values, and of gate and up, where a layer's fit together."""
+    half_shared = workload.engine == "shared" and workload.precision != "float32"  # cast anew for every product
+    adapted = workload.engine == "shared" and workload.lora is not None
+    if not is_plain(workload.architecture) or half_shared or adapted:
+        return 0
+    numbers = sum(number * _joined(block) for number, block in workload.architecture.blocks)
+    return BYTES[workload.precision] * numbers
 
 
 def choice(workload: Workload) -> int:
-    """Logits of all rows in float32, their exponentials, and those in whole blocks."""
+    """Logits of all rows, in float32 where they are not, their exponentials, and those in whole blocks."""
     a: Architecture = workload.architecture
     padded = ceil(a.vocabulary / SAMPLING_BLOCK) * SAMPLING_BLOCK
-    rows = rows_in_flight(workload)
-    return rows * WIDE * (2 * a.vocabulary + padded)
+    narrow = BYTES[workload.precision]
+    wide = WIDE * (2 if narrow == WIDE else 3)
+    return rows_in_flight(workload) * (narrow * a.vocabulary + WIDE * padded + (wide - WIDE) * a.vocabulary)
+
+
+def prefill(workload: Workload) -> int:
+    """All prompts that enter together, in an MLP: its input, gate and up, act(gate) and the product, beside the hidden
+    state and its norm."""
+    a = workload.architecture
+    tokens = prompts_in_flight(workload) * workload.prompt_tokens
+    return tokens * (BYTES[workload.precision] * 4 * a.mlp_width + WIDE * 2 * a.hidden)
+
+
+def prompt_cache(workload: Workload) -> int:
+    """Keys and values when the prompts have just entered."""
+    a, prompt = workload.architecture, workload.prompt_tokens
+    slots = prompts_in_flight(workload) if is_plain(a) else rows_in_flight(workload)
+    return a.layers * slots * columns(prompt, prompt) * a.kv_width * BYTES[workload.precision]
+
+
+def _joined(block: Block) -> int:
+    together = [block.attention[:-1], tuple(linear for linear in block.mlp if linear.name != "down")]
+    return sum(size for linears in together if len(linears) > 1 and (size := _weights(linears)) <= JOINED_WEIGHTS)
+
+
+def _weights(linears: tuple[Linear, ...]) -> int:
+    return sum(linear.inputs * linear.outputs for linear in linears)

@@ -39,9 +39,21 @@ class Head:
     @property
     def tile(self) -> int:
         """Logits of the largest tile: a chunk of positions by a part of the vocabulary."""
-        rows = max(1, min(self.scored, self.chunk_tokens))
-        columns = max(TILE_COLUMNS, TILE_NUMBERS[self.device] // rows)
-        return rows * min(columns, self.architecture.vocabulary)
+        return self._tile_rows * min(self._tile_columns, self.architecture.vocabulary)
+
+    @property
+    def tiles_at_once(self) -> int:
+        """While a tile is made the one before it, where there is one, is still there."""
+        is_one = self.scored <= self.chunk_tokens and self.architecture.vocabulary <= self._tile_columns
+        return 1 if is_one else 2
+
+    @property
+    def _tile_rows(self) -> int:
+        return max(1, min(self.scored, self.chunk_tokens))
+
+    @property
+    def _tile_columns(self) -> int:
+        return max(TILE_COLUMNS, TILE_NUMBERS[self.device] // self._tile_rows)
 
     @property
     def kept(self) -> int:
@@ -56,10 +68,14 @@ class Head:
 
     @property
     def backward_moment(self) -> int:
-        """Two tiles, and the gradient of the hidden states; the gradient of the weight stays, see `weight_gradient`."""
-        narrow_states = 2 * self.scored * self.architecture.hidden if self.narrow < WIDE else 0
-        narrow_tiles = (1 + (self.narrow < WIDE)) * self.narrow * self.tile
-        return WIDE * self.tile + narrow_tiles + self.scored * WIDE * self.architecture.hidden + narrow_states
+        """Tiles, and the gradient of the hidden states; the gradient of the weight stays, see `weight_gradient`.
+
+        In half precision a tile is there once in float32 and twice cast: the one before it, and its own.
+        """
+        half = self.narrow < WIDE
+        states = self.scored * self.architecture.hidden * (WIDE + (self.narrow if half else 0))
+        tiles = WIDE * self.tile + 2 * self.narrow * self.tile if half else self.tiles_at_once * WIDE * self.tile
+        return tiles + states
 
     @property
     def weight_gradient(self) -> int:
@@ -68,4 +84,4 @@ class Head:
     @property
     def forward_moment(self) -> int:
         """Without gradient: the tile that is made and the one before it, beside the hidden states."""
-        return self.states + 2 * WIDE * self.tile
+        return self.states + self.tiles_at_once * WIDE * self.tile

@@ -74,7 +74,7 @@ def microbatches(workload: Workload) -> Microbatches:
         fitting = max(1, workload.tokens_per_microbatch // (prefix + alike * (own - prefix)))
         number = ceil(families / fitting)
         together = _families([alike] * families, rows, ceil(families / number))
-    return Microbatches(lay_out(workload, together, prefix), number)
+    return Microbatches(lay_out(workload.row_tokens, workload.completion_tokens, together, prefix), number)
 
 
 def shares_prompts(workload: Workload) -> bool:
@@ -82,17 +82,17 @@ def shares_prompts(workload: Workload) -> bool:
     return _rows_alike(workload) > 1 and workload.prompt_tokens > LEAST_SAVING
 
 
-def lay_out(workload: Workload, families: Sequence[int], prefix: int) -> Layout:
+def lay_out(row_tokens: int, scored: int, families: Sequence[int], prefix: int) -> Layout:
     """Of families with so many rows each: a trunk is a whole row, a branch what follows the prefix."""
-    own = workload.row_tokens - 1
+    own = row_tokens - 1
     trunks, branches = [Grid(len(families), own)], [Grid(n - 1, own - prefix, prefix) for n in families if n > 1]
     grids = tuple(trunks + branches) if prefix else (Grid(sum(families), own),)
     rows = sum(families)
     return Layout(
         rows=rows,
-        row_tokens=workload.row_tokens,
+        row_tokens=row_tokens,
         tokens=sum(grid.rows * grid.queries for grid in grids),
-        scored=rows * workload.completion_tokens,
+        scored=rows * scored,
         grids=grids,
     )
 

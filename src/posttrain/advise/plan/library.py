@@ -12,9 +12,11 @@ TILE_COLUMNS = 1024
 SHORT_KEYS = 512
 """models/short_attention.py: up to so many keys attention keeps its probabilities, where it is short."""
 SLOT_COLUMNS = 32
-"""rollout/slots.py: columns of the cache come in multiples of this."""
+"""rollout/slots.py and rollout/group_cache.py: columns of the cache come in multiples of this."""
 SLOT_GROWTH = 1.5
-"""rollout/slot_storage.py: blocks that are full get so many times the columns."""
+"""rollout/slot_storage.py and rollout/group_cache.py: what is full gets so many times the columns."""
+JOINED_WEIGHTS = 2**21
+"""rollout/joint_linear.py: weights up to which layers are joined."""
 LEAST_SAVING = 16
 """models/shared_prefixes.py: tokens that sharing a beginning has to save."""
 SAMPLING_BLOCK = 256
@@ -22,4 +24,6 @@ SAMPLING_BLOCK = 256
 REWARD_TOKENS = 8192
 """rewards/model.py: tokens that a reward model scores together."""
 PROBE_ROWS = 4
-"""train/setup.py: prompts with which every delivery of weights is proved."""
+"""rollout/publish.py: prompts with which every delivery of weights is proved."""
+PROBE_TOKENS, PROBE_SCORED = 32, 8
+"""The same: tokens of each of them, and how many of those are scored."""

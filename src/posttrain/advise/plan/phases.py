@@ -11,9 +11,10 @@ from math import ceil
 
 from posttrain.advise.plan import training
 from posttrain.advise.plan.activations import Pass
-from posttrain.advise.plan.generate import choice, keys_and_values
+from posttrain.advise.plan.generate import choice, joined_weights, keys_and_values, prefill, prompt_cache
 from posttrain.advise.plan.head import Head
-from posttrain.advise.plan.layout import Layout, microbatches
+from posttrain.advise.plan.layout import Layout, lay_out, microbatches
+from posttrain.advise.plan.library import PROBE_ROWS, PROBE_SCORED, PROBE_TOKENS
 from posttrain.advise.plan.moments import Moment, part, records
 from posttrain.advise.plan.records import BYTES, Part, Phase, PhaseName, Role, Workload
 from posttrain.advise.plan.roles import engine_weights, frozen_scorers, gathered, resident
@@ -32,7 +33,7 @@ def phases_of(workload: Workload) -> Iterator[Phase]:
             yield _largest("score", stays, scored)
     yield _largest("train", stays, training.moments(own))
     if own.data_kind == "prompts":
-        yield _largest("publish", stays, [_publish(own)])
+        yield _largest("publish", stays, _publish(own))
 
 
 def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) -> Phase:
@@ -42,8 +43,11 @@ def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) 
 
 
 def _generate(workload: Workload) -> Iterator[Moment]:
-    cache = part("sampler", "keys and values", keys_and_values(workload))
-    yield Moment(name="choice of a token", parts=(cache, part("sampler", "logits", choice(workload))))
+    joined = part("sampler", "joined weights", joined_weights(workload))
+    cache, logits = part("sampler", "keys and values", keys_and_values(workload)), choice(workload)
+    yield Moment(name="choice of a token", parts=(joined, cache, part("sampler", "logits", logits)))
+    prompts = part("sampler", "keys and values", prompt_cache(workload))
+    yield Moment(name="prompts", parts=(joined, prompts, part("sampler", "temporaries", prefill(workload))))
 
 
 def _engine(workload: Workload) -> Phase:
@@ -77,10 +81,17 @@ def _scoring_passes(workload: Workload, layout: Layout) -> Iterator[tuple[Role, 
         yield role, Pass.of(workload, architecture, layout, adapters=None)
 
 
-def _publish(workload: Workload) -> Moment:
+def _publish(workload: Workload) -> Iterator[Moment]:
     """The largest matrix on its way into a copy: cast and packed there, and unpacked to be compared; a server gets it
-    in the precision in which it decodes."""
+    in the precision in which it decodes. Then the probe, which trainer and sampler score."""
     a = workload.architecture
-    largest = a.vocabulary * a.hidden
     numbers = {"shared": 0, "copy": 4, "separate": BYTES[workload.precision]}[workload.engine]
-    return Moment(name="delivery of the weights", parts=(part("sampler", "weight transfer", numbers * largest),))
+    transfer = part("sampler", "weight transfer", numbers * a.vocabulary * a.hidden)
+    yield Moment(name="delivery of the weights", parts=(transfer, records(workload)))
+    layout = lay_out(PROBE_TOKENS, PROBE_SCORED, [1] * PROBE_ROWS, prefix=0)
+    body = Pass.of(workload, a, layout, adapters=workload.lora)
+    head = Head.of(workload, a, layout.scored, trained=False)
+    probe = part("policy", "temporaries", max(body.forward_moment, head.forward_moment))
+    yield Moment(name="probe of the weights", parts=(probe, records(workload)))
+    joined = part("sampler", "joined weights", joined_weights(workload))
+    yield Moment(name="probe of the sampler", parts=(joined, records(workload)))
