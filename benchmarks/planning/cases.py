@@ -1,0 +1,182 @@
+"""The runs that the planner's memory is compared with: real steps of models with random weights.
+
+Prompts and answers are made of characters, one token each, so that every length is known; with vocabularies of
+thousands of tokens a model that knows nothing ends hardly an answer by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.advise.plan.architecture import architecture_of
+from posttrain.advise.plan.records import Workload
+from posttrain.advise.plan.workload import Computing, workload_of
+
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    name: dict(zip(SIZES, sizes, strict=True))
+    for name, sizes in {
+        "0.3M": (64, 172, 5, 8, 4, 4096),
+        "15M": (288, 768, 6, 6, 6, 32000),
+        "26M": (512, 1408, 8, 8, 2, 6400),
+        "135M": (576, 1536, 30, 9, 3, 49152),
+    }.items()
+}
+"""Those of stories260K with more tokens, stories15M, MiniMind2-small and SmolLM2-135M."""
+ROWS = 96
+"""More than two steps take: a row that comes twice in a step would be computed once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run, and what is measured of it."""
+
+    name: str
+    shape: str
+    algorithm: dict[str, Any]
+    prompt: int = 32
+    """Tokens."""
+    completion: int = 32
+    settings: dict[str, Any] = field(default_factory=dict)
+    resident: bool = False
+    """Anonymous resident memory is measured, too."""
+    precision: str = "float32"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.shape} {self.name}"
+
+    @property
+    def sampled(self) -> bool:
+        return self.algorithm["name"] in ("grpo", "ppo", "rloo", "reinforce_plus_plus")
+
+
+def _train(rows: int, tokens: int, **more: Any) -> dict[str, Any]:
+    return {"train": {"prompts_per_step": rows, "tokens_per_microbatch": tokens, **more}}
+
+
+CHECKPOINTING = {"gradient_checkpointing": True}
+SFT, DPO, SIMPO = {"name": "sft"}, {"name": "dpo"}, {"name": "simpo"}
+GRPO, PPO = {"name": "grpo", "kl_coef": 0.04}, {"name": "ppo", "kl_coef": 0.05}
+
+CASES = (
+    Case(name="SFT", shape="0.3M", algorithm=SFT, settings=_train(32, 1024)),
+    Case(name="GRPO", shape="0.3M", algorithm=GRPO, settings=_train(4, 1024)),
+    Case(name="PPO, separate critic", shape="0.3M", algorithm=PPO, settings=_train(16, 512)),
+    Case(
+        name="PPO, shared critic, checkpointing", shape="0.3M", algorithm=PPO,
+        settings=_train(16, 1024, **CHECKPOINTING) | {"critic": {"kind": "shared"}},
+    ),
+    Case(name="DPO", shape="15M", algorithm=DPO, settings=_train(8, 1024)),
+    Case(name="SimPO", shape="15M", algorithm=SIMPO, settings=_train(8, 512)),
+    Case(
+        name="GRPO, LoRA, checkpointing", shape="15M", algorithm=GRPO,
+        settings=_train(4, 1024, **CHECKPOINTING) | {"lora": {}},
+    ),
+    Case(name="GRPO", shape="26M", algorithm=GRPO, settings=_train(4, 1024)),
+    Case(name="SFT, LoRA", shape="26M", algorithm=SFT, settings=_train(16, 1024) | {"lora": {"rank": 32}}),
+    Case(
+        name="PPO, critic as an adapter", shape="26M", algorithm=PPO,
+        settings=_train(16, 1024) | {"lora": {}, "critic": {"kind": "lora"}},
+    ),
+    Case(name="GRPO in bfloat16", shape="26M", algorithm=GRPO, settings=_train(4, 1024), precision="bfloat16"),
+    Case(name="SFT", shape="135M", algorithm=SFT, settings=_train(8, 512), resident=True),
+    Case(
+        name="SFT, checkpointing", shape="135M", algorithm=SFT, settings=_train(8, 512, **CHECKPOINTING), resident=True
+    ),
+    Case(name="GRPO", shape="135M", algorithm=GRPO, settings=_train(2, 512), resident=True),
+    Case(name="DPO, LoRA", shape="135M", algorithm=DPO, settings=_train(4, 512) | {"lora": {}}, resident=True),
+    Case(name="PPO, separate critic", shape="135M", algorithm=PPO, settings=_train(8, 512), resident=True),
+    Case(
+        name="PPO, shared critic", shape="135M", algorithm=PPO,
+        settings=_train(8, 512) | {"critic": {"kind": "shared"}}, resident=True,
+    ),
+)  # fmt: skip
+GROUP = 4
+
+
+def write_inputs(case: Case, folder: Path) -> None:
+    """The model, the data and the reward of the run."""
+    build_model(case, folder / "model")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(case)))
+    (folder / "reward.py").write_text("def length(prompt, completion, **row):\n    return float(len(completion) % 7)\n")
+
+
+def config_of(case: Case, folder: Path) -> dict[str, Any]:
+    """The configuration of the run, whose inputs lie in `folder`."""
+    settings = {key: dict(value) for key, value in case.settings.items()}
+    train = settings.pop("train") | {"steps": 2, "learning_rate": 1e-4}
+    config: dict[str, Any] = {
+        "model": {"path": str(folder / "model"), "device": "cpu", "precision": case.precision},
+        "algorithm": case.algorithm,
+        "data": {"train": str(folder / "rows.jsonl"), "chat": False},
+        "train": train,
+        "output": str(folder / "run"),
+        "report": False,
+        **settings,
+    }
+    if case.sampled:
+        config["rewards"] = [{"function": f"{folder / 'reward.py'}:length"}]
+        group = GROUP if case.algorithm["name"] == "grpo" else 1
+        config["sampling"] = {"group_size": group, "max_completion_length": case.completion}
+    return config
+
+
+def rows_of(case: Case) -> list[dict[str, str]]:
+    """Prompts of `prompt` tokens with the first one of its own, answers that make a row as long as the longest."""
+    draw = random.Random(0)
+
+    def text(length: int) -> str:
+        return "".join(draw.choice(string.ascii_lowercase) for _ in range(length))
+
+    prompt, answer = case.prompt - 1, case.completion - 1  # BOS before it, EOS after it
+    return [
+        {"prompt": text(prompt), "completion": text(answer), "chosen": text(answer), "rejected": text(answer)}
+        for _ in range(ROWS)
+    ]
+
+
+def build_model(case: Case, folder: Path) -> None:
+    """A Llama of this shape with random weights, whose tokenizer knows the characters."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from posttrain.models.quiet import without_progress_bars
+    from posttrain.tasks.tiny import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    config = LlamaConfig(
+        **SHAPES[case.shape],
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    with without_progress_bars():
+        LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.model_max_length = 2048
+    tokenizer.save_pretrained(folder)
+
+
+def workload(case: Case, computing: Computing) -> Workload:
+    """What the planner is asked: the configuration, the lengths, and how the run chose to compute."""
+    from posttrain.config import load_config
+
+    architecture = architecture_of({"model_type": "llama", "tie_word_embeddings": True, **SHAPES[case.shape]})
+    config = load_config(config_of(case, Path("inputs"))).config
+    lengths = {"prompt_tokens": case.prompt, "completion_tokens": case.completion}
+    return workload_of(config, computing=computing, architecture=architecture, **lengths)

@@ -1,0 +1,177 @@
+"""docs/planner-measured.md from the numbers on file and the planner as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from planning.cases import CASES, SHAPES, Case, workload
+
+from posttrain.advise.plan.memory import predict
+from posttrain.advise.plan.records import MemoryPlan, Phase
+from posttrain.advise.plan.workload import Computing
+
+EACH, MEDIAN, RESIDENT = 0.10, 0.05, 0.25
+"""What was to be reached: the largest error of a case, the median of all, and that of resident memory."""
+PHASES = ("generate", "score", "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One case: the plan beside the measurement."""
+
+    case: Case
+    plan: MemoryPlan
+    measured: Mapping[str, int]
+    resident: int | None
+    computing: Computing
+
+    @staticmethod
+    def of(case: Case, found: Mapping[str, Any]) -> Compared:
+        computing = Computing(**found["computing"])
+        return Compared(
+            case=case,
+            plan=predict(workload(case, computing)),
+            measured=found["measured"],
+            resident=found.get("resident"),
+            computing=computing,
+        )
+
+    @property
+    def phases(self) -> list[Phase]:
+        return [phase for phase in self.plan.phases if phase.name in PHASES]
+
+    @property
+    def peak(self) -> int:
+        """The most that was measured in a phase of a step."""
+        return max(self.measured[phase.name] for phase in self.phases)
+
+    @property
+    def error(self) -> float:
+        return max(phase.bytes for phase in self.phases) / self.peak - 1
+
+    @property
+    def phase_errors(self) -> list[float]:
+        return [phase.bytes / self.measured[phase.name] - 1 for phase in self.phases]
+
+    @property
+    def resident_error(self) -> float | None:
+        return None if self.resident is None else self.plan.bytes / self.resident - 1
+
+
+def compare(known: Mapping[str, Any]) -> list[Compared]:
+    """The cases on file, in their order."""
+    return [Compared.of(case, known["cases"][case.full_name]) for case in CASES if case.full_name in known["cases"]]
+
+
+def page_of(known: Mapping[str, Any]) -> str:
+    found = compare(known)
+    resident = [one for one in found if one.resident is not None]
+    return "\n".join([*_head(known, found, resident), *_table(found), *_resident(resident), *_roles(found), ""])
+
+
+def _head(known: Mapping[str, Any], found: Sequence[Compared], resident: Sequence[Compared]) -> list[str]:
+    errors = [abs(one.error) for one in found]
+    phases = [abs(error) for one in found for error in one.phase_errors]
+    versions = known["versions"]
+    far = [abs(one.resident_error or 0) for one in resident]
+    return [
+        "<!-- written by: python benchmarks/planner.py --page -->",
+        "",
+        "# The planner's memory, measured",
+        "",
+        "`posttrain plan` says how many bytes each phase of a step needs, before anything is loaded. Here are real",
+        "steps beside it: the bytes of all live tensors over time, as PyTorch's allocator for the CPU reports them",
+        "(temporaries inside of kernels included), and the most of them in each phase of the second step. Nothing in",
+        "the planner is fitted to these numbers: what is kept per token and layer was counted from the autograd graph,",
+        "and stands with its derivation in [advise/plan](../src/posttrain/advise/plan/activations.py).",
+        "",
+        "    python benchmarks/planner.py",
+        "",
+        f"**{len(found)} cases: the largest error of a step's peak is {_percent(max(errors))}, the median "
+        f"{_percent(median(errors))}** (to be reached: {EACH:.0%} and",
+        f"{MEDIAN:.0%}). Of single phases the largest error is {_percent(max(phases))}, the median "
+        f"{_percent(median(phases))}. Anonymous resident memory of",
+        f"{len(resident)} cases is off by at most {_percent(max(far, default=0))} (to be reached: {RESIDENT:.0%}).",
+        "",
+        f"Models are Llamas with random weights: {'; '.join(f'{name}: {_shape(name)}' for name in SHAPES)}.",
+        f"CPU ({known['machine']}), torch {versions['torch']}, transformers {versions['transformers']}. GPUs were not",
+        "measured: what a plan says of them is computed.",
+        "",
+    ]
+
+
+def _table(found: Sequence[Compared]) -> list[str]:
+    lines = [
+        "| model | run | computes in | phase | predicted MB | measured MB | error | at its largest |",
+        "|---|---|---|---|---:|---:|---:|---|",
+    ]
+    for one in found:
+        for place, phase in enumerate(one.phases):
+            first = (one.case.shape, one.case.name, _computing(one.computing)) if place == 0 else ("", "", "")
+            measured = one.measured[phase.name]
+            cells = (
+                *first,
+                phase.name,
+                _mb(phase.bytes),
+                _mb(measured),
+                f"{phase.bytes / measured - 1:+.1%}",
+                phase.moment,
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _resident(resident: Sequence[Compared]) -> list[str]:
+    lines = [
+        "## Resident memory",
+        "",
+        "Growth of anonymous resident memory over what the process has after its imports, in a process without the",
+        "profiler. It holds what no tensor is: buffers of libraries, the allocator's free blocks, Python.",
+        "",
+        "| model | run | predicted MB | measured MB | error |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for one in resident:
+        assert one.resident is not None
+        cells = (one.case.shape, one.case.name, _mb(one.plan.bytes), _mb(one.resident), f"{one.resident_error:+.1%}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _roles(found: Sequence[Compared]) -> list[str]:
+    """Per role, in the phase that needs most."""
+    roles = ("policy", "reference", "critic", "sampler")
+    lines = [
+        "## Per role",
+        "",
+        "Predicted MB of each role in the phase that needs most; a role's share holds its activations and gradients.",
+        "",
+        f"| model | run | {' | '.join(roles)} | models |",
+        f"|---|---|{'---:|' * len(roles)}---|",
+    ]
+    for one in found:
+        shares = one.plan.peak.by_role
+        sizes = [_mb(shares[role]) if role in shares else "" for role in roles]
+        lines.append(f"| {' | '.join((one.case.shape, one.case.name, *sizes, ', '.join(one.plan.models)))} |")
+    return lines
+
+
+def _computing(computing: Computing) -> str:
+    ways = [computing.precision, *(["oneDNN"] if computing.onednn else []), *(["packed"] if computing.packed else [])]
+    return ", ".join(ways)
+
+
+def _shape(name: str) -> str:
+    shape = SHAPES[name]
+    return f"{shape['num_hidden_layers']} layers of {shape['hidden_size']}, {shape['vocab_size']} tokens"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
