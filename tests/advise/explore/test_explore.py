@@ -144,18 +144,18 @@ def test_the_most_that_gets_an_answer_is_the_most_that_does(told):
             assert (said == answer) == same
 
 
-def leaves(told, questions_, rng):
-    """A random walk: what was answered, and where it led."""
-    place, facts = told["nodes"][told["root"]], {}
+def wander(walk, seed):
+    """A random walk: places of the questions and of the answers to them, and the advice to which it led."""
+    rng, place, taken = random.Random(seed), walk["nodes"][walk["root"]], []
     while "next" in place:
-        chosen = rng.randrange(len(place["next"]))
-        facts |= questions_[place["question"]].answers[chosen].facts
-        place = told["nodes"][place["next"][chosen]]
-    return facts, told["advice"][place["advice"]]
+        taken.append((place["question"], rng.randrange(len(place["next"]))))
+        place = walk["nodes"][place["next"][taken[-1][1]]]
+    return taken, walk["advice"][place["advice"]]
 
 
 def check_walk(walk, asked, seed):
-    facts, said = leaves(walk, asked, random.Random(seed))
+    taken, said = wander(walk, seed)
+    facts = {name: value for q, a in taken for name, value in asked[q].answers[a].facts.items()}
     advice = advise(**facts)
     texts = walk["texts"]
     ranked = [walk["standings"][one] for one in said["ranked"]]
@@ -170,6 +170,17 @@ def check_walk(walk, asked, seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_the_walk_ends_where_the_advisor_does(told, asked, seed):
     check_walk(told["walk"], asked, seed)
+
+
+def test_the_command_that_the_walk_shows_says_the_same(told, capsys):
+    walk = told["walk"]
+    for seed in range(4):
+        taken, said = wander(walk, seed)
+        flags = [flag for q, a in taken for flag in walk["questions"][q]["answers"][a]["flags"].split()]
+        assert run(["advise", *flags, "--json"]) == 0
+        advice = json.loads(capsys.readouterr().out)
+        ranked = [walk["standings"][one]["key"] for one in said["ranked"]]
+        assert [one["algorithm"] for one in advice["recommendations"]] == ranked
 
 
 @pytest.mark.slow

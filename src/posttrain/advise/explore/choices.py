@@ -42,10 +42,9 @@ def choices() -> Mapping[str, Choice]:
         Choice(name="model", label="Model", values={size: model_label(size) for size in MODELS}, start="7b"),
         Choice(
             name="weights",
-            label="Weights trained",
-            values={"all": "all", "lora": "LoRA"},
+            label="Training",
+            values={"all": "all weights", "lora": "LoRA"},
             start="all",
-            said="{} weights",
             switch=True,
         ),
         Choice(
@@ -99,8 +98,7 @@ def choices() -> Mapping[str, Choice]:
         Choice(
             name="gpus",
             label="How many",
-            said="{} GPUs",
-            values={str(count): str(count) for count in GPUS},
+            values={str(count): f"{count} GPU{'s' * (count > 1)}" for count in GPUS},
             start="8",
             hardware=True,
         ),

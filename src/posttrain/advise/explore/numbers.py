@@ -43,6 +43,7 @@ KINDS = {
     "activations": "tone3 hatch",
     "logits": "tone3 dots",
     "temporaries": "tone3",
+    "gathered layers": "tone2 hatch",
     "keys and values": "tone2 hatch",
 }
 """What -> its classes, in the order in which they are stacked; what is not here comes last, as OTHER_KIND."""

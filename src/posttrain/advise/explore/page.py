@@ -20,7 +20,7 @@ from posttrain.advise.explore.walk import Walk
 from posttrain.files import write_atomically
 from posttrain.report.text import escaped, script_json
 
-SCRIPTS = ("explore.js", "walk.js")
+SCRIPTS = ("explore.js", "memory.js", "facts.js", "walk.js")
 START = "grpo"
 """The algorithm that the page shows first."""
 

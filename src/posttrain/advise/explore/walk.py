@@ -93,5 +93,15 @@ def _asked(question: Question) -> dict[str, Any]:
 
 
 def flags(facts: Given) -> str:
-    """The facts as `posttrain advise` takes them."""
-    return " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in facts.items())
+    """The facts as `posttrain advise` takes them.
+
+    >>> flags({"data": "verifier", "sft_done": False})
+    '--data verifier --no-sft-done'
+    """
+    return " ".join(_flag(name.replace("_", "-"), value) for name, value in facts.items())
+
+
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"
