@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from posttrain.experiments.compare.design import Design
-from posttrain.experiments.compare.measures import COST, STABILITY, Measure
+from posttrain.experiments.compare.measures import COST, STABILITY, TO_TARGET, Measure
 from posttrain.experiments.compare.outcomes import Outcome
 from posttrain.experiments.compare.statistics import Estimate, difference, holm, level, paired, ratio, smallest_seen
 from posttrain.report.heldout import LOWER_IS_BETTER
@@ -44,8 +44,6 @@ class Arm:
     name: str
     runs: Sequence[Outcome]
     score: Estimate
-    target: float | None = None
-    lower: bool = False
 
     @property
     def finished(self) -> list[Outcome]:
@@ -70,16 +68,9 @@ class Arm:
         known = [float(value) for value in values if value is not None]
         return fmean(known) if known else None
 
-    def to_target(self) -> dict[str, Any]:
-        """In how many runs it was reached, and what that took in the mean of those."""
-        if self.target is None:
-            return {}
-        points = [run.reached(self.target, lower=self.lower) for run in self.finished]
-        known = [point for point in points if point is not None]
-        spent = (
-            {unit: fmean(getattr(p, unit) for p in known) for unit in ("steps", "tokens", "seconds")} if known else {}
-        )
-        return {"reached": len(known), "of": len(self.runs), **spent}
+    def reached(self) -> int:
+        """In how many runs the target was reached."""
+        return sum(run.measures.get("steps to the target") is not None for run in self.finished)
 
     def to_json(self, measures: Mapping[str, Measure]) -> dict[str, Any]:
         names = ("steps", "tokens", "seconds", "spikes", "entropy_kept")
@@ -91,7 +82,7 @@ class Arm:
             "alarms": sum(run.alarms for run in self.runs),
             **{name: self.mean(name) for name in names},
             "measures": {name: self.mean(name) for name in measures},
-            "to_target": self.to_target(),
+            "reached_target": self.reached(),
         }
 
 
@@ -141,18 +132,16 @@ def analyse(
     design: Design, outcomes: Sequence[Outcome], *, measure: str, conditions: Mapping[str, Any] | None = None
 ) -> Analysis:
     """Compare the arms with each other by their score and by every measure that at least two of them have."""
-    known = {**COST, **STABILITY, **design.measures}
+    known = {**TO_TARGET, **COST, **STABILITY, **design.measures}
     measures = {name: how for name, how in known.items() if any(run.measures.get(name) is not None for run in outcomes)}
     of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
-    share, lower = measure == "accuracy", measure in LOWER_IS_BETTER
+    share = measure == "accuracy"
     scores = {arm: _scores(runs) for arm, runs in of.items()}
     arms = [
         Arm(
             name=arm,
             runs=of[arm],
             score=level(scores[arm], design.confidence, share=share),
-            target=design.target,
-            lower=lower,
         )
         for arm in design.arms
     ]

@@ -122,6 +122,7 @@ def _analysis(design: Design, folder: Path) -> Analysis:
             task.folder,
             measures=design.measures,
             by_check=design.score == "check",
+            target=design.target,
             reason=reasons.get((task.arm, task.seed), ""),
         )
         for task in tasks_of(design, folder)

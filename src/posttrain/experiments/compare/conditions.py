@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from posttrain.experiments.compare.outcomes import Outcome
 from posttrain.report.store import read_run
+from posttrain.report.svg import compact
 
 BUSY = 0.5
 """Processes beside those of the comparison, in the median of its runs, from which on the machine counts as shared."""
@@ -17,7 +18,7 @@ UNEQUAL = 0.05
 
 
 def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Workers, load and resumes, and `seconds_note`: why seconds cannot be compared, or empty."""
+    """Workers, load and resumes; `seconds_note` and `tokens_note` say why those cannot be compared, or nothing."""
     workers = sorted({int(attempt["workers"]) for attempt in attempts})
     loads = [float(attempt["load"]) for attempt in attempts]
     resumed = sorted({run.arm for run in outcomes if _was_resumed(run)})
@@ -28,7 +29,17 @@ def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, A
         "resumed": resumed,
         "retried": len(attempts) - len({(attempt["arm"], attempt["seed"]) for attempt in attempts}),
     }
-    return found | {"seconds_note": _seconds_note(found)}
+    return found | {"tokens_note": _tokens_note(outcomes), "seconds_note": _seconds_note(found)}
+
+
+def _tokens_note(outcomes: Sequence[Outcome]) -> str:
+    """Equal steps or seconds are not equal tokens."""
+    arms = dict.fromkeys(run.arm for run in outcomes if run.status == "finished")
+    spent = {arm: fmean(run.tokens for run in outcomes if run.arm == arm and run.status == "finished") for arm in arms}
+    if len(spent) < 2 or max(spent.values()) <= (1 + UNEQUAL) * min(spent.values()):
+        return ""
+    shown = ", ".join(f"{arm} {compact(tokens)}" for arm, tokens in spent.items())
+    return f"Arms went through different numbers of tokens ({shown}); a budget in tokens would make them equal."
 
 
 def _seconds_note(found: Mapping[str, Any]) -> str:

@@ -64,6 +64,14 @@ STABILITY: dict[str, Measure] = {
     "largest gradient": Measure(metric="grad_norm", take="max"),
 }
 
+TO_TARGET: dict[str, Measure] = {
+    f"{unit} to the target": Measure(
+        metric=f"{unit} at its first evaluation", take="last", better="lower", as_ratio=True
+    )
+    for unit in ("steps", "tokens", "seconds")
+}
+"""Of runs that reach it; the others have none and are counted."""
+
 
 def measure_of(name: Any, given: Any) -> Measure:
     """`{metric: policy/ratio_std, take: mean, better: lower, as_ratio: false}`, or the metric alone."""

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from posttrain.experiments.compare.measures import COST, FULL_MARK, STABILITY, Measure, spikes
+from posttrain.experiments.compare.measures import COST, FULL_MARK, STABILITY, TO_TARGET, Measure, spikes
 from posttrain.report.heldout import LOWER_IS_BETTER, headline_span, kind_of, measure_of
 from posttrain.report.spans import Span, span
 from posttrain.report.store import RunRecord, mapping, number, read_rollouts, read_run
@@ -57,10 +57,6 @@ class Outcome:
     measures: Mapping[str, float | None] = field(default_factory=dict)
     alarms: int = 0
 
-    def reached(self, target: float, *, lower: bool) -> Point | None:
-        """The first evaluation at the target or beyond."""
-        return next((p for p in self.curve if (p.score <= target if lower else p.score >= target)), None)
-
     def to_json(self) -> dict[str, Any]:
         left_out = ("examples", "folder", "curve", "start")
         plain = {name: value for name, value in vars(self).items() if name not in left_out}
@@ -68,7 +64,14 @@ class Outcome:
 
 
 def read_outcome(
-    arm: str, seed: int, folder: Path, *, measures: Mapping[str, Measure], by_check: bool, reason: str = ""
+    arm: str,
+    seed: int,
+    folder: Path,
+    *,
+    measures: Mapping[str, Measure],
+    by_check: bool,
+    target: float | None = None,
+    reason: str = "",
 ) -> Outcome:
     """`reason` is what the last attempt failed of, where the folder does not say it."""
     run = read_run(folder)
@@ -96,9 +99,20 @@ def read_outcome(
         collapsed=_collapsed(spans, name),
         spikes=spikes(run),
         entropy_kept=_kept(run),
-        measures={label: measure.of(run) for label, measure in {**COST, **STABILITY, **measures}.items()},
+        measures={label: measure.of(run) for label, measure in {**COST, **STABILITY, **measures}.items()}
+        | _to_target(points, target, name),
         alarms=sum(event.get("kind") == "alarm" for event in run.events),
     )
+
+
+def _to_target(points: Sequence[Point], target: float | None, name: str) -> dict[str, float | None]:
+    """What had been spent at the first evaluation at the target or beyond."""
+    if target is None:
+        return {}
+    lower = name in LOWER_IS_BETTER
+    first = next((p for p in points if (p.score <= target if lower else p.score >= target)), None)
+    spent = (None, None, None) if first is None else (float(first.step), first.tokens, first.seconds)
+    return dict(zip(TO_TARGET, spent, strict=True))
 
 
 def is_settled(folder: Path) -> bool:

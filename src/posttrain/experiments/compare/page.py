@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from posttrain.experiments.compare.analysis import Analysis, Pair
 from posttrain.experiments.compare.charts import cost_plot, difference_bars, learning_plots, score_bars
 from posttrain.experiments.compare.table import table
-from posttrain.experiments.compare.verdict import claims, verdict
+from posttrain.experiments.compare.verdict import amount, claims, verdict
 from posttrain.files import write_atomically
 from posttrain.report.document import Section, cards, document
 from posttrain.report.svg import compact
 from posttrain.report.text import escaped
 
 METHOD = (
-    "Runs are paired by seed (same start, same order of the data, same dice) and by held-out example. The interval of a "
-    "score adds what seeds and what examples contribute, each with its quantile of Student's t, and is rather too wide "
-    "than too narrow; p-values are corrected for the number of pairs of arms (Holm). Of other numbers, which a run has "
-    "one of, it is Student's t over the seeds, corrected alike. Few seeds give wide intervals, and rare collapses are "
-    "not described by them: those are counted."
+    "Runs are paired by seed (same start, same order of the data, same dice) and by held-out example. The interval of "
+    "a score adds what seeds and what examples contribute, each with its quantile of Student's t, and is rather too "
+    "wide than too narrow; p-values are corrected for the number of pairs of arms (Holm). Of other numbers, which a "
+    "run has one of, it is Student's t over the seeds, corrected alike within each number. Few seeds give wide "
+    "intervals, and rare collapses are not described by them: those are counted."
 )
 
 
@@ -71,15 +71,16 @@ def _result(found: Analysis) -> str:
 
 def _arms(found: Analysis) -> str:
     head, rows = table(found)
-    pairs = _pair_table(found, found.pairs, found.share)
+    pairs = _pair_table(found)
     bars = difference_bars(found)
     figure = (
         f'<figure class="card"><h3>Differences</h3><p class="hint">Paired, with intervals.</p>{bars}</figure>'
         if bars
         else ""
     )
+    lead = "Means over the runs that finished, scores with intervals."
     return (
-        f'<h2>Arms</h2><p class="lead">Means over the runs that finished, scores with intervals.</p>{_table(head, rows)}'
+        f'<h2>Arms</h2><p class="lead">{lead}</p>{_table(head, rows)}'
         f'<h3 class="apart">Pair by pair</h3>{pairs}<div class="charts apart">{figure}</div>'
         f'<p class="hint apart">{escaped(METHOD)}</p>'
     )
@@ -103,36 +104,58 @@ def _learning(shown: str) -> str:
 
 
 def _measures(found: Analysis) -> str:
-    parts = []
+    rows = []
     for name, pairs in found.of_measures.items():
         how = found.measures[name]
-        kind = "how many times as large the first is" if how.as_ratio else "first less second"
-        parts.append(
-            f'<h3 class="apart">{escaped(name)}</h3><p class="hint">{escaped(how.metric)}, {how.take}: {kind}.</p>'
-        )
-        parts.append(_pair_table(found, pairs, share=False))
-    return f"<h2>Other numbers</h2>{''.join(parts)}" if parts else ""
+        sign = "×" if how.as_ratio else ""
+        rows += [
+            [
+                name if place == 0 else "",
+                f"{pair.first} {'/' if how.as_ratio else '−'} {pair.second}",
+                f"{compact(pair.estimate.mean)}{sign}",
+                _limits(pair, lambda value, sign=sign: f"{compact(value)}{sign}"),
+                _p(pair),
+            ]
+            for place, pair in enumerate(pairs)
+        ]
+    if not rows:
+        return ""
+    lead = "Paired by seed. A × says how many times as large the first is; else it is the first less the second."
+    head = ["number", "arms", "difference", _level(found), "p (Holm)"]
+    return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{_table(head, rows)}'
 
 
-def _pair_table(found: Analysis, pairs: Sequence[Pair], share: bool) -> str:
+def _pair_table(found: Analysis) -> str:
     def form(value: float) -> str:
-        return f"{100 * value:+.1f}" if share else compact(value)
+        return f"{100 * value:+.1f}" if found.share else compact(value)
 
-    level = f"{100 * found.design.confidence:g}% interval"
-    head = ["first", "second", "difference", level, "p (Holm)", "would have been seen"]
+    head = ["first", "second", "difference", _level(found), "p (Holm)", "would have been seen"]
     rows = [
         [
             pair.first,
             pair.second,
             form(pair.estimate.mean),
-            f"{form(pair.estimate.low)} to {form(pair.estimate.high)}" if pair.estimate.seeds > 1 else "none: one seed",
-            f"{pair.p:.2g}" if pair.estimate.seeds > 1 else "-",
-            form(pair.smallest).lstrip("+") if pair.estimate.seeds > 1 and found.pairs is pairs else "-",
+            _limits(pair, form),
+            _p(pair),
+            amount(found, pair.smallest) if pair.estimate.seeds > 1 else "-",
         ]
-        for pair in pairs
+        for pair in found.pairs
         if pair.estimate.seeds
     ]
     return _table(head, rows)
+
+
+def _level(found: Analysis) -> str:
+    return f"{100 * found.design.confidence:g}% interval"
+
+
+def _limits(pair: Pair, form: Callable[[float], str]) -> str:
+    own = pair.estimate
+    return f"{form(own.low)} to {form(own.high)}" if own.seeds > 1 else "none: one seed"
+
+
+def _p(pair: Pair) -> str:
+    return f"{pair.p:.2g}" if pair.estimate.seeds > 1 else "-"
 
 
 def _runs(found: Analysis, folder: Path) -> str:

@@ -31,7 +31,7 @@ def table(found: Analysis) -> tuple[list[str], list[list[str]]]:
         "steps": [show(arm.mean("steps")) for arm in found.arms],
         "tokens": [show(arm.mean("tokens")) for arm in found.arms],
         "seconds": [show_seconds(arm.mean("seconds")) for arm in found.arms],
-        f"tokens to {found.design.target or 0:g}": [_to_target(arm) for arm in found.arms],
+        f"tokens to {found.design.target or 0:g}": [_to_target(found, arm) for arm in found.arms],
         "peak GB": [show(arm.mean("peak memory, GB")) for arm in found.arms],
         "entropy left": [_percent(arm.mean("entropy_kept")) for arm in found.arms],
         "largest KL": [show(arm.mean("largest KL within a step")) for arm in found.arms],
@@ -64,12 +64,11 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else percent(value)
 
 
-def _to_target(arm: Arm) -> str:
-    found = arm.to_target()
-    if not found:
+def _to_target(found: Analysis, arm: Arm) -> str:
+    """Tokens, in the mean of the runs that reached it."""
+    tokens, reached = arm.mean("tokens to the target"), arm.reached()
+    if found.design.target is None:
         return "-"
-    if not found["reached"]:
+    if tokens is None:
         return "never"
-    return compact(found["tokens"]) + (
-        "" if found["reached"] == found["of"] else f" ({found['reached']} of {found['of']})"
-    )
+    return compact(tokens) + ("" if reached == len(arm.runs) else f" ({reached} of {len(arm.runs)})")

@@ -135,8 +135,8 @@ def _lost(found: Analysis) -> list[str]:
 def _collapsed(found: Analysis) -> list[str]:
     return [
         f"{len(arm.collapsed)} of {len(arm.runs)} runs of {arm.name} collapsed "
-        f"({_which([run.seed for run in arm.collapsed])}): what was learned was lost again. "
-        "An interval over seeds describes that badly."
+        f"({_which([run.seed for run in arm.collapsed])}): what they could do was lost. An "
+        "interval over seeds describes that badly."
         for arm in found.arms
         if arm.collapsed
     ]
