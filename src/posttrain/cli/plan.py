@@ -13,7 +13,7 @@ from posttrain.errors import ConfigError
 OPTIONS = (
     "--model", "--algorithm", "--gpus", "--lora", "--group-size", "--prompts-per-step", "--max-completion-length",
     "--steps", "--prompt-length", "--mean-completion-length", "--engine", "--engine-gpus", "--sharding",
-    "--optimizer-bits", "--price", "--json", "--help",
+    "--optimizer-bits", "--price", "--probe", "--json", "--help",
 )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ def plan(
     price: Annotated[
         float | None, typer.Option(help="Dollars per device and hour, in place of the usual range.")
     ] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")] = False,
     json: AsJson = False,
 ) -> int:
     """Say whether a run fits, how long it takes and what it costs, and what would make it fit. Downloads nothing.
@@ -65,6 +66,7 @@ def plan(
       posttrain plan my_run.yaml train.tokens_per_microbatch=1024 --gpus rtx-4090
       posttrain plan --model 7b --algorithm ppo --gpus 8xH100
       posttrain plan --model 7b --algorithm grpo --gpus l40s --lora --group-size 16 --max-completion-length 2048
+      posttrain plan my_run.yaml --probe
     """
     from posttrain.advise.plan.api import make_plan
 
@@ -90,6 +92,12 @@ def plan(
     }
     config = configs[0] if configs else None
     made = make_plan(config, overrides, model=model, algorithm=algorithm, gpus=gpus, **how)
+    if probe:
+        from posttrain.train.probe import probe_and_plan
+
+        probed = probe_and_plan(made.config)
+        answer(probed.to_json(), probed.render(), as_json=json)
+        return 0
     answer(made.to_json(), made.render(), as_json=json)
     return 0
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from posttrain.advise.plan.api import Plan, Target, plan_for, verdict_on
-from posttrain.advise.plan.available import available_memory
-from posttrain.advise.plan.hardware import Hardware, this_gpu, this_processor
+from posttrain.advise.plan.available import gpu_here, processor_here
+from posttrain.advise.plan.hardware import Hardware
 from posttrain.advise.plan.memory import predict
 from posttrain.advise.plan.records import Workload
 from posttrain.advise.plan.verdict import Verdict, size
@@ -62,15 +62,15 @@ def target_here(config: RunConfig) -> Target:
 
 def _hardware(device: torch.device) -> Hardware:
     if device.type != "cuda":
-        return this_processor(available_memory().memory)
+        return processor_here()
     free, total = torch.cuda.mem_get_info(device)
-    return this_gpu(torch.cuda.get_device_name(device), total=total, free=free)
+    return gpu_here(torch.cuda.get_device_name(device), total=total, free=free)
 
 
 def least_verdict(plan: Plan) -> Verdict:
     """Of the run at its most frugal: the shortest rows, and of the ways of computing the one that needs least."""
-    needs = (predict(workload) for workload in _frugal(plan.workload))
-    return verdict_on(min(needs, key=lambda memory: memory.bytes), plan.target)
+    verdicts = (verdict_on(predict(workload), plan.target) for workload in _frugal(plan.workload))
+    return min(verdicts, key=lambda verdict: verdict.needed)
 
 
 def _frugal(workload: Workload) -> Iterator[Workload]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from posttrain.advise.plan.arithmetic import Step
 from posttrain.advise.plan.available import available_memory, this_machine
+from posttrain.advise.plan.calibration import corrected
 from posttrain.advise.plan.disk import DiskPlan, disk_of
 from posttrain.advise.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.advise.plan.hardware import Hardware, find_hardware
@@ -226,7 +227,8 @@ def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
     """Against what is free on this machine, or against the whole memory of a device by its name."""
     device = memory.workload.device
     swap = available_memory().swap if target.here and device == "cpu" else 0
-    return Verdict(needed=memory.bytes, available=target.hardware.memory, error=ERROR[device], swap=swap)
+    needed = corrected(memory, target.hardware.memory_factor)
+    return Verdict(needed=needed, available=target.hardware.memory, error=ERROR[device], swap=swap)
 
 
 def changes_for(plan: Plan) -> list[Change]:
@@ -239,7 +241,7 @@ def changes_for(plan: Plan) -> list[Change]:
         except ConfigError:  # two settings that do not go together
             return None
         changed = plan_for(config, plan.target, advice=False)
-        return changed.memory.bytes, changed.step_seconds
+        return changed.verdict.needed, changed.step_seconds
 
     steps = list(possible_steps(plan.config, plan.workload))
     return smallest_changes(steps, attempt, plan.verdict.available)

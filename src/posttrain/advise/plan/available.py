@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from posttrain.advise.plan.calibration import apply_to, processor, saved
 from posttrain.advise.plan.hardware import Hardware, this_gpu, this_processor
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -84,7 +85,21 @@ def free_disk(folder: Path) -> int:
 def this_machine(device: str = "auto") -> Hardware:
     """What a run with `model.device` would use here: the first GPU that the driver reports, else the processor."""
     gpu = None if device == "cpu" else _reported_gpu()
-    return this_gpu(*gpu) if gpu is not None else this_processor(available_memory().memory)
+    return gpu_here(*gpu) if gpu is not None else processor_here()
+
+
+def processor_here() -> Hardware:
+    """As a probe has measured it, else as a few milliseconds show it to be."""
+    free, found = available_memory().memory, saved(processor())
+    if found is None:
+        return this_processor(free)
+    return apply_to(this_processor(free, (found.float32, found.bandwidth)), found)
+
+
+def gpu_here(name: str, total: int, free: int) -> Hardware:
+    """As a probe has measured it, else as the table has it."""
+    hardware, found = this_gpu(name, total, free), saved(name)
+    return hardware if found is None else apply_to(hardware, found)
 
 
 def _reported_gpu() -> tuple[str, int, int] | None:

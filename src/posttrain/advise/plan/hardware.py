@@ -68,6 +68,8 @@ class Hardware:
     efficiency: Efficiency
     free_memory: int | None = None
     """Bytes that are free on each device now, where this is the present machine."""
+    memory_factor: float = 1.0
+    """Measured over predicted bytes of what is not exactly known, where a probe has run."""
 
     @property
     def memory(self) -> int:
@@ -157,9 +159,9 @@ def _words(key: str) -> set[str]:
 # --- this machine ----------------------------------------------------------------------------------------------------
 
 
-def this_processor(free_memory: int) -> Hardware:
-    """The processor that runs this, as fast as a measurement of a few milliseconds shows it to be."""
-    flops, bandwidth = measured_processor()
+def this_processor(free_memory: int, rates: tuple[float, float] | None = None) -> Hardware:
+    """The processor that runs this, with these rates of products and of memory; None: those of a short measurement."""
+    flops, bandwidth = rates or measured_processor()
     device = Device(
         key="cpu",
         title=f"this machine ({_cores()} CPU cores)",

@@ -141,11 +141,14 @@ def _memory(plan: Plan) -> list[str]:
     parts = sorted(peak.parts, key=lambda part: -part.bytes)
     largest = ", ".join(f"{size(part.bytes)} {part.role} {part.what}" for part in parts[:5])
     moment = f" at the {peak.moment}" if peak.moment else ""
+    factor = plan.hardware.memory_factor
+    if factor != 1.0:
+        head += f", what is not exactly known times {factor:.2f}, as measured"
     return [head, *rows, f"most while it {_doing(peak.name)}{moment}: {largest}"]
 
 
 def _doing(phase: str) -> str:
-    return {"load": "loads", "generate": "generates", "score": "scores", "train": "trains"}[phase]
+    return f"{phase}es" if phase.endswith("sh") else f"{phase}s"
 
 
 def _phase(phase: Phase, whole: int) -> str:
