@@ -31,13 +31,16 @@ class SlotBlocks:
         self.num_slots = 0
         self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
 
-    def use(self, num_slots: int, num_columns: int, *, num_held: int) -> None:
+    def use(self, num_slots: int, num_columns: int, *, num_held: int) -> bool:
         """Let there be so many slots and columns, these rounded up; no slot from `num_held` on holds anything.
 
-        Memory that is made anew has no more slots than are asked for: late in a batch few rows are left.
+        True where what `stored` gave before is no longer what it gives. Memory that is made anew has no more slots than
+        are asked for: late in a batch few rows are left.
         """
         num_columns = -(-num_columns // _COLUMNS) * _COLUMNS
+        changed = num_columns != self.num_columns
         if num_slots > self.num_slots or num_columns > self.capacity:
+            changed = True
             if num_columns > self.capacity:
                 self.capacity = max(num_columns, int(self.capacity * _GROWTH))
             held = slice(0, min(num_held, self.num_slots)), slice(0, self.num_columns)
@@ -47,6 +50,7 @@ class SlotBlocks:
                     keys_SKDC, values_SKCD = blocks
                     self._layers[number] = self._grown(keys_SKDC, 3, *held), self._grown(values_SKCD, 2, *held)
         self.num_columns = num_columns
+        return changed
 
     def write_prompt(self, layer: int, slot: int, key_TKD: Tensor, value_TKD: Tensor) -> None:
         """All columns of one slot up to T."""

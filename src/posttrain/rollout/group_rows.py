@@ -9,7 +9,7 @@ n rows in flight, P prompts, V vocabulary, L tokens of a forward pass, C columns
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
 
 from posttrain.rollout.engine import close_ranks
-from posttrain.rollout.group_attention import Groups, attend_prompt, attend_rows
+from posttrain.rollout.group_attention import Groups, Stored, attend_prompt, attend_rows
 from posttrain.rollout.group_cache import SlotBlocks
 from posttrain.rollout.plain_decoder import PlainDecoder
 from posttrain.rollout.requests import Arrival
@@ -39,6 +39,8 @@ class _InFlight:
     """Position of the first token after the prompt."""
     seen_nC: Tensor
     """Position of what every column holds, or will hold."""
+    stored: dict[int, tuple[Stored, Stored]] = field(default_factory=dict)
+    """Of prompts and of rows, for every layer that has been asked for."""
 
 
 class GroupRows:
@@ -174,9 +176,10 @@ class GroupRows:
         assert now is not None, "rows are gathered before a pass"
         _, key_nKD, value_nKD = self._split(qkv_nND)
         self._rows.write_token(layer, now.slots_n, self._ages_n, key_nKD, value_nKD)
-        prompts = self._prompts.stored(layer, now.groups.num_prompts)
-        rows = self._rows.stored(layer, len(qkv_nND))
-        return attend_rows(qkv_nND, now.groups, prompts, rows, mask_n1C, self._heads)
+        if layer not in now.stored:
+            prompts = self._prompts.stored(layer, now.groups.num_prompts)
+            now.stored[layer] = prompts, self._rows.stored(layer, len(qkv_nND))
+        return attend_rows(qkv_nND, now.groups, *now.stored[layer], mask_n1C, self._heads)
 
     def _split(self, qkv_LND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = qkv_LND.split([self._heads.query, self._heads.key, self._heads.key], dim=1)
@@ -184,14 +187,12 @@ class GroupRows:
 
     def _make_room(self, fresh_lengths: Sequence[int]) -> None:
         """Let memory have the slots and columns that this pass needs."""
-        before = self._prompts.num_columns, self._rows.num_columns
-        held, rows = len(self._lengths_P), len(self._prompt_n)
-        if fresh_lengths or held:
-            longest = max([*self._lengths_P, *fresh_lengths])
-            self._prompts.use(held + len(fresh_lengths), longest, num_held=held)
+        held, rows, changed = len(self._lengths_P), len(self._prompt_n), False
+        if lengths := [*self._lengths_P, *fresh_lengths]:
+            changed |= self._prompts.use(len(lengths), max(lengths), num_held=held)
         if rows:
-            self._rows.use(rows, max(self._ages) + 1, num_held=rows)
-        if before != (self._prompts.num_columns, self._rows.num_columns):
+            changed |= self._rows.use(rows, max(self._ages) + 1, num_held=rows)
+        if changed:
             self._in_flight = None
 
 

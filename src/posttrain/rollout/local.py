@@ -30,7 +30,7 @@ from posttrain.rollout.choosing import Draw, Score
 from posttrain.rollout.decoding import base_model
 from posttrain.rollout.decoding_path import decoding_path
 from posttrain.rollout.engine import Choose, Engine
-from posttrain.rollout.modes import evaluating
+from posttrain.rollout.modes import evaluating, evaluating_all
 from posttrain.rollout.requests import Request, Row
 from posttrain.rollout.sampler import SamplingSettings
 from posttrain.rollout.stop import StopStrings
@@ -209,12 +209,13 @@ class LocalSampler:
         max_rows = max(1, min(max_rows, len(requests)))
         with evaluating(self.model):
             path = decoding_path(self.model)
-        with self._decoding_mode():
+        modules = list(self.model.modules())
+        with self._decoding_mode(modules):
             rows = path.rows(self.model, max_rows=max_rows, holds_prompt=len(requests) > max_rows)
         engine = Engine(rows, choose, max_rows=max_rows, eos_ids=eos_ids, stop=stop)
         ended = engine.run(requests, next(self.model.parameters()).device)
         while True:
-            with self._decoding_mode(), path.in_force(self.model):
+            with self._decoding_mode(modules), path.in_force(self.model):
                 rows_ended = next(ended, None)
             if rows_ended is None:
                 return
@@ -255,13 +256,13 @@ class LocalSampler:
             )
 
     @contextmanager
-    def _decoding_mode(self) -> Iterator[None]:
+    def _decoding_mode(self, modules: Sequence[nn.Module]) -> Iterator[None]:
         """No gradient, no dropout, the precision of decoding; every module is in its former mode afterwards.
 
         `no_grad`, not `inference_mode`: a buffer that a shared module replaced meanwhile could not be trained with.
         """
         device = next(self.model.parameters()).device
-        with evaluating(self.model), torch.no_grad(), _autocast(device, self._autocast_dtype):
+        with evaluating_all(modules), torch.no_grad(), _autocast(device, self._autocast_dtype):
             yield
 
 

@@ -119,9 +119,8 @@ class UniformStream:
 
 def uniforms(words: Sequence[int]) -> Tensor:
     """`[B, 2]` float64 in [0, 1): the upper and the lower half of each word."""
-    words_B = np.array(words, dtype=np.uint64)
-    halves_B2 = np.stack([words_B >> np.uint64(32), words_B & np.uint64(2**32 - 1)], axis=-1)
-    return torch.from_numpy(halves_B2.astype(np.float64) * 2.0**-32)
+    halves_B2 = np.array(words, dtype="<u8").view("<u4").reshape(-1, 2)[:, ::-1]
+    return torch.from_numpy(halves_B2 * 2.0**-32)
 
 
 def _scale(logits_BV: Tensor, temperature: float) -> Tensor:

@@ -148,7 +148,7 @@ def _row_attention_sdpa(
         raise NotImplementedError("its scores are more than products of queries and keys")
     num_rows, num_heads, width = query_nHD.shape
     num_keys = key_nKCD.shape[1]
-    scaling = float(width) ** -0.5 if scaling is None else scaling
+    scaling = width**-0.5 if scaling is None else scaling
     query_nKGD = query_nHD.reshape(num_rows, num_keys, -1, width).to(key_nKCD.dtype)
     if query_nHD.device.type != "cpu":
         mask_n11C = mask_n11C.to(query_nKGD.dtype)

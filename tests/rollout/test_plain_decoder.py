@@ -1,0 +1,224 @@
+"""A plain decoder gives what its modules give; what is built alike and computes something else is not taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.rollout.policies import EOS, Settings, random_prompts, tiny_model, tiny_tokenizer, trainer_logprobs
+from torch import Tensor, nn
+
+from posttrain.errors import PublishError
+from posttrain.models import onednn
+from posttrain.rollout import DeliveryProof, LocalSampler, joint_linear, plain_decoder
+from posttrain.rollout.decoding_path import DecodingPath, decoding_path
+from posttrain.rollout.engine import Arrival
+from posttrain.rollout.group_attention import Groups, Heads, attend_rows
+from posttrain.rollout.group_cache import SlotBlocks
+from posttrain.rollout.group_rows import GroupRows
+from posttrain.rollout.packed_linear import PackedLinear
+
+PLAIN = ["llama", "qwen2, tied", "qwen3-moe, experts", "mistral, sliding window"]
+OTHERS = ["gpt2, learned positions", "gpt-neox", "olmoe, experts", "gemma2, soft caps and sliding window"]
+
+
+def sampler_of(model: nn.Module, **options: Any) -> LocalSampler:
+    given: dict[str, Any] = {"shared": True, "version": 1} | options
+    return LocalSampler(model, tiny_tokenizer(), [EOS], **given)
+
+
+def in_groups(model: nn.Module) -> bool:
+    return decoding_path(model).mask_functions is not None
+
+
+# ---------------------------------------------------------------- attention
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    prompt_n=st.lists(st.integers(0, 3), min_size=1, max_size=7),
+    per_key=st.integers(1, 3),
+    keys=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_rows_that_share_prompts_attend_as_each_would_alone(prompt_n, per_key, keys, seed):
+    """Against softmax(scaling q K + mask) V over the row's prompt and the row's own columns, in float64."""
+    torch.manual_seed(seed)
+    heads = Heads(query=keys * per_key, key=keys, width=4, scaling=0.3)
+    num_rows, tokens = len(prompt_n), heads.query + 2 * keys
+    qkv = torch.randn(num_rows, tokens, 4, dtype=torch.float64)
+    prompts, rows = ([torch.randn(n, keys, c, 4).double() for _ in range(2)] for n, c in ((4, 5), (num_rows, 3)))
+    visible = torch.rand(num_rows, 8) < 0.7
+    visible[:, -1] = True
+    mask = torch.zeros(num_rows, 1, 8).double().masked_fill(~visible[:, None], -torch.inf)
+    stored = [(k.transpose(2, 3).flatten(0, 1), v.flatten(0, 1)) for k, v in (prompts, rows)]
+    found = attend_rows(qkv, Groups.of(prompt_n, 4, heads, qkv.device), *stored, mask, heads)  # type: ignore[arg-type]
+    for row, prompt in enumerate(prompt_n):
+        key, value = (torch.cat([p[prompt], r[row]], dim=1) for p, r in zip(prompts, rows, strict=True))
+        key, value = (x.repeat_interleave(per_key, dim=0) for x in (key, value))
+        scores_HC = 0.3 * torch.einsum("hd,hcd->hc", qkv[row, : heads.query], key) + mask[row]
+        expected = torch.einsum("hc,hcd->hd", scores_HC.softmax(dim=-1), value).flatten()
+        torch.testing.assert_close(found[row], expected)
+
+
+def test_slots_keep_what_they_hold_when_memory_grows():
+    blocks = SlotBlocks(1)
+    blocks.use(2, 3, num_held=0)
+    key, value = torch.randn(2, 3, 2, 4)
+    blocks.write_prompt(0, 1, key, value)
+    assert blocks.use(5, 40, num_held=2)
+    keys_NDC, values_NCD = blocks.stored(0, 2)
+    assert torch.equal(keys_NDC.view(2, 2, 4, 64)[1, :, :, :3], key.permute(1, 2, 0))
+    assert torch.equal(values_NCD.view(2, 2, 64, 4)[1, :, :3], value.transpose(0, 1))
+    assert not blocks.use(5, 64, num_held=5)
+
+
+# ---------------------------------------------------------------- whole models
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *OTHERS])
+def test_models_are_told_apart_by_what_they_compute(name):
+    assert in_groups(tiny_model(name)) == (name in PLAIN)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("packed", [False, True])
+def test_groups_and_the_models_own_forward_pass_sample_the_same(name, packed):
+    sampler = sampler_of(tiny_model(name), shared=not packed, packed=packed)
+    prompts = random_prompts((12, 1, 7))
+    in_force = decoding_path(sampler.model)
+    assert in_force.mask_functions is not None
+    found = sampler.generate(prompts, Settings(max_batch_rows=4), group_size=3, seed=3)
+    hook = sampler.model.register_forward_pre_hook(lambda *_: None)
+    assert not in_groups(sampler.model), "whoever waits for the model to be called is not passed by"
+    expected = sampler.generate(prompts, Settings(max_batch_rows=4), group_size=3, seed=3)
+    hook.remove()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [c.ids for c in ours] == [c.ids for c in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+def test_a_prompt_is_held_once_for_its_group_and_until_its_last_row_has_left():
+    model = tiny_model()
+    path: DecodingPath = decoding_path(model)
+    assert path.mask_functions is not None
+    with torch.no_grad():
+        rows = GroupRows(model, path.mask_functions)
+        rows.step(torch.zeros(0, dtype=torch.long), [Arrival([5, 6, 7], 3, more=False), Arrival([8, 9], 2, more=True)])
+        assert rows._prompts.num_slots == 2
+        rows.step(torch.full((5,), 3), [])
+        rows.select([0, 2])
+        assert rows._lengths_P == [3, 2], "the second prompt waits for the rest of its group"
+        rows.step(torch.full((2,), 3), [Arrival([8, 9], 1, more=False)])
+        rows.select([2])
+        assert (rows._lengths_P, rows._prompt_n) == ([2], [0])
+
+
+class _ClampedMLP(nn.Module):
+    """A gated MLP whose inner numbers are limited: on the numbers of a short text nothing shows."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj, self.act_fn = mlp.children()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj((self.act_fn(self.gate_proj(x)) * self.up_proj(x)).clamp(-5, 5))
+
+
+def _cap_logits(model: Any) -> None:
+    own = model.forward
+
+    def capped(*args: Any, **kwargs: Any) -> Any:
+        output = own(*args, **kwargs)
+        output.logits = 30 * torch.tanh(output.logits / 30)
+        return output
+
+    model.__class__ = type("Capped", (type(model),), {"forward": lambda self, *a, **k: capped(*a, **k)})
+
+
+def _limit_mlp(model: Any) -> None:
+    model.model.layers[1].mlp = _ClampedMLP(model.model.layers[1].mlp)
+
+
+def _scale_late_queries(model: Any) -> None:
+    attention = model.model.layers[0].self_attn
+    own = type(attention).forward
+
+    def forward(self: Any, hidden_states: Tensor, position_ids: Tensor | None = None, **given: Any) -> Any:
+        late = 1.0 if position_ids is None else float(1 + position_ids.max() // 32)
+        given["position_embeddings"] = tuple(x * late for x in given["position_embeddings"])
+        return own(self, hidden_states, position_ids=position_ids, **given)
+
+    attention.__class__ = type("Late", (type(attention),), {"forward": forward})
+
+
+@pytest.mark.parametrize("change", [_cap_logits, _limit_mlp, _scale_late_queries])
+def test_what_shows_only_at_large_numbers_or_late_positions_is_seen(change: Callable[[Any], None]):
+    """All of them are built like a plain decoder and give its logits on a few ordinary tokens."""
+    model = tiny_model()
+    change(model)
+    plain_decoder.PlainDecoder(model)
+    assert not in_groups(model)
+
+
+# ---------------------------------------------------------------- joined layers
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [nn.Linear, pytest.param(PackedLinear, marks=pytest.mark.skipif(not onednn.available(), reason="no oneDNN"))],
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_joined_layers_give_what_they_give_one_by_one(kind, bias):
+    layers = [nn.Linear(6, n, bias=bias).requires_grad_(False) for n in (4, 2, 3)]
+    x = torch.randn(5, 6)
+    own = [layer if kind is nn.Linear else PackedLinear(layer) for layer in layers]
+    torch.testing.assert_close(joint_linear.joint_linear(own)(x), torch.cat([layer(x) for layer in layers], dim=-1))
+
+
+@pytest.mark.parametrize("changed", ["hooked", "another kind", "large"])
+def test_layers_that_are_more_than_a_small_product_are_called(changed, monkeypatch):
+    layers, called = [nn.Linear(6, 4), nn.Linear(6, 4)], []
+    if changed == "hooked":
+        layers[1].register_forward_hook(lambda *_: called.append(1))
+    elif changed == "another kind":
+        layers[1].__class__ = type("Other", (nn.Linear,), {"forward": lambda self, x: called.append(1) or x[:, :4]})
+    else:
+        monkeypatch.setattr(joint_linear, "JOINED_WEIGHTS", 47)
+        monkeypatch.setattr(nn.Linear, "forward", lambda self, x: called.append(1) or x[:, :4])
+    assert joint_linear.joint_linear(layers)(torch.randn(2, 6)).shape == (2, 8)
+    assert called
+
+
+# ---------------------------------------------------------------- the proof of delivery
+
+
+@pytest.mark.skipif(not onednn.available(), reason="PyTorch is built without oneDNN here")
+@pytest.mark.parametrize("packed", [False, True])
+def test_joined_weights_that_are_kept_for_another_version_are_found(packed, monkeypatch):
+    """However small the step was: decoding no longer reads the layers that were compared."""
+    kept: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
+    fresh = joint_linear.joint_linear
+
+    def stale(layers: list[nn.Module]) -> Callable[[Tensor], Tensor]:
+        key = tuple(map(id, layers))
+        if key not in kept:
+            kept[key] = fresh(layers)
+        return kept[key]
+
+    monkeypatch.setattr(plain_decoder, "joint_linear", stale)
+    policy = tiny_model()
+    sampler = sampler_of(policy, shared=not packed, packed=packed)
+    proof = DeliveryProof.from_prompts([p.ids for p in random_prompts((9, 6))], tolerance=1e-3)
+    sampler.score([[3, 4]], [[5]], temperature=1.0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 1e-9
+    sampler.load_weights(policy, 2)
+    with pytest.raises(PublishError, match=r"decoding does not read model\.layers\.0\.self_attn\.\w_proj\.weight"):
+        proof.check(trainer_logprobs(policy), policy, sampler, 2)
