@@ -20,8 +20,6 @@ import yaml
 from posttrain.errors import ConfigError
 
 FILE = Path(__file__).with_name("hardware.yaml")
-CPU_LAYER_CALL = 1.5e-4
-"""Seconds of a layer's forward pass on a processor that no work hides."""
 _COUNTED = re.compile(r"(?:(?P<count>\d+)\s*[x*]\s*)?(?P<name>.+)", re.IGNORECASE)
 
 
@@ -173,8 +171,8 @@ def this_processor(free_memory: int, rates: tuple[float, float] | None = None) -
         price=None,
         source="measured in a few milliseconds",
     )
-    efficiency = replace(assumed_efficiency(), layer_call=CPU_LAYER_CALL)
-    return Hardware(device=device, efficiency=efficiency, free_memory=free_memory)
+    shares = Efficiency(**table()["processor_efficiency"])
+    return Hardware(device=device, efficiency=shares, free_memory=free_memory)
 
 
 @functools.cache
