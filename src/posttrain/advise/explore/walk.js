@@ -83,10 +83,13 @@ const walk = {
   },
 };
 
+/** What stands between backticks as code. */
+const coded = (text) => text.split("`").map((piece, place) => (place % 2 ? node("code", {}, piece) : piece));
+
 /** Something that is said, and who says it. */
 function cited(text) {
   const [said, sources] = data.walk.texts[text];
-  return node("li", {}, said, " ", node("small", {}, "(", linked(sources), ")"));
+  return node("li", {}, coded(said), " ", node("small", {}, "(", linked(sources), ")"));
 }
 
 begin();
