@@ -181,10 +181,10 @@ def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, 
         for first, second in _pairs(design)
         if known[first].keys() & known[second].keys()
     }
-    return _corrected(found, design.confidence)
+    return _corrected(found, design.confidence, as_ratio=how.as_ratio)
 
 
-def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float) -> list[Pair]:
+def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float, *, as_ratio: bool = False) -> list[Pair]:
     adjusted = holm([estimate.p for estimate in found.values()])
     return [
         Pair(
@@ -192,7 +192,7 @@ def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float) -> 
             second=second,
             estimate=estimate,
             p=p,
-            smallest=smallest_seen(estimate, confidence, tests=len(found)),
+            smallest=smallest_seen(estimate, confidence, tests=len(found), as_ratio=as_ratio),
         )
         for ((first, second), estimate), p in zip(found.items(), adjusted, strict=True)
     ]

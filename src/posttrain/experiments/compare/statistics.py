@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
     parts: tuple[tuple[float, int], ...] = ()
     """(standard error, degrees of freedom) of what seeds and what examples add."""
     p: float = math.nan
-    """Of a mean of 0, two-sided, for itself alone."""
+    """Of no difference, two-sided, for itself alone; NaN where nobody asked, or of a single seed."""
 
     def reach(self, probability: float) -> float:
         """Half the width of the interval whose upper end is exceeded with 1 - probability."""
@@ -53,7 +53,7 @@ def difference(first: Scores, second: Scores, confidence: float, *, share: bool 
     """Interval of first - second over the seeds and examples that both have; `share`: single scores lie in [0, 1]."""
     seeds = sorted(first.keys() & second.keys())
     differences = {s: {e: first[s][e] - second[s][e] for e in first[s].keys() & second[s].keys()} for s in seeds}
-    return estimate(differences, confidence, pseudo=(-1.0, 0.0, 0.0, 1.0) if share else ())
+    return with_p_value(estimate(differences, confidence, pseudo=(-1.0, 0.0, 0.0, 1.0) if share else ()))
 
 
 def level(scores: Scores, confidence: float, *, share: bool = False) -> Estimate:
@@ -65,7 +65,7 @@ def level(scores: Scores, confidence: float, *, share: bool = False) -> Estimate
 def paired(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Estimate:
     """Student's t on the differences of the seeds that both have: for what a run has one number of."""
     seeds = sorted(first.keys() & second.keys())
-    return estimate({s: {"": first[s] - second[s]} for s in seeds}, confidence)
+    return with_p_value(estimate({s: {"": first[s] - second[s]} for s in seeds}, confidence))
 
 
 def ratio(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Estimate:
@@ -92,18 +92,20 @@ def estimate(scores: Scores, confidence: float, *, pseudo: Sequence[float] = ())
         parts.append((math.sqrt(spread), min(len(values) - 1, _MOST_FREEDOM)))
     found = Estimate(mean, -math.inf, math.inf, seeds, tuple(parts))
     half = found.reach((1 + confidence) / 2)
-    return found._replace(low=mean - half, high=mean + half, p=_p_value(found))
+    return found._replace(low=mean - half, high=mean + half)
 
 
-def _p_value(found: Estimate) -> float:
-    """The level at which the interval just reaches 0, by bisection."""
-    low, high = 0.0, 1.0
+def with_p_value(found: Estimate) -> Estimate:
+    """The level at which its interval would just reach 0, by bisection."""
+    if found.seeds < 2:
+        return found
     if found.reach(0.75) == 0:
-        return float(found.mean == 0)
+        return found._replace(p=float(found.mean == 0))
+    low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
         low, high = (low, middle) if found.reach(1 - middle / 2) <= abs(found.mean) else (middle, high)
-    return high
+    return found._replace(p=high)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -120,11 +122,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def smallest_seen(found: Estimate, confidence: float, tests: int = 1) -> float:
-    """The true difference that would have been claimed with a chance of 0.8, beside `tests - 1` other comparisons."""
+def smallest_seen(found: Estimate, confidence: float, tests: int = 1, *, as_ratio: bool = False) -> float:
+    """The true difference (or ratio) that would have been claimed with a chance of 0.8, beside `tests - 1` others."""
     if found.seeds < 2:
         return math.inf
-    return found.reach(1 - (1 - confidence) / (2 * tests)) + found.reach(POWER)
+    least = found.reach(1 - (1 - confidence) / (2 * tests)) + found.reach(POWER)
+    return _exp(least) if as_ratio else least
 
 
 def _by_example(scores: Scores) -> list[float]:
