@@ -14,7 +14,7 @@ from posttrain.advise.plan.activations import Pass
 from posttrain.advise.plan.generate import choice, joined_weights, keys_and_values, prefill, prompt_cache
 from posttrain.advise.plan.head import Head
 from posttrain.advise.plan.layout import Layout, lay_out, microbatches
-from posttrain.advise.plan.library import PROBE_ROWS, PROBE_SCORED, PROBE_TOKENS
+from posttrain.advise.plan.library import PROBE_ROWS, PROBE_SCORED, PROBE_TOKENS, REWARD_TOKENS
 from posttrain.advise.plan.moments import Moment, part, records
 from posttrain.advise.plan.records import BYTES, Part, Phase, PhaseName, Role, Workload
 from posttrain.advise.plan.roles import engine_weights, frozen_scorers, gathered, resident
@@ -61,12 +61,13 @@ def _engine(workload: Workload) -> Phase:
 
 
 def _score(workload: Workload) -> Iterator[Moment]:
-    """Passes without gradient: of the policy before its updates, of a critic, of frozen models."""
+    """Passes without gradient: of the policy before its updates, of a critic, of frozen models. A reward model scores
+    when sampling has ended (rewards/scoring.py)."""
     layout = microbatches(workload).largest
     always = records(workload)
     for role, one in _scoring_passes(workload, layout):
         yield Moment(name=f"layers of the {role}", parts=(part(role, "temporaries", one.forward_moment), always))
-        if role != "critic":
+        if role not in ("critic", "reward model"):
             head = Head.of(workload, one.architecture, layout.scored, trained=False)
             yield Moment(name=f"head of the {role}", parts=(part(role, "logits", head.forward_moment), always))
 
@@ -76,7 +77,11 @@ def _scoring_passes(workload: Workload, layout: Layout) -> Iterator[tuple[Role, 
         yield "policy", Pass.of(workload, workload.architecture, layout, adapters=workload.lora)
     if workload.critic in ("separate", "lora"):
         architecture = workload.critic_architecture or workload.architecture
-        yield "critic", Pass.of(workload, architecture, layout, adapters=workload.lora)
+        yield "critic", Pass.of(workload, architecture, layout, adapters=None)
+    at_once = min(workload.rows, max(1, REWARD_TOKENS // workload.row_tokens))
+    whole = lay_out(workload.row_tokens + 1, 0, [1] * at_once, prefix=0)  # their last token is read, too
+    for architecture in workload.reward_models:
+        yield "reward model", Pass.of(workload, architecture, whole, adapters=None)
     for role, architecture in frozen_scorers(workload):
         yield role, Pass.of(workload, architecture, layout, adapters=None)
 

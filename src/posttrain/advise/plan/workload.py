@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.advise.plan.architecture import Architecture, architecture_of, read_architecture
+from posttrain.advise.plan.library import LARGE, SMALL
 from posttrain.advise.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
 from posttrain.tasks.base import ALPHABET
 from posttrain.tasks.catalogue import find_builtin
@@ -22,8 +23,6 @@ ASSUMED_ROW = 512
 """The same for rows of given data, prompt and answer together."""
 SPECIAL_TOKENS, TINY_CONTEXT, TINY_EXPERTS = 4, 128, 16
 """tasks/tiny.py, of the built-in models."""
-SMALL, LARGE = 1_000_000, 50_000_000
-"""models/compute.py: parameters from which a run on a CPU measures its ways of computing, and may take bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
