@@ -39,7 +39,7 @@ SITUATIONS = [
         "pairs, least memory, no reference",
         {"data": "pairs", "priority": "memory"},
         "simpo",
-        "memory-offline",
+        "memory-reference-free",
         among=("orpo",),
     ),
     Situation(
@@ -153,3 +153,23 @@ SITUATIONS = [
         "a process reward model", {"data": "steps", "goal": "scorer"}, "process_reward_model", "scorer-from-steps"
     ),
 ]
+
+
+def table() -> str:
+    """The situations for docs/advise.md: `python -m tests.advise.situations docs/advise.md` writes them there."""
+    rows = [
+        f"| {s.says} | {', '.join(f'{k} = {v}' for k, v in s.facts.items()) or '(nothing)'} "
+        f"| {f'`{s.best}`' if s.best else 'none yet'} | `{s.rule}` |"
+        for s in SITUATIONS
+    ]
+    return "\n".join(["| situation | facts | first | rule |", "| --- | --- | --- | --- |", *rows])
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    from posttrain.advise.page import written
+
+    page = Path(sys.argv[1])
+    page.write_text(written(page.read_text(encoding="utf-8"), {"situations": table()}), encoding="utf-8")

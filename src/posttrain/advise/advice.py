@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from posttrain.advise.facts import Facts
+from posttrain.advise.plan.verdict import size
 
 WIDTH = 100
 
@@ -30,10 +31,10 @@ class Cost:
     models: int
     """Models of their own: second adapters, and what is on disk or elsewhere, are none."""
     roles: tuple[str, ...]
-    gigabytes: float | None = None
-    """At the peak of a step with the config below, as `posttrain plan` counts it; None without the model's size."""
-    by_role: tuple[tuple[str, float], ...] = ()
-    """Role -> gigabytes at that peak."""
+    bytes: int | None = None
+    """On each device at the peak of a step with the config, as `posttrain plan` counts; None without a model's size."""
+    by_role: tuple[tuple[str, int], ...] = ()
+    """(role, bytes at that peak)."""
     note: str = ""
 
 
@@ -183,15 +184,15 @@ def _reasons(reasons: Sequence[Reason], mark: str, cite: Citations) -> Iterator[
 def _in_short(told: Recommendation, cite: Citations) -> Iterator[str]:
     yield from _reasons(told.reasons[:1], "+ ", cite)
     yield from _reasons(told.concerns[:1], "- ", cite)
-    yield f"    {_models(told.cost)}"
+    yield textwrap.fill(_models(told.cost), WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _in_full(told: Recommendation, cite: Citations) -> Iterator[str]:
     yield from _reasons(told.reasons, "+ ", cite)
     yield from _reasons(told.concerns, "- ", cite)
-    yield f"  Memory: {_models(told.cost)}"
+    yield textwrap.fill(f"Memory: {_models(told.cost)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
     yield from (_listed(role) for role in told.cost.roles)
-    yield from (_listed(f"{role}: {size:.1f} GB") for role, size in told.cost.by_role)
+    yield from (_listed(f"{role}: {size(number)}") for role, number in told.cost.by_role)
     yield "  Needs"
     yield from (_listed(need) for need in told.needs)
     yield "  Goes wrong when"
@@ -203,5 +204,5 @@ def _in_full(told: Recommendation, cite: Citations) -> Iterator[str]:
 
 def _models(cost: Cost) -> str:
     number = f"{cost.models} model{'s' * (cost.models > 1)}"
-    size = f", {cost.gigabytes:.1f} GB at the peak of a step" if cost.gigabytes is not None else ""
-    return number + size + (f" ({cost.note})" if cost.note else "")
+    needed = f", {size(cost.bytes)} at the peak of a step" if cost.bytes is not None else ""
+    return number + needed + (f" ({cost.note})" if cost.note else "")

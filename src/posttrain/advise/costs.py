@@ -30,8 +30,8 @@ def cost_of(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], conf
     return Cost(
         models=models,
         roles=told,
-        gigabytes=memory.bytes / GIGABYTE,
-        by_role=tuple((role, size / GIGABYTE) for role, size in memory.peak.by_role.items()),
+        bytes=memory.bytes,
+        by_role=tuple(memory.peak.by_role.items()),
         note=_note(memory, facts),
     )
 
@@ -56,5 +56,5 @@ def _note(memory: MemoryPlan, facts: Facts) -> str:
     model = "" if facts.model else f" for {model_for(facts)}"
     room = facts.gpu_memory if facts.gpus else None
     fits = "" if room is None or memory.bytes <= room * GIGABYTE else ", which is more than there is"
-    of = f", of {room:g} GB{fits}" if room else ""
+    of = f", of {room:g} GiB{fits}" if room else ""
     return f"{each}computed{model}{of}; posttrain plan says more"

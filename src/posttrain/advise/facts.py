@@ -21,7 +21,8 @@ Priority = Literal["quality", "memory", "speed", "stability"]
 Goal = Literal["reasoning", "style", "format", "chat", "scorer"]
 Trouble = Literal["unstable", "entropy", "length", "likelihood", "overfitting"]
 
-GIGABYTE = 1e9
+GIGABYTE = 2**30
+"""As the makers of GPUs count."""
 TRAINED_BYTES = 16
 """Per parameter: weights, gradients and both moments of AdamW in float32."""
 FROZEN_BYTES = 4

@@ -115,7 +115,7 @@ def guides() -> Guides:
         sources=told["sources"],
         rules=tuple(_rule(rule, groups) for rule in told["rules"]),
         failures=tuple(
-            Failure(**{**_cited(entry), "of": _resolved(entry["of"], groups)}) for entry in told["failures"]
+            Failure(**{**_cited(entry), "of": frozenset(_resolved(entry["of"], groups))}) for entry in told["failures"]
         ),
         contradictions=tuple(Contradiction(**_cited(entry)) for entry in told["contradictions"]),
         disagreements=tuple(
@@ -150,11 +150,12 @@ def _rule(told: Mapping[str, Any], groups: Groups) -> Rule:
     """What is said of an algorithm by its name goes before what is said of a group that it is in."""
     by_name = sorted(told.get("weigh", {}).items(), key=lambda item: not item[0].startswith("@"))
     weigh = {key: points for name, points in by_name for key in _resolved([name], groups)}
-    return Rule(**{**_cited(told), "weigh": weigh, "veto": _resolved(told.get("veto", ()), groups)})
+    return Rule(**{**_cited(told), "weigh": weigh, "veto": frozenset(_resolved(told.get("veto", ()), groups))})
 
 
-def _resolved(names: Iterable[str], groups: Groups) -> frozenset[str]:
-    return frozenset(key for name in names for key in (groups[name] if name.startswith("@") else [cards()[name].key]))
+def _resolved(names: Iterable[str], groups: Groups) -> list[str]:
+    """Keys in the order of the names, and of `ALGORITHMS` within a group."""
+    return [key for name in names for key in (groups[name] if name.startswith("@") else [cards()[name].key])]
 
 
 def _cited(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from posttrain.cli import (
+    advise,
     chat,
     check,
     compare,
@@ -26,6 +27,7 @@ from posttrain.cli import (
     explore,
     export,
     init,
+    advise,
     plan,
     resume,
     reward,
@@ -52,6 +54,7 @@ for verb in (
     demo,
     check,
     init,
+    advise,
     plan,
     train,
     compare,

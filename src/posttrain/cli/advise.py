@@ -1,0 +1,110 @@
+"""`posttrain advise`: a flag for each fact, read from `Facts`, so that none is declared twice."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posttrain.cli.output import AsJson, answer
+from posttrain.errors import ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("advise")(with_facts(advise))
+
+
+def advise(
+    details: Annotated[int, typer.Option(min=0, max=3, help="Recommendations to tell in full.")] = 1,
+    write: Annotated[Path | None, typer.Option(help="Write the config of the first recommendation here.")] = None,
+    ask: Annotated[
+        bool | None,
+        typer.Option("--ask/--no-ask", help="Ask what no flag says. Default: on a terminal, without flags."),
+    ] = None,
+    json: AsJson = False,
+    **flags: Any,
+) -> int:
+    """Say which algorithm suits a task, a model and a machine: ranked, with reasons, costs, pitfalls and a config.
+
+    Everything is optional; on a terminal and without flags some questions are asked, and Enter skips one.
+
+    \b
+    Examples:
+      posttrain advise
+      posttrain advise --data verifier --goal reasoning --size 7b --gpus 8xH100
+      posttrain advise --data pairs --priority memory --size 7b --gpus 1x24 --write run.yaml
+      posttrain advise --data thumbs --json
+    """
+    from posttrain.advise.advisor import advise as advise_on
+    from posttrain.advise.facts import Facts
+    from posttrain.advise.questions import ask_for, machine
+
+    told = {name: value for name, value in flags.items() if value is not None}
+    if "gpus" in told:
+        told |= machine(told.pop("gpus"))
+    facts = Facts(**told)
+    if ask if ask is not None else not told and not json and sys.stdin.isatty():
+        facts = ask_for(facts, _typed, lambda text: typer.echo(text, err=True))
+    advice = advise_on(facts)
+    if write is not None:
+        _write(write, advice.best.config if advice.best else None)
+    answer(advice.to_json(), advice.render(details=details), as_json=json)
+    return 0
+
+
+def with_facts(command: Callable[..., int]) -> Callable[..., int]:
+    """The command with a flag for each fact in place of its `**flags`."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int:
+        return command(**given)
+
+    hints = typing.get_type_hints(command, include_extras=True)
+    own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
+    named = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = [*_flags(), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in named)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    del run.__wrapped__  # typer would read the signature of the command itself
+    return run
+
+
+def _flags() -> Iterator[inspect.Parameter]:
+    """Facts that are true or false have two flags, the others are read from text, as in a file."""
+    from posttrain.advise.facts import Facts
+
+    for name, told in Facts.model_fields.items():
+        option, text = f"--{name.replace('_', '-')}", " ".join((told.description or "").split())
+        if told.annotation == bool | None:
+            kind = Annotated[bool | None, typer.Option(f"{option}/--no-{option[2:]}", help=text, show_default=False)]
+        else:
+            about = f"{text} Also 8xH100, or 8x80 for GPUs of 80 GB." if name == "gpus" else text
+            kind = Annotated[str | None, typer.Option(option, help=about, show_default=False)]
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def _typed(question: str) -> str:
+    """The next line of the input; questions go to stderr, so that stdout carries the advice alone."""
+    typer.echo(question, nl=False, err=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line
+
+
+def _write(path: Path, config: str | None) -> None:
+    if config is None:
+        raise ConfigError(
+            given="--write, but nothing can be recommended yet",
+            allowed="facts that an algorithm can learn from",
+            fix="`posttrain advise` without --write says what to get first.",
+        )
+    if path.exists():
+        raise ConfigError(given=f"{path} is there already", allowed="the name of a new file", fix="Name another one.")
+    path.write_text(config, encoding="utf-8")

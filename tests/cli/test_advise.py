@@ -1,0 +1,175 @@
+"""`posttrain advise`: flags, JSON, questions on a terminal and through a pipe, and a config on disk."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from posttrain.advise.facts import Facts
+from posttrain.advise.questions import QUESTIONS, ask_for, machine, yes_or_no
+from posttrain.cli import run
+from posttrain.config import load_config
+from posttrain.errors import ConfigError
+
+POSTTRAIN = (sys.executable, "-m", "posttrain")
+
+
+def shell(capsys, *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    return run(["advise", *arguments]), *capsys.readouterr()
+
+
+def test_flags_become_facts_and_text_is_printed(capsys):
+    code, out, err = shell(capsys, "--data", "verifier,pairs", "--moe", "--size", "30b", "--gpus", "8x80", "--online")
+    assert (code, err) == (0, "")
+    assert "1. gspo" in out
+    assert "algorithm:\n      name: gspo" in out
+    assert "Sources" in out
+
+
+def test_json_is_one_object(capsys):
+    code, out, _ = shell(
+        capsys, "--data", "pairs", "--priority", "memory", "--size", "7b", "--gpus", "1xH100", "--json"
+    )
+    told = json.loads(out)
+    assert code == 0
+    assert told["facts"]["gpus"] == 1
+    best = told["recommendations"][0]
+    assert best["algorithm"] == "simpo"
+    assert {reason["rule"] for reason in best["reasons"]} == {"pairs-dpo", "memory-reference-free"}
+    assert best["cost"]["models"] == 1
+    assert best["cost"]["bytes"] > 10 * 2**30
+    assert {"before", "contradictions", "runners_up", "disagreements", "would_change", "assumed"} <= set(told)
+
+
+def test_the_config_is_written_once(capsys, tmp_path):
+    path = tmp_path / "run.yaml"
+    assert shell(capsys, "--data", "thumbs", "--write", str(path))[0] == 0
+    assert load_config(path).config.algorithm.name == "kto"
+    code, _, err = shell(capsys, "--data", "thumbs", "--write", str(path))
+    assert code == 2
+    assert "is there already" in err
+    code, _, err = shell(capsys, "--data", "nothing", "--write", str(tmp_path / "none.yaml"))
+    assert code == 2
+    assert "nothing can be recommended yet" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data", "pair"), "Did you mean pairs?"),
+        (("--size", "huge"), "size = huge; allowed: a number above 0"),
+        (("--gpus", "8xTPU"), "gpus = '8xTPU'"),
+        (("--dta", "pairs"), "No such option: --dta"),
+        (("--base-score", "140%"), "base_score = 1.4; allowed: a number from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_meant_has_exit_code_2(capsys, arguments, message):
+    code, _, err = shell(capsys, *arguments)
+    assert code == 2
+    assert message in err
+
+
+def test_without_a_terminal_and_without_flags_nothing_is_asked():
+    done = subprocess.run([*POSTTRAIN, "advise"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "No algorithm: there is nothing to learn from yet." in done.stdout
+
+
+def test_questions_are_answered_through_a_pipe_and_torch_stays_out():
+    answers = "verifer\nverifier\nyes\n\nreasoning\n7b\ny\n8xH100\n\n30%\n"
+    code = (
+        "import sys; from posttrain.cli import run; code = run(['advise', '--ask', '--details', '0']); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=answers, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Did you mean verifier?" in done.stderr
+    assert "1. gspo" in done.stdout
+    assert ">" not in done.stdout.splitlines()[0]
+
+
+def test_on_a_terminal_questions_are_asked_and_enter_skips_them():
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*POSTTRAIN, "advise"], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    os.write(ours, b"pairs\n" + b"\n" * 12)
+    screen = b""
+    with suppress(OSError):  # Linux says so when nobody has the terminal any more
+        while part := os.read(ours, 65536):
+            screen += part
+    out, _ = process.communicate(timeout=120)
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"What says that an answer is good?" in screen
+    assert b"Is the verifier always right?" not in screen
+    assert "1. dpo" in out
+
+
+# The questions by themselves
+
+
+def answered(*lines: str, facts: Facts | None = None) -> tuple[Facts, list[str], list[str]]:
+    asked: list[str] = []
+    complaints: list[str] = []
+    left = list(lines)
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        if not left:
+            raise EOFError
+        return left.pop(0)
+
+    return ask_for(facts or Facts(), ask, complaints.append), asked, complaints
+
+
+def test_what_is_known_is_not_asked():
+    facts, asked, _ = answered(*[""] * 20, facts=Facts(data="thumbs", size=7, gpus=1))
+    assert facts == Facts(data="thumbs", size=7, gpus=1)
+    assert not any("What says that" in text or "How large" in text or "Which machine" in text for text in asked)
+    assert any("fine-tuned on instructions" in text for text in asked)
+
+
+def test_a_wrong_answer_is_explained_and_asked_again():
+    facts, _, complaints = answered("thumb", "thumbs", "maybe", "", "", "7x", "7b")
+    assert facts.data == ("thumbs",)
+    assert facts.size == 7
+    assert "Did you mean thumbs?" in complaints[0]
+
+
+def test_the_end_of_the_input_ends_the_questions():
+    facts, asked, _ = answered("pairs")
+    assert facts == Facts(data="pairs")
+    assert len(asked) == 2
+
+
+def test_there_are_few_questions():
+    facts, asked, _ = answered("verifier", *[""] * 20)
+    assert facts == Facts(data="verifier")
+    assert len(asked) <= 9
+    assert {question.fact for question in QUESTIONS} <= set(Facts.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("cpu", {"gpus": 0}),
+        ("4", {"gpus": 4}),
+        ("8x80", {"gpus": 8, "gpu_memory": 80.0}),
+        ("2x24GB", {"gpus": 2, "gpu_memory": 24.0}),
+        ("8xH100", {"gpus": 8, "gpu_memory": 79.6}),
+    ],
+)
+def test_machines(text, facts):
+    assert machine(text) == facts
+
+
+def test_yes_and_no():
+    assert yes_or_no(" Yes ")
+    assert not yes_or_no("0")
+    with pytest.raises(ConfigError, match="allowed: yes or no"):
+        yes_or_no("perhaps")
