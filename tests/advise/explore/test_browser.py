@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
-from tests.advise.explore.planned import planned, random_selection
+from tests.advise.explore.planned import GIB, planned, random_selection
 
 from posttrain.advise.explore.numbers import PHASES
+from posttrain.cli import run
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +72,19 @@ def test_bars_and_numbers_are_those_of_the_planner(browser, seed):
         says = browser.evaluate(f"document.querySelector(\".plan[data-slot='{slot}'] h3 .fits\").textContent")
         assert WORDS[plan.answer] in says
         assert WORDS[plan.answer] in browser.evaluate("document.getElementById('summary').textContent")
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_the_command_below_says_the_same(browser, capsys, seed):
+    selection = random_selection(random.Random(seed))
+    select(browser, selection)
+    line = browser.evaluate("document.querySelector('#commands pre').textContent")
+    assert run([*shlex.split(line)[1:], "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert f"{told['needed_bytes'] / GIB:.1f}" in browser.evaluate(
+        "document.querySelector('#summary span').textContent"
+    )
+    assert WORDS[told["fits"]] in browser.evaluate("document.querySelector('#summary .fits').textContent")
 
 
 def test_a_selection_changes_what_is_drawn(browser):
