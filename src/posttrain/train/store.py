@@ -40,7 +40,7 @@ import pyarrow.parquet as parquet
 from torch import Tensor
 
 from posttrain.errors import ConfigError, DoesNotFit
-from posttrain.files import NO_ROOM, write_durably
+from posttrain.files import NO_ROOM, write_atomically, write_durably
 
 if TYPE_CHECKING:
     from posttrain.rewards import Scores
@@ -170,8 +170,10 @@ class RunStore:
         return self._replace("data.json", _dump(content, indent=1))
 
     def plan(self, content: Mapping[str, Any]) -> Path:
-        """plan.json."""
-        return self._replace("plan.json", _dump(content, indent=1))
+        """plan.json, which nothing depends on: no time is spent on making it survive a loss of power."""
+        with _explained(self.folder):
+            write_atomically(self.folder / "plan.json", _dump(content, indent=1))
+        return self.folder / "plan.json"
 
     def evidence(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
         """`evidence/step-NNNNNN.json`: the rows that stopped the run. Numbers that are not finite are texts here."""

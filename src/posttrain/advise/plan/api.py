@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.advise.plan.arithmetic import Step
-from posttrain.advise.plan.available import available_memory, this_machine
+from posttrain.advise.plan.available import this_machine
 from posttrain.advise.plan.calibration import corrected
 from posttrain.advise.plan.disk import DiskPlan, disk_of
 from posttrain.advise.plan.fitting import Change, possible_steps, smallest_changes
@@ -225,10 +225,10 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
 
 def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
     """Against what is free on this machine, or against the whole memory of a device by its name."""
-    device = memory.workload.device
-    swap = available_memory().swap if target.here and device == "cpu" else 0
-    needed = corrected(memory, target.hardware.memory_factor)
-    return Verdict(needed=needed, available=target.hardware.memory, error=ERROR[device], swap=swap)
+    hardware = target.hardware
+    needed = corrected(memory, hardware.memory_factor)
+    error = ERROR[memory.workload.device]
+    return Verdict(needed=needed, available=hardware.memory, error=error, swap=hardware.swap)
 
 
 def changes_for(plan: Plan) -> list[Change]:

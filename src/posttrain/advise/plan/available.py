@@ -11,7 +11,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -90,10 +90,10 @@ def this_machine(device: str = "auto") -> Hardware:
 
 def processor_here() -> Hardware:
     """As a probe has measured it, else as a few milliseconds show it to be."""
-    free, found = available_memory().memory, saved(processor())
-    if found is None:
-        return this_processor(free)
-    return apply_to(this_processor(free, (found.float32, found.bandwidth)), found)
+    free, found = available_memory(), saved(processor())
+    rates = None if found is None else (found.float32, found.bandwidth)
+    hardware = replace(this_processor(free.memory, rates), swap=free.swap)
+    return hardware if found is None else apply_to(hardware, found)
 
 
 def gpu_here(name: str, total: int, free: int) -> Hardware:

@@ -66,6 +66,8 @@ class Hardware:
     efficiency: Efficiency
     free_memory: int | None = None
     """Bytes that are free on each device now, where this is the present machine."""
+    swap: int = 0
+    """Bytes that this machine can page out: what needs them fits, and crawls."""
     memory_factor: float = 1.0
     """Measured over predicted bytes of what is not exactly known, where a probe has run."""
 
