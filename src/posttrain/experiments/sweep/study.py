@@ -97,12 +97,12 @@ def _pruner(optuna: Any, pruner: Pruner, steps: int) -> BasePruner:
             return optuna.pruners.NopPruner()
 
 
-def unfinished(study: Study) -> Iterator[Trial]:
-    """Trials that were at work when the process that looked after them ended."""
+def unfinished(study: Study) -> Iterator[tuple[Trial, set[int]]]:
+    """Trials that were at work when the process that looked after them ended, and the steps that they reported."""
     import optuna
 
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-        yield optuna.trial.Trial(study, trial._trial_id)
+        yield optuna.trial.Trial(study, trial._trial_id), set(trial.intermediate_values)
 
 
 def begun(study: Study) -> int:

@@ -125,7 +125,7 @@ def trial_tasks(
     """First those that were at work when the last process ended, then new ones up to `trials`; the first of all has the
     `default` values, where the knobs can be turned to them."""
 
-    def task(trial: Trial) -> TrialTask:
+    def task(trial: Trial, reported: set[int]) -> TrialTask:
         values = {knob.key: knob.suggest(trial) for knob in knobs}
         if default is not None and values == dict(default):
             trial.set_user_attr("default", True)
@@ -136,10 +136,12 @@ def trial_tasks(
             settings=with_values(base, values),
             environment=environment,
             say=say,
+            reported=reported,
         )
 
-    yield from map(task, list(unfinished(study)))
+    for trial, reported in list(unfinished(study)):
+        yield task(trial, reported)
     if default is not None and begun(study) == 0:
         study.enqueue_trial({knob.key: knob.stored(default[knob.key]) for knob in knobs}, skip_if_exists=True)
     while begun(study) < trials:
-        yield task(study.ask())
+        yield task(study.ask(), set())
