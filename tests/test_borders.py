@@ -39,6 +39,7 @@ NO_TORCH_WHEN_IMPORTED = (
     "posttrain.cli",
     "posttrain.advise",
     "posttrain.advise.cards",
+    "posttrain.advise.plan.api",
 )
 LONGEST_FUNCTION, LONGEST_ALGORITHM = 60, 150
 

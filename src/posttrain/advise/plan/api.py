@@ -9,7 +9,7 @@ Nothing is downloaded, no GPU is needed and torch is not imported. Of `posttrain
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -21,7 +21,7 @@ from posttrain.advise.plan.available import this_machine
 from posttrain.advise.plan.calibration import corrected
 from posttrain.advise.plan.disk import DiskPlan, disk_of
 from posttrain.advise.plan.fitting import Change, possible_steps, smallest_changes
-from posttrain.advise.plan.hardware import Hardware, find_hardware
+from posttrain.advise.plan.hardware import Hardware, devices, find_hardware
 from posttrain.advise.plan.memory import predict
 from posttrain.advise.plan.records import Engine, MemoryPlan, Sharding, Workload
 from posttrain.advise.plan.timing import StepCost, cost_of_step, sampling_work, step_of
@@ -36,6 +36,8 @@ from posttrain.errors import ConfigError
 ERROR = {"cpu": 0.25, "cuda": 0.25}
 """Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
 
+SHARED_BY = (2, 4, 8, 16, 32, 64)
+"""Numbers of devices to try."""
 DEFAULT_STEPS = 200
 """Of a run that is planned without a config."""
 
@@ -76,6 +78,8 @@ class Plan:
     disk: DiskPlan
     changes: tuple[Change, ...] = ()
     """What would make it fit, where it does not."""
+    elsewhere: tuple[str, ...] = ()
+    """Hardware on which it fits as it is, where it does not fit on this."""
     remarks: tuple[Remark, ...] = ()
     """Settings outside of published ranges."""
 
@@ -201,8 +205,10 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
     )
     if not advice:
         return plan
-    changes = () if plan.verdict.fits else tuple(changes_for(plan))
-    return replace(plan, changes=changes, remarks=tuple(remarks(config)))
+    plan = replace(plan, remarks=tuple(remarks(config)))
+    if plan.verdict.fits:
+        return plan
+    return replace(plan, changes=tuple(changes_for(plan)), elsewhere=tuple(places_for(plan)))
 
 
 def workload_for(config: RunConfig, target: Target) -> Workload:
@@ -245,6 +251,23 @@ def changes_for(plan: Plan) -> list[Change]:
 
     steps = list(possible_steps(plan.config, plan.workload))
     return smallest_changes(steps, attempt, plan.verdict.available)
+
+
+def places_for(plan: Plan) -> Iterator[str]:
+    """The cheapest single GPU on which it fits as it is, and the fewest of the planned kind that share it."""
+
+    def fits(hardware: Hardware, **how: Any) -> bool:
+        return plan_for(plan.config, replace(plan.target, hardware=hardware, **how), advice=False).verdict.fits
+
+    cheapest_first = sorted(devices().values(), key=lambda device: device.price or (0.0, 0.0))
+    singles = (find_hardware(device.key) for device in cheapest_first if device.bfloat16 is not None)
+    if one := next((hardware for hardware in singles if fits(hardware, sharding="none")), None):
+        yield one.name
+    own = plan.hardware.device
+    if own.key in devices() and not plan.target.here:
+        several = (find_hardware(f"{count}x{own.key}") for count in SHARED_BY if count > plan.hardware.count)
+        if many := next((hardware for hardware in several if fits(hardware, sharding="full")), None):
+            yield f"{many.name}, sharded"
 
 
 def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware) -> tuple[int, float]:

@@ -20,6 +20,8 @@ import yaml
 from posttrain.errors import ConfigError
 
 FILE = Path(__file__).with_name("hardware.yaml")
+CONTEXT = 600 * 2**20
+"""Bytes of a GPU that its driver's context and libraries hold."""
 _COUNTED = re.compile(r"(?:(?P<count>\d+)\s*[x*]\s*)?(?P<name>.+)", re.IGNORECASE)
 
 
@@ -74,7 +76,9 @@ class Hardware:
     @property
     def memory(self) -> int:
         """Bytes that a run may use on each device."""
-        return self.device.memory if self.free_memory is None else self.free_memory
+        if self.free_memory is None:
+            return self.device.memory - CONTEXT
+        return self.free_memory
 
     @property
     def name(self) -> str:

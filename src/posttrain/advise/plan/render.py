@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.advise.plan.hardware import table
 from posttrain.advise.plan.verdict import size
-from posttrain.report.svg import compact, percent, seconds
+from posttrain.report.svg import percent, seconds
 
 if TYPE_CHECKING:
     from posttrain.advise.plan.api import Plan
@@ -33,9 +33,7 @@ def render(plan: Plan) -> str:
     """Everything, section by section."""
     w = plan.workload
     lora = f", LoRA of rank {w.lora.rank}" if w.lora is not None else ""
-    head = (
-        f"{w.architecture.name} ({compact(w.architecture.parameters)} parameters{_active(plan)}{lora}), {w.algorithm}"
-    )
+    head = f"{w.architecture.name} ({parameters(w.architecture.parameters)} parameters{_active(plan)}{lora}), {w.algorithm}"
     sections = [
         _section("Step", [plan.step.sentence(w.steps)]),
         _section("Memory", _memory(plan)),
@@ -106,6 +104,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             }
             for change in plan.changes
         ],
+        "fits_on": list(plan.elsewhere),
         "remarks": [remark.to_json() for remark in plan.remarks],
         "notes": list(plan.memory.notes),
     }
@@ -130,7 +129,7 @@ def _hanging(line: str) -> str:
 def _active(plan: Plan) -> str:
     shape = plan.workload.architecture
     mixed = shape.active_parameters != shape.parameters
-    return f", {compact(shape.active_parameters)} active" if mixed else ""
+    return f", {parameters(shape.active_parameters)} active" if mixed else ""
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -160,13 +159,13 @@ def _phase(phase: Phase, whole: int) -> str:
 def _changes(plan: Plan) -> list[str]:
     if plan.verdict.fits:
         return []
+    elsewhere = [f"as it is, it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
     if not plan.changes:
-        return ["no settings of this version make it fit: take a smaller model, or a device with more memory"]
-    word = "any one of these makes it fit" if len(plan.changes) > 1 else "this makes it fit"
-    return [
-        f"{word}:",
-        *(f"{c.command}   {size(c.bytes)}, {duration(c.seconds)} a step; {', '.join(c.costs)}" for c in plan.changes),
-    ]
+        return ["no settings make it fit here: take a smaller model, or more memory", *elsewhere]
+    told = [f"{c.command}: {size(c.bytes)}, {duration(c.seconds)} a step; {', '.join(c.costs)}" for c in plan.changes]
+    if len(told) == 1:
+        return [f"this makes it fit: {told[0]}", *elsewhere]
+    return ["any one of these makes it fit:", *(f"- {one}" for one in told), *elsewhere]
 
 
 def _time(plan: Plan) -> list[str]:
@@ -209,14 +208,25 @@ def _assumed(plan: Plan) -> list[str]:
         f"({shares.source})",
         "not counted: your reward functions, judges, reading data, writing checkpoints",
     ]
+    if plan.workload.device == "cuda":
+        told.append("time on GPUs is computed from data sheets; none was at hand to measure it")
     if plan.hardware.count > 1:
-        told.append("this version trains on one device: for several everything is computed and nothing was measured")
-    elif plan.workload.device == "cuda":
-        told.append("on GPUs everything is computed and nothing was measured")
+        told.append("this version trains on one device: what several would do is computed")
     return [*told, *plan.memory.notes]
 
 
 # --- units -----------------------------------------------------------------------------------------------------------
+
+
+def parameters(number: int) -> str:
+    """As the names of models have them.
+
+    >>> parameters(7_615_616_512), parameters(25_829_888), parameters(130_000)
+    ('7.6B', '26M', '0.1M')
+    """
+    if number >= 1e9:
+        return f"{number / 1e9:,.1f}B"
+    return f"{number / 1e6:,.0f}M" if number >= 1e6 else f"{number / 1e6:.1f}M"
 
 
 def operations(number: float) -> str:
