@@ -27,6 +27,8 @@ PRUNERS: tuple[Pruner, ...] = ("median", "hyperband", "none")
 NAME = "sweep"
 BEFORE_PRUNING = 4
 """Finished trials that the median is of, at least."""
+LEFT_ALONE = 3
+"""Of each trial the first third is left alone: learning rates that are best in the end are often behind at first."""
 AT_RANDOM = 8
 """First trials, drawn at random, before the sampler has something to go by."""
 
@@ -90,9 +92,9 @@ def open_study(file: Path, *, pruner: Pruner, seed: int, steps: int) -> Study:
 def _pruner(optuna: Any, pruner: Pruner, steps: int) -> BasePruner:
     match pruner:
         case "median":
-            return optuna.pruners.MedianPruner(n_startup_trials=BEFORE_PRUNING)
+            return optuna.pruners.MedianPruner(n_startup_trials=BEFORE_PRUNING, n_warmup_steps=steps // LEFT_ALONE)
         case "hyperband":
-            return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=steps)
+            return optuna.pruners.HyperbandPruner(min_resource=max(1, steps // 9), max_resource=steps)
         case "none":
             return optuna.pruners.NopPruner()
 
