@@ -8,6 +8,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
+from posttrain.config_text import redact
 from posttrain.experiments.compare.design import Design
 from posttrain.experiments.compare.measures import COST, STABILITY, TO_TARGET, Measure
 from posttrain.experiments.compare.outcomes import Outcome
@@ -115,7 +116,7 @@ class Analysis:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "design": self.design.record(),
+            "design": redact(self.design.record()),
             "measure": self.measure,
             "lower_is_better": self.lower,
             "arms": {arm.name: arm.to_json(self.measures) for arm in self.arms},

@@ -1,0 +1,295 @@
+"""docs/claims.md and its pictures, from benchmarks/results/claims.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from posttrain.report.svg import HEIGHT, WIDTH, compact, linear_axis
+from posttrain.report.text import escaped
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE, PICTURES = ROOT / "docs" / "claims.md", ROOT / "docs" / "images"
+RESULT = ROOT / "benchmarks" / "results" / "claims.json"
+SCORE = "held-out accuracy"
+ABOUT_HALF = (0.4, 0.6)
+Found = Literal["holds here", "holds in part", "not shown here", "does not hold here", "not measured"]
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Number:
+    """What a claim says of one number: `first` has more of it, less, or about half as much, than `second`."""
+
+    name: str
+    first: str
+    second: str
+    says: Literal["more", "less", "about half"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the field: benchmarks/claims/KEY.yaml measures it."""
+
+    key: str
+    says: str
+    source: str
+    numbers: Sequence[Number]
+    note: str = ""
+    """What the setting is like, and what limits the answer."""
+
+
+CLAIMS = (
+    Claim(
+        "ppo_time",
+        "A step of PPO takes longer than one of REINFORCE++.",
+        "REINFORCE++, arXiv:2501.03262",
+        [Number("training seconds per step", "ppo", "reinforce_plus_plus", "more")],
+        "The seconds are those of scoring and updating, without sampling, which both do alike. PPO updates a critic of "
+        "the policy's size and asks a reference.",
+    ),
+    Claim(
+        "memory",
+        "Without a critic, about half of PPO's memory is enough.",
+        "GRPO, arXiv:2402.03300; REINFORCE++, arXiv:2501.03262",
+        [Number("peak memory, GB", "reinforce_plus_plus", "ppo", "about half")],
+        "Resident memory of the whole process, a random Llama of 50 million parameters in float32, short answers. "
+        "About 0.5 GB of each side are Python and its libraries.",
+    ),
+    Claim(
+        "length_bias",
+        "GRPO lets wrong answers grow longer than Dr. GRPO does.",
+        "Dr. GRPO, arXiv:2503.20783",
+        [Number("tokens of a wrong answer", "grpo", "dr_grpo", "more")],
+        "Answers of six letters with room for 24 tokens: a wrong answer can be much longer than a right one.",
+    ),
+    Claim(
+        "clip_higher",
+        "A wider upper clip (0.28 instead of 0.2) keeps the entropy higher.",
+        "DAPO, arXiv:2503.14476",
+        [
+            Number("entropy at the end", "clip-0.28", "clip-0.2", "more"),
+            Number("share of tokens clipped above", "clip-0.28", "clip-0.2", "less"),
+        ],
+        "Eight updates per batch, so that ratios reach the clip at all.",
+    ),
+    Claim(
+        "dynamic_sampling",
+        "Dynamic sampling needs fewer updates.",
+        "DAPO, arXiv:2503.14476",
+        [
+            Number("steps to the target", "dynamic", "as-sampled", "less"),
+            Number(SCORE, "dynamic", "as-sampled", "more"),
+        ],
+        "Equal steps, so that dynamic sampling has sampled more: the tokens say how much. The target is 40% held out.",
+    ),
+    Claim(
+        "gspo_moe",
+        "On a mixture of experts, GSPO is steadier than GRPO.",
+        "GSPO, arXiv:2507.18071",
+        [
+            Number("spread of token ratios", "gspo", "grpo", "less"),
+            Number("largest KL within a step", "gspo", "grpo", "less"),
+        ],
+        "16 experts, 4 per token, four updates per batch; the sampler computes like the trainer.",
+    ),
+    Claim(
+        "stale",
+        "On stale samples, the decoupled loss is better than the naive one.",
+        "Hilton et al., arXiv:2110.00641; AReaL, arXiv:2505.24298",
+        [Number(SCORE, "decoupled", "naive", "more"), Number("largest KL within a step", "decoupled", "naive", "less")],
+        "The sampler gets new weights every eighth step (`train.publish_every`). The third arm has fresh samples.",
+    ),
+)
+
+
+# --- what was found --------------------------------------------------------------------------------------------------
+
+
+def pair_of(result: Result, number: Number) -> dict[str, Any] | None:
+    """The compared pair, turned so that it is of `first` against `second`."""
+    ratio = result["measures"].get(number.name, {}).get("as_ratio", False)
+    pairs = result["pairs"] if number.name == SCORE else result["measure_pairs"].get(number.name, [])
+    for pair in pairs:
+        if {pair["first"], pair["second"]} == {number.first, number.second}:
+            return {**pair, "ratio": ratio} if pair["first"] == number.first else _turned(pair, ratio)
+    return None
+
+
+def _turned(pair: Mapping[str, Any], ratio: bool) -> dict[str, Any]:
+    def turn(value: float | None) -> float | None:
+        return None if value is None else (1 / value if ratio else -value)
+
+    ends = {"mean": turn(pair["mean"]), "low": turn(pair["high"]), "high": turn(pair["low"])}
+    return {**pair, "first": pair["second"], "second": pair["first"], **ends, "ratio": ratio}
+
+
+def judged(result: Result, number: Number) -> Found:
+    """By the interval of the pair and its corrected p-value; nothing is claimed of a single seed."""
+    pair = pair_of(result, number)
+    if pair is None or pair["low"] is None or pair["p_holm"] is None:
+        return "not measured"
+    if number.says == "about half":
+        least, most = ABOUT_HALF
+        if least <= pair["low"] and pair["high"] <= most:
+            return "holds here"
+        return "does not hold here" if pair["low"] > most or pair["high"] < least else "not shown here"
+    if pair["p_holm"] >= 1 - result["design"]["confidence"]:
+        return "not shown here"
+    more = pair["mean"] > (1 if pair["ratio"] else 0)
+    return "holds here" if more == (number.says == "more") else "does not hold here"
+
+
+def judgement(result: Result | None, claim: Claim) -> Found:
+    """Of all its numbers together."""
+    found = {judged(result, number) for number in claim.numbers} if result else {"not measured"}
+    if len(found) == 1:
+        return found.pop()  # pyright: ignore[reportReturnType]
+    return "holds in part" if "holds here" in found else "not shown here"
+
+
+def in_words(result: Result, number: Number) -> str:
+    """`tokens of a wrong answer: grpo less dr_grpo is +1.2 (95% interval +0.3 to +2.1, 5 seeds): holds here`"""
+    pair = pair_of(result, number)
+    if pair is None or pair["low"] is None:
+        return f"{number.name}: not measured"
+    level = f"{100 * result['design']['confidence']:g}% interval"
+    seeds = f"{pair['seeds']} seeds, p {pair['p_holm']:.2g}"
+    if pair["ratio"]:
+        mean, low, high = (f"{pair[key]:.3g}" for key in ("mean", "low", "high"))
+        said = f"{number.first} has {mean} times that of {number.second}"
+    else:
+        scale, unit = (100, " points") if number.name == SCORE and result["measure"] == "accuracy" else (1, "")
+        mean, low, high = (f"{scale * pair[key]:+.3g}".replace("-", "−") for key in ("mean", "low", "high"))
+        said = f"{number.first} less {number.second} is {mean}{unit}"
+    return f"{number.name}: {said} ({level} {low} to {high}, {seeds}): **{judged(result, number)}**"
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+HEAD = """<!-- written by: python -m benchmarks.claims -->
+
+# Claims of the field, tried on a CPU
+
+Each is one file in [benchmarks/claims](../benchmarks/claims), carried out by `posttrain compare` ([how it
+compares](compare.md)): same seeds, same start, same budget for all arms, intervals over seeds and examples, p-values
+corrected for the number of arms. The models are tiny (130 thousand parameters, characters as tokens, answers of six
+letters), the runs short, the seeds few. So this page says **what shows in this setting, and what does not**; what does
+not show here may well be true of large models and long answers.
+
+    python -m benchmarks.claims            all of them
+    posttrain compare benchmarks/claims/clip_higher.yaml --workers 2       one of them, with a page of its own
+
+| claim | found | numbers |
+|---|---|---|
+"""
+
+
+def page_of(results: Mapping[str, Result]) -> str:
+    """The whole page."""
+    lines = [HEAD.rstrip("\n")]
+    for claim in CLAIMS:
+        result = results.get(claim.key)
+        said = "; ".join(in_words(result, number).rsplit(": **", 1)[0] for number in claim.numbers) if result else ""
+        lines.append(f"| [{claim.says}](#{claim.key.replace('_', '-')}) | **{judgement(result, claim)}** | {said} |")
+    for claim in CLAIMS:
+        lines += ["", *_section(claim, results.get(claim.key))]
+    return "\n".join(lines) + "\n"
+
+
+def _section(claim: Claim, result: Result | None) -> list[str]:
+    lines = [f"## {claim.key.replace('_', ' ')}", "", f"{claim.says} ({claim.source})", ""]
+    if result is None:
+        return [*lines, f"Not measured yet: `posttrain compare benchmarks/claims/{claim.key}.yaml --workers 2`."]
+    lines += [f"- {in_words(result, number)}" for number in claim.numbers]
+    lines += ["", *(f"> {sentence}" for sentence in result["verdict"]), "", _table(result), "", claim.note]
+    lines += ["", f"![{claim.says}](images/claim-{claim.key}.svg)", ""]
+    return [*lines, f"    posttrain compare benchmarks/claims/{claim.key}.yaml"]
+
+
+def _table(result: Result) -> str:
+    names = ("peak memory, GB", "training seconds per step", "entropy at the end", *result["design"]["measures"])
+    shown = [name for name in dict.fromkeys(names) if any(name in arm["measures"] for arm in result["arms"].values())]
+    head = ["arm", result["measure"], "runs", "collapsed", "tokens", *shown]
+    rows = [
+        [
+            name,
+            _score(arm["score"]),
+            f"{arm['finished']} of {len(result['design']['seeds'])}",
+            str(len(arm["collapsed"])),
+            _number(arm["tokens"]),
+            *(_number(arm["measures"].get(measure)) for measure in shown),
+        ]
+        for name, arm in result["arms"].items()
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def _score(score: Mapping[str, Any]) -> str:
+    if score["mean"] is None:
+        return "-"
+    if score["low"] is None:
+        return f"{score['mean']:.3f}"
+    return f"{score['mean']:.3f} ({score['low']:.3f} to {score['high']:.3f})"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else compact(value)
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+_STYLE = (
+    "text{font:12px ui-sans-serif,system-ui,sans-serif;fill:#6b7280}.head{fill:#1c1e22;font-weight:600}"
+    ".grid{stroke:#e3e3e0}.pair{stroke:#9aa1ab;stroke-width:1.2}.dot{fill:#1f5fa8}.mean{stroke:#c2651a;stroke-width:3}"
+    "@media(prefers-color-scheme:dark){text{fill:#9aa1ab}.head{fill:#e8e6e1}.grid{stroke:#30343a}.pair{stroke:#6b727d}"
+    ".dot{fill:#6ea8ea}.mean{stroke:#eb9a55}}"
+)
+_LEFT, _TOP, _BOTTOM = 60, 44, 28
+
+
+def picture(result: Result, claim: Claim) -> str:
+    """The claim's first number of every run: a column per arm, the runs of one seed joined, the mean as a bar."""
+    number = claim.numbers[0]
+    arms = list(result["design"]["arms"])
+    values = {
+        (run["arm"], run["seed"]): run["score"] if number.name == SCORE else run["measures"].get(number.name)
+        for run in result["runs"]
+        if run["status"] == "finished"
+    }
+    known = {key: value for key, value in values.items() if value is not None}
+    axis = linear_axis(min(0.0, *known.values()), max(known.values()), HEIGHT - _BOTTOM, _TOP)
+    columns = {arm: _LEFT + (WIDTH - _LEFT) * (place + 0.5) / len(arms) for place, arm in enumerate(arms)}
+    body = [f'<text class="head" x="8" y="20">{escaped(number.name)}</text>']
+    for tick in axis.ticks:
+        body.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH}" y1="{axis(tick)}" y2="{axis(tick)}"/>')
+        body.append(f'<text x="{_LEFT - 8}" y="{axis(tick) + 4}" text-anchor="end">{escaped(compact(tick))}</text>')
+    for seed in result["design"]["seeds"]:
+        points = [(columns[arm], axis(known[arm, seed])) for arm in arms if (arm, seed) in known]
+        body += [
+            f'<line class="pair" x1="{x:g}" y1="{y:g}" x2="{right:g}" y2="{top:g}"/>'
+            for (x, y), (right, top) in pairwise(points)
+        ]
+        body += [f'<circle class="dot" cx="{x:g}" cy="{y:g}" r="4"/>' for x, y in points]
+    for arm, x in columns.items():
+        body.append(f'<text x="{x:g}" y="{HEIGHT - 8}" text-anchor="middle">{escaped(arm)}</text>')
+        own = [value for (name, _), value in known.items() if name == arm]
+        y = axis(sum(own) / len(own)) if own else None
+        body += [] if y is None else [f'<line class="mean" x1="{x - 22:g}" x2="{x + 22:g}" y1="{y}" y2="{y}"/>']
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    label = escaped(f"{claim.says} {number.name} of every run; runs of one seed are joined, the bar is the mean.")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}"><style>{_STYLE}</style>'
+        f"{''.join(body)}</svg>\n"
+    )
+
+
+def write(results: Mapping[str, Result]) -> None:
+    """The page, and a picture for each claim that was measured."""
+    PAGE.write_text(page_of(results))
+    for claim in CLAIMS:
+        if claim.key in results:
+            (PICTURES / f"claim-{claim.key}.svg").write_text(picture(results[claim.key], claim))
