@@ -9,13 +9,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from posttrain.advise.advisor import advise
 from posttrain.advise.conditions import in_words
 from posttrain.advise.guides import Rule, guides
 from posttrain.advise.ranges import ranges
 
-EXAMPLES: Mapping[str, Mapping[str, object]] = {
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "output-reasoning": {"data": "verifier", "goal": "reasoning", "moe": True},
     "output-wishes": {"data": "pairs", "online": True, "priority": "quality,memory"},
     "output-nothing": {"data": "nothing"},
@@ -29,7 +30,7 @@ def sections() -> dict[str, str]:
     return outputs | {name: make() for name, make in TABLES.items()}
 
 
-def _output(facts: Mapping[str, object]) -> str:
+def _output(facts: Mapping[str, Any]) -> str:
     return f"```text\n{advise(**facts).render(details=1 if 'goal' in facts else 0)}```"
 
 

@@ -138,7 +138,9 @@ def _rewards(card: AlgorithmCard, facts: Facts) -> list[dict[str, Any]]:
     if not (card.online and card.learns_from_rewards):
         return []
     if facts.reward == "judge":
-        return [{"judge": {"model": "my-judge", "url": "http://localhost:8000/v1"}}]
+        judge = {"model": "my-judge", "url": "http://localhost:8000/v1"}
+        alone = _group_size(card, facts) == 1  # nothing to compare an answer with
+        return [{"judge": judge | ({"mode": "score"} if alone else {})}]
     if facts.reward == "model":
         return [{"model": REWARD_MODEL, "settings": {"normalize": True}}]
     if facts.reward is None:
