@@ -2,8 +2,10 @@
 
 Completions are requests in a queue (engine.py). Each prompt goes through the model once, whatever the group size, and
 up to `max_batch_rows` rows of any length are decoded together; when one ends, the next request takes its place at
-once. The longest prompts come first, so that what does not fit fails early. Models that keep more than keys and values
-per position are decoded in padded rows that begin and end together; `LocalSampler.note` then says why.
+once. The longest prompts come first, so that what does not fit fails early. A plain decoder runs as a short list of
+operations, with each prompt held once for its group (plain_decoder.py, group_rows.py); other models run their own
+forward pass (slots.py). Models that keep more than keys and values per position are decoded in padded rows that begin
+and end together; `LocalSampler.note` then says why.
 
 **Reproducibility.** A completion depends on `(seed, prompt.index, g)`, the prompt, the weights and the settings, not on
 the rows beside it: each row has its own random stream. What may differ with the composition of a batch are the last

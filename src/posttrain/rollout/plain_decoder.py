@@ -174,11 +174,25 @@ def _mlp(mlp: Any) -> Function:
 
 
 def _norm(norm: Any) -> Function:
-    """One operation, unless something waits for the module to be called."""
+    """A few operations, unless something waits for the module to be called.
+
+    `rms_norm` is one operation on a GPU and ten on the CPU; in float32 the four written out here take two thirds of it.
+    """
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if epsilon is None:
         raise NotImplementedError(f"its {type(norm).__name__} is no RMSNorm")
-    return norm if is_hooked(norm) else lambda x: F.rms_norm(x, norm.weight.shape, norm.weight, epsilon)
+    if is_hooked(norm):
+        return norm
+    weight_E: Tensor = norm.weight
+    if weight_E.device.type != "cpu" or weight_E.dtype != torch.float32:
+        return lambda x: F.rms_norm(x, weight_E.shape, weight_E, epsilon)
+    epsilon_1, scale = weight_E.new_full((1,), epsilon), 1 / len(weight_E)
+
+    def normed(x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return (x * weight_E).mul_(torch.addcmul(epsilon_1, length, length, value=scale).rsqrt_())
+
+    return normed
 
 
 def _noise(*shape: int, like: Tensor) -> Tensor:
