@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.errors import CheckpointError, ModelError
+from posttrain.train.gradient_block import GradientBlock
 from posttrain.types import Max, Mean, Metrics
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Updater:
         self.policy = [p for p in parameters if p.requires_grad and id(p) not in elsewhere]
         self.parameters = [*self.policy, *of_critic]
         self.adamw = build_optimizer(self.policy, config)
+        self._gradients = GradientBlock(self.parameters)
         self._of_policy = len(self.adamw.param_groups)
         for group in decay_groups(of_critic, config):
             self.adamw.add_param_group(group)
@@ -67,6 +69,7 @@ class Updater:
         self._set_rate(self.adamw.param_groups[: self._of_policy], rate)
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
+        self._gradients.release()
         return metrics | {"learning_rate": Max(rate)}
 
     @staticmethod
