@@ -1,7 +1,7 @@
 """Put the result of the demonstration's sweep on file, and its figures into docs/sweep.md.
 
-    posttrain sweep benchmarks/sweeping/knobs.yaml --workers 2 --out sweeps/sort
-    python benchmarks/sweeping/page.py sweeps/sort
+posttrain sweep benchmarks/sweeping/knobs.yaml --workers 2 --out sweeps/sort
+python benchmarks/sweeping/page.py sweeps/sort
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def _fresh(found: Mapping[str, Any]) -> str:
         return ""
     sides: dict[int, dict[str, str]] = {}
     for score in found["confirmation"]["scores"]:
-        text = f"{score['score']:.3f}" if score["score"] is not None else "collapsed" if score["collapsed"] else "failed"
+        without = "collapsed" if score["collapsed"] else "failed"
+        text = without if score["score"] is None else f"{score['score']:.3f}"
         sides.setdefault(score["seed"], {})[score["side"]] = text
-    return _table(["fresh seed", "default", "best"], [[str(s), a["default"], a["best"]] for s, a in sides.items()]) + "\n"
+    rows = [[str(seed), both["default"], both["best"]] for seed, both in sides.items()]
+    return _table(["fresh seed", "default", "best"], rows) + "\n"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

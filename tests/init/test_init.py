@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
-import itertools
 import json
 import os
 import pty
@@ -49,7 +48,9 @@ def test_a_project_runs_as_it_is(tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-0.6B"])
 def test_each_config_is_one_of_a_run_whatever_is_answered(kind, model, tmp_path):
-    for number, (where, goal) in enumerate(itertools.product(CHOICES["where"], CHOICES["goal"])):
+    wheres = [(where, "balance") for where in CHOICES["where"]]
+    goals = [("auto", goal) for goal in CHOICES["goal"] if goal != "balance"]
+    for number, (where, goal) in enumerate([*wheres, *goals, ("cpu", "memory")]):
         folder = tmp_path / str(number)
         make_project(Answers(data=kind, model=model, where=where, goal=goal, folder=folder))
         text = (folder / "config.yaml").read_text()

@@ -32,7 +32,11 @@ def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
     return [
         Line(key="model", value=_model(answers), comment=models),
         *_adapters(answers),
-        Line(key="algorithm", value={"name": found.algorithm, **found.settings}, comment=f"`posttrain explain {found.algorithm}`"),
+        Line(
+            key="algorithm",
+            value={"name": found.algorithm, **found.settings},
+            comment=f"`posttrain explain {found.algorithm}`",
+        ),
         Line(key="data", value={"train": "train.jsonl", "eval": "eval.jsonl"}, comment="eval: never trained on"),
         *_rewards(answers),
         *_sampling(answers),

@@ -76,14 +76,14 @@ def test_collapses_that_no_knob_explains_are_not_explained():
 
 def test_under_chance_alone_a_boundary_is_claimed_in_about_one_sweep_of_twenty():
     claimed = 0
-    for seed in range(60):
+    for seed in range(40):
         dice = random.Random(seed)
         told = [
             trial(n, 10 ** dice.uniform(-5, -1), dice.choice([0, 0.1]), dice.randint(2, 16), dice.choice([None, 0.5]))
             for n in range(10)
         ]
-        claimed += any(boundary.chance < 0.05 for boundary in boundaries(KNOBS, told, shuffles=200))
-    assert claimed <= 8  # 3 are expected
+        claimed += any(boundary.chance < 0.05 for boundary in boundaries(KNOBS, told, shuffles=100))
+    assert claimed <= 6  # 2 are expected
 
 
 @pytest.mark.parametrize("score", [None, 0.5])
