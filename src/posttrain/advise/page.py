@@ -13,7 +13,9 @@ from typing import Any
 
 from posttrain.advise.advisor import advise
 from posttrain.advise.conditions import in_words
+from posttrain.advise.facts import Facts
 from posttrain.advise.guides import Rule, guides
+from posttrain.advise.questions import QUESTIONS
 from posttrain.advise.ranges import ranges
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -102,7 +104,22 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
 
 
+def _questions() -> str:
+    """As they stand on the screen, each with Enter for an answer."""
+    return "```text\n" + "\n".join(f"{question.asks}\n>" for question in QUESTIONS) + "\n```"
+
+
+def _facts() -> str:
+    rows = [
+        (f"`--{name.replace('_', '-')}`", " ".join((told.description or "").split()))
+        for name, told in Facts.model_fields.items()
+    ]
+    return _table(("fact", "meaning"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "questions": _questions,
+    "facts": _facts,
     "rules": _rules,
     "before": _before,
     "contradictions": _contradictions,
