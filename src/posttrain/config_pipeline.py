@@ -76,7 +76,7 @@ class Stage:
     @property
     def makes(self) -> Literal["text", "scores", "steps"]:
         """What the model that it trains gives: text, a score of a whole answer, or one of each of its steps."""
-        algorithm = self.config.algorithm.build()
+        algorithm = self.config.algorithm.declared
         if "scores" not in algorithm.needs:
             return "text"
         return "steps" if algorithm.data_kind == "steps" else "scores"
@@ -106,6 +106,18 @@ class PipelineConfig:
     settings: PipelineSettings
     source: str = ""
     """The file; empty for a mapping."""
+
+    def with_start_models(self) -> dict[str, RunConfig]:
+        """Name of each stage -> its settings, with the model that an earlier stage starts from where its result goes.
+
+        What a stage hands on has the shape of what it began with; that is all a plan has to know of it.
+        """
+        starts: dict[str, str] = {}
+        configs: dict[str, RunConfig] = {}
+        for stage in self.stages:
+            configs[stage.name] = stage.with_models({name: starts[name] for name in stage.uses.values()}).config
+            starts[stage.name] = configs[stage.name].model.path
+        return configs
 
     @property
     def last_policy(self) -> Stage | None:
@@ -182,7 +194,7 @@ def notes(pipeline: PipelineConfig) -> list[str]:
     found: list[str] = []
     imitating: Stage | None = None
     for stage in filter(lambda stage: stage.trains_policy, pipeline.stages):
-        if stage.config.algorithm.build().data_kind == "examples":
+        if stage.config.algorithm.declared.data_kind == "examples":
             imitating = stage
         elif imitating is not None and (stage.config.lora is None) == (imitating.config.lora is None):
             rate, before = stage.config.train.learning_rate, imitating.config.train.learning_rate

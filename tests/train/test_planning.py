@@ -141,3 +141,13 @@ def test_an_unknown_architecture_is_said_and_the_run_goes_on(tmp_path):
 def test_a_plan_that_breaks_stops_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "plan_for", lambda *_: 1 / 0)
     assert "ZeroDivisionError" in plan_into(tmp_path / "run", config_with())
+
+
+def test_a_stage_that_cannot_fit_is_refused_before_the_first_one_trains(tmp_path, monkeypatch):
+    with_memory(monkeypatch, 40.0)
+    with pytest.raises(DoesNotFit, match=r"^stage second: the run needs .* at the very least"):
+        planning.plan_stages({"second": config_with()}, tmp_path)
+
+
+def test_what_is_not_known_of_a_stage_is_left_to_its_beginning(tmp_path):
+    planning.plan_stages({"unknown": config_with(**{"model.path": str(tmp_path)}), "known": config_with()}, tmp_path)

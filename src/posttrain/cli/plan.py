@@ -69,6 +69,7 @@ def plan(
       posttrain plan my_run.yaml --probe
     """
     from posttrain.advise.plan.api import make_plan
+    from posttrain.config_pipeline_stages import holds_stages
 
     configs, overrides = sort_arguments(arguments or [], verb="plan", options=OPTIONS)
     if len(configs) > 1:
@@ -91,6 +92,12 @@ def plan(
         "price": price,
     }
     config = configs[0] if configs else None
+    if config is not None and not probe and holds_stages(config):
+        from posttrain.advise.plan.pipeline import plan_pipeline
+
+        planned = plan_pipeline(config, overrides, gpus=gpus, **how)
+        answer(planned.to_json(), planned.render(), as_json=json)
+        return 0
     made = make_plan(config, overrides, model=model, algorithm=algorithm, gpus=gpus, **how)
     if probe:
         from posttrain.train.probe import probe_and_plan

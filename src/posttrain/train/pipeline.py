@@ -34,6 +34,7 @@ from posttrain.report.verdict import in_brief, verdict
 from posttrain.train import api
 from posttrain.train.pipeline_stage import StageResult, finished, named, train_stage
 from posttrain.train.pipeline_store import SETTINGS, PipelineStore
+from posttrain.train.planning import plan_stages
 from posttrain.train.run import Run
 
 
@@ -112,6 +113,7 @@ def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) 
     with _recording(store, view):
         for note in notes(config):
             view.event("warning", note)
+        plan_stages(config.with_start_models(), folder)
         look_ahead(config, store)
         return _carry_out(config, store, view)
 

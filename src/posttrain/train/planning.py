@@ -7,7 +7,7 @@ are what the line and its warning speak of. Whatever keeps a plan from being mad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +53,23 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
     view.event("plan", plan.line())
     for warning in warnings(plan, least):
         view.event("warning", warning)
+
+
+def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
+    """Raise `DoesNotFit` for a stage that cannot fit, before the ones that come before it are trained.
+
+    What else there is to say of a stage is said when it begins.
+    """
+    for name, config in configs.items():
+        try:
+            plan = plan_for(config, target_here(config))
+            least = least_verdict(plan)
+        except Exception:  # it is said when the stage begins
+            continue
+        try:
+            refuse(plan, least, folder)
+        except DoesNotFit as error:
+            raise DoesNotFit(given=f"stage {name}: {error.given}", allowed=error.allowed, fix=error.fix) from error
 
 
 def target_here(config: RunConfig) -> Target:

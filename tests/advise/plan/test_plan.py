@@ -12,6 +12,7 @@ import posttrain as pt
 from posttrain.advise.plan.api import make_plan
 from posttrain.advise.plan.architecture import read_architecture
 from posttrain.advise.plan.disk import disk_of
+from posttrain.advise.plan.pipeline import plan_pipeline
 from posttrain.advise.plan.records import Adapters, Workload
 from posttrain.config import CheckpointConfig
 from posttrain.errors import ConfigError
@@ -82,6 +83,30 @@ def test_a_checkpoint_has_model_weights_and_two_moments():
     adapters = Workload(architecture=shape, algorithm="dpo", needs=frozenset(), data_kind="pairs", lora=Adapters())
     disk = disk_of(adapters, CheckpointConfig(every=0), folder=None, step_tokens=1000)
     assert disk.total == 2 * (4 * shape.parameters + 16 * shape.lora_parameters(16))  # at the start and at the end
+
+
+STAGES = {
+    "model": "tiny:sort",
+    "train": {"steps": 4},
+    "stages": [
+        {"algorithm": "sft", "data": {"train": "task:examples/sort"}, "train": {"prompts_per_step": 8}},
+        {"algorithm": "dpo", "data": {"train": "task:pairs/sort"}, "train": {"prompts_per_step": 16}},
+    ],
+}
+
+
+def test_a_pipeline_is_planned_stage_by_stage():
+    plan = plan_pipeline(STAGES, gpus="a100")
+    assert [stage.workload.algorithm for stage in plan.stages.values()] == ["sft", "dpo"]
+    assert [stage.step.rows for stage in plan.stages.values()] == [8, 32]
+    assert plan.run_seconds == pytest.approx(sum(stage.run_seconds for stage in plan.stages.values()))
+    assert plan.fits
+    shape = plan.stages["dpo"].workload.architecture
+    assert shape.parameters == plan.stages["sft"].workload.architecture.parameters, "it goes on with that model"
+    first, second, total = plan.render().splitlines()[:3]
+    assert first.startswith("sft  fits: yes; 8 examples a step")
+    assert second.startswith("dpo  fits: yes; 32 rows a step")
+    assert total.startswith("all 2 stages: at most about")
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:

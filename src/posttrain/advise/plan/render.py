@@ -33,7 +33,8 @@ def render(plan: Plan) -> str:
     """Everything, section by section."""
     w = plan.workload
     lora = f", LoRA of rank {w.lora.rank}" if w.lora is not None else ""
-    head = f"{w.architecture.name} ({parameters(w.architecture.parameters)} parameters{_active(plan)}{lora}), {w.algorithm}"
+    shape = f"{parameters(w.architecture.parameters)} parameters{_active(plan)}{lora}"
+    head = f"{w.architecture.name} ({shape}), {w.algorithm}"
     sections = [
         _section("Step", [plan.step.sentence(w.steps)]),
         _section("Memory", _memory(plan)),

@@ -170,7 +170,7 @@ def _other_models(config: RunConfig, policy: Architecture, *, online: bool) -> d
     if critic is not None:
         found["critic_rank"] = critic.rank
         if critic.path is not None and critic.path != "reward_model":
-            found["critic_architecture"] = read_architecture(critic.path)
+            found["critic_architecture"] = model_architecture(critic.path)
     if config.reference is not None:
         found["reference"] = model_architecture(config.reference.path)
     if config.teacher is not None:
@@ -184,4 +184,4 @@ def _reward_models(config: RunConfig, policy: Architecture) -> Iterator[Architec
     """Those that score answers in this process; one that the run trains first is made from the policy's model."""
     for entry in config.rewards:
         if entry.model is not None:
-            yield policy if entry.model == "reward_model" else read_architecture(entry.model)
+            yield policy if entry.model == "reward_model" else model_architecture(entry.model)
