@@ -20,8 +20,8 @@ def after(shapes):
             torch.bmm(torch.ones(3, n, 32), torch.ones(3, 32, n))
     return psutil.Process().memory_info().rss
 
-first = after(range(64, 264))
-print((after(range(264, 564)) - first) // 2**20)
+first = after(range(64, 664))
+print((after(range(664, 964)) - first) // 2**20)
 """
 
 

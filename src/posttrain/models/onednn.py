@@ -22,12 +22,11 @@ from torch import Tensor
 TYPICAL_ROWS = 64
 """Rows for which weights are laid out. The layout is right for any number; from 16 on it makes no difference."""
 
-KEPT_KERNELS = 80
-"""A kernel is compiled for each shape of a product, and kept in case that shape comes again. It does so in the next
-layer of the same pass, and hardly ever later: rows of other steps are of other lengths. By default 1,024 are kept, half
-a megabyte and more each, with which the memory of a run of 2.7M parameters grew from 0.9 to 1.5 GB within ten steps,
-and its steps became slower. One micro-batch has about 60 shapes. oneDNN keeps kernels and PyTorch their descriptions;
-both ask the environment once, at the first product."""
+KEPT_KERNELS = 512
+"""A kernel is compiled for each shape of a product, and kept in case that shape comes again. Those of decoding do in
+every step, some five for each number of rows; those of training passes hardly ever, for other steps have rows of other
+lengths. By default 1,024 are kept, up to half a megabyte each: most of them would be of passes that are over. oneDNN
+keeps kernels and PyTorch their descriptions; both ask the environment once, at the first product."""
 for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_variable, str(KEPT_KERNELS))
 
