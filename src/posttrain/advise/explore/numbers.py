@@ -14,10 +14,11 @@ from typing import Any, get_args
 
 import numpy as np
 
+from posttrain.advise.cards import cards
 from posttrain.advise.explore.choices import Choice
 from posttrain.advise.explore.selections import Selection, workload
 from posttrain.advise.plan.api import ERROR
-from posttrain.advise.plan.hardware import devices
+from posttrain.advise.plan.hardware import find_hardware
 from posttrain.advise.plan.memory import predict
 from posttrain.advise.plan.records import MemoryPlan, PhaseName
 from posttrain.advise.plan.verdict import Verdict
@@ -106,11 +107,16 @@ class Numbers:
         yield from ({**chosen, name: value} for name, values in self.axes.items() for value in values)
 
     def _planned(self, key: str, chosen: Selection) -> list[dict[PartName, np.ndarray]]:
-        """Phase -> part -> bytes of every combination, `[len(axis) for axis in axes]`."""
-        size = [len(values) for values in self.axes.values()]
+        """Phase -> part -> bytes of every combination, `[len(axis) for axis in axes]`; one value is enough of a choice
+        that has no meaning where nothing is sampled."""
+        sampled = cards()[key].online
+        axes = {
+            name: all_ if sampled or not self.choices[name].online else all_[:1] for name, all_ in self.axes.items()
+        }
+        size = [len(values) for values in axes.values()]
         found: list[dict[PartName, np.ndarray]] = [{} for _ in PHASES]
-        for place, values in zip(np.ndindex(*size), itertools.product(*self.axes.values()), strict=True):
-            selection = {**chosen, **dict(zip(self.axes, values, strict=True))}
+        for place, values in zip(np.ndindex(*size), itertools.product(*axes.values()), strict=True):
+            selection = {**chosen, **dict(zip(axes, values, strict=True))}
             for phase, parts in _bytes(predict(workload(key, selection))).items():
                 of_phase = found[PHASES.index(phase)]
                 for name, number in parts.items():
@@ -147,8 +153,8 @@ def _bytes(plan: MemoryPlan) -> dict[PhaseName, dict[PartName, int]]:
 
 
 def device_of(key: str) -> dict[str, Any]:
-    """Bytes of a device, and for each answer of the planner to "does it fit" the most bytes that get it."""
-    memory = devices()[key].memory
+    """Bytes that a run may use, and for each answer of the planner to "does it fit" the most bytes that get it."""
+    memory = find_hardware(key).memory
     return {"key": key, "bytes": memory, "most": [_most(memory, answer) for answer in ANSWERS[:-1]]}
 
 
