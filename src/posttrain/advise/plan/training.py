@@ -2,7 +2,8 @@
 
 The backward pass goes through the models in reverse: a critic of its own first, then the policy, of each the head, the
 layers from last to first, the embedding. Activations become fewer while gradients become more, evenly from layer to
-layer, so what is alive is largest at one of the ends. From the second micro-batch on all gradients are there already.
+layer, so what is alive is largest at one of the ends. From the second micro-batch on all gradients are there already;
+on a CPU from the first gradient on, with which the memory of all is taken (train/gradient_block.py).
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def moments(workload: Workload) -> Iterator[Moment]:
     whole = gradients(workload)
     passes = trained_passes(workload, layout)
     ready: dict[Role, int] = {role: size if number > 1 else 0 for role, size in whole.items()}
-    always = (records(workload),)
+    in_block, always = workload.device == "cpu", (records(workload),)
     for place in reversed(range(len(passes))):
         one, others = passes[place], [*_alive(passes[:place]), *always]
-        collected = 0 if number == 1 else one.waiting  # the first time it becomes the gradient itself
+        collected = one.waiting if in_block or number > 1 else 0  # elsewhere it becomes the gradient itself
         if one.head is not None:
             yield Moment(
                 name=f"backward of the {one.role}'s head",
@@ -77,6 +78,7 @@ def moments(workload: Workload) -> Iterator[Moment]:
                     *others,
                 ),
             )
+        ready = dict(whole) if in_block else ready
         yield Moment(
             name=f"backward of the {one.role}'s last layer",
             parts=(
