@@ -14,7 +14,7 @@ from posttrain.advise.plan.memory import predict
 from posttrain.advise.plan.records import MemoryPlan
 from posttrain.advise.plan.workload import workload_of
 from posttrain.advise.roles import roles_of
-from posttrain.advise.starter import REWARD_MODEL, model_for, wants_lora
+from posttrain.advise.starter import OWN_REWARD_MODEL, model_for, wants_lora
 from posttrain.config import load_config
 from posttrain.config_cards import without_torch
 from posttrain.errors import PosttrainError
@@ -40,7 +40,7 @@ def _counted(config: str, facts: Facts) -> MemoryPlan | None:
     """None for a model of which nothing is known."""
     tree, ranks = yaml.safe_load(config), facts.gpus or 1
     for reward in tree.get("rewards", ()):
-        if reward.get("model") == REWARD_MODEL:  # yours; taken to be as large as the policy
+        if reward.get("model") == OWN_REWARD_MODEL:  # yours; taken to be as large as the policy
             reward["model"] = tree["model"]
     try:
         with without_torch():

@@ -10,12 +10,13 @@ from posttrain.advise.cards import AlgorithmCard
 from posttrain.advise.facts import Facts
 from posttrain.advise.plan.architecture import size_classes
 from posttrain.advise.ranges import Range, usual_values
+from posttrain.config_stages import REWARD_MODEL
 from posttrain.config_text import dotted, leaves, write_tree
 
 MODEL = "Qwen/Qwen3-0.6B"
 """Where neither a model nor a size is told."""
 ROWS = "rows"
-REWARD_MODEL = "my-reward-model"
+OWN_REWARD_MODEL = "my-reward-model"
 """The folder of a reward model that is there already."""
 FILES: Mapping[str, str] = {
     "prompts": "prompts.jsonl",
@@ -93,8 +94,8 @@ def _tree(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], usual:
     tree["data"] = {"train": FILES[card.data_kind]}
     if rewards := _rewards(card, facts):
         tree["rewards"] = rewards
-    if any(reward.get("model") == "reward_model" for reward in rewards):
-        tree["reward_model"] = {
+    if any(reward.get("model") == REWARD_MODEL for reward in rewards):
+        tree[REWARD_MODEL] = {
             "data": {"train": FILES["pairs"]},
             "train": {"steps": 200, "prompts_per_step": 64, "learning_rate": 9e-6},
         }
@@ -142,9 +143,9 @@ def _rewards(card: AlgorithmCard, facts: Facts) -> list[dict[str, Any]]:
         alone = _group_size(card, facts) == 1  # nothing to compare an answer with
         return [{"judge": judge | ({"mode": "score"} if alone else {})}]
     if facts.reward == "model":
-        return [{"model": REWARD_MODEL, "settings": {"normalize": True}}]
+        return [{"model": OWN_REWARD_MODEL, "settings": {"normalize": True}}]
     if facts.reward is None:
-        learnt = "reward_model" if "pairs" in facts.data else REWARD_MODEL
+        learnt = REWARD_MODEL if "pairs" in facts.data else OWN_REWARD_MODEL
         return [{"model": learnt, "settings": {"normalize": True}}]
     rewards: list[dict[str, Any]] = [
         {"name": "math"} if facts.goal == "reasoning" else {"function": "rewards.py:score"}
