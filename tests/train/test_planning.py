@@ -151,3 +151,8 @@ def test_a_stage_that_cannot_fit_is_refused_before_the_first_one_trains(tmp_path
 
 def test_what_is_not_known_of_a_stage_is_left_to_its_beginning(tmp_path):
     planning.plan_stages({"unknown": config_with(**{"model.path": str(tmp_path)}), "known": config_with()}, tmp_path)
+
+
+def test_a_model_that_the_hub_does_not_give_is_left_to_whoever_loads_it(tmp_path):
+    said = plan_into(tmp_path / "run", config_with(**{"model.path": "nobody/has-this-model-of-3b"}))
+    assert said.startswith("plan: cannot tell whether it fits: model 'nobody/has-this-model-of-3b' is no folder")

@@ -8,13 +8,17 @@ are what the line and its warning speak of. Whatever keeps a plan from being mad
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from huggingface_hub import get_session, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.utils import build_hf_headers
 
 from posttrain.advise.plan.api import Plan, Target, plan_for, verdict_on
+from posttrain.advise.plan.architecture import size_classes
 from posttrain.advise.plan.available import gpu_here, processor_here
 from posttrain.advise.plan.hardware import Hardware
 from posttrain.advise.plan.memory import predict
@@ -22,14 +26,17 @@ from posttrain.advise.plan.records import Workload
 from posttrain.advise.plan.verdict import Verdict, size
 from posttrain.errors import DoesNotFit, PosttrainError
 from posttrain.models.load import choose_device
+from posttrain.models.reading import HUB_NAME
 
 if TYPE_CHECKING:
-    from posttrain.config import RunConfig
+    from posttrain.config import ModelConfig, RunConfig
     from posttrain.report.terminal import TerminalView
     from posttrain.train.store import RunStore
 
 SHORTEST = 8
 """Tokens of a prompt, and of an answer, below which no run is imagined."""
+HUB_PATIENCE = 5.0
+"""Seconds for the Hub to answer."""
 DISK_ERROR = 0.1
 """Share by which the size of a checkpoint may be off; its tensors are known, and little else is in it."""
 
@@ -39,6 +46,7 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
 
     Nothing of it enters events.jsonl: what a machine has free is no part of a run.
     """
+    fetch_shape(config.model)
     try:
         plan = plan_for(config, target_here(config))
         least = least_verdict(plan)
@@ -55,12 +63,29 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
         view.event("warning", warning)
 
 
+def fetch_shape(model: ModelConfig) -> None:
+    """Have config.json of a model on the Hub in the local cache, where a plan finds it: a few kilobytes, before all
+    the weights. Whatever is wrong with the model is said when it is loaded."""
+    name, revision = model.path, model.revision
+    if not HUB_NAME.fullmatch(name) or Path(name).expanduser().exists() or name.lower() in size_classes():
+        return
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        return
+    with suppress(Exception):  # asked once: a download by itself would try again and again where there is no network
+        url = hf_hub_url(name, "config.json", revision=revision)
+        get_session().head(
+            url, headers=build_hf_headers(), timeout=HUB_PATIENCE, follow_redirects=True
+        ).raise_for_status()
+        hf_hub_download(name, "config.json", revision=revision)
+
+
 def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
     """Raise `DoesNotFit` for a stage that cannot fit, before the ones that come before it are trained.
 
     What else there is to say of a stage is said when it begins.
     """
     for name, config in configs.items():
+        fetch_shape(config.model)
         try:
             plan = plan_for(config, target_here(config))
             least = least_verdict(plan)

@@ -209,6 +209,8 @@ def _assumed(plan: Plan) -> list[str]:
         f"({shares.source})",
         "not counted: your reward functions, judges, reading data, writing checkpoints",
     ]
+    if plan.config.reward_model is not None:
+        told.append("not counted either: training the reward model first; its section can be planned by itself")
     if plan.workload.device == "cuda":
         told.append("time on GPUs is computed from data sheets; none was at hand to measure it")
     if plan.hardware.count > 1:
