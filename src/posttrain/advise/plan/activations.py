@@ -74,7 +74,7 @@ class Pass:
     def around(self) -> int:
         """Ids, positions' cosines and sines, the embedded tokens, the last norm."""
         a, tokens = self.architecture, self.layout.tokens
-        rotary = 0 if a.learned_positions else 2 * a.key_width * self.narrow
+        rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
         norm = WIDE * (1 + (a.hidden if self.trained else 0))
         embedded = WIDE * a.hidden if self.trained else 0
         return tokens * (8 + rotary + embedded + norm)
@@ -135,6 +135,11 @@ class Pass:
         """Of the weights of a layer in the precision of the products."""
         return 0 if self.narrow == WIDE else self.narrow * sum(linear.parameters for linear in block.linears)
 
+    @property
+    def cached_casts(self) -> int:
+        """Autocast keeps the casts of weights that are trained until the end of the pass, without gradient too."""
+        return sum(number * self._casts(block) for number, block in self.architecture.blocks) if self.trained else 0
+
     # --- what is there for a moment ----------------------------------------------------------------------------------
 
     @property
@@ -142,7 +147,7 @@ class Pass:
         """Without gradient, in the MLP: act(gate), up and their product beside four hidden states: the embedded tokens,
         the input of the layer, that of the MLP and its norm."""
         a, tokens = self.architecture, self.layout.tokens
-        rotary = 0 if a.learned_positions else 2 * a.key_width * self.narrow
+        rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
         return tokens * (self.narrow * 3 * self.widest_mlp + WIDE * 4 * a.hidden + rotary + 8)
 
     @property

@@ -83,5 +83,10 @@ class Head:
 
     @property
     def forward_moment(self) -> int:
-        """Without gradient: the tile that is made and the one before it, beside the hidden states."""
-        return self.states + self.tiles_at_once * WIDE * self.tile
+        """Without gradient: tiles beside the hidden states."""
+        return self.states + self.tiles
+
+    @property
+    def tiles(self) -> int:
+        """In a forward pass: the one that is made and the one before it."""
+        return self.tiles_at_once * WIDE * self.tile

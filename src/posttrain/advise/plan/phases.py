@@ -66,10 +66,13 @@ def _score(workload: Workload) -> Iterator[Moment]:
     layout = microbatches(workload).largest
     always = records(workload)
     for role, one in _scoring_passes(workload, layout):
-        yield Moment(name=f"layers of the {role}", parts=(part(role, "temporaries", one.forward_moment), always))
+        casts = one.cached_casts if role in ("policy", "critic") else 0
+        inside = part(role, "temporaries", one.forward_moment + casts)
+        yield Moment(name=f"layers of the {role}", parts=(inside, always))
         if role not in ("critic", "reward model"):
             head = Head.of(workload, one.architecture, layout.scored, trained=False)
-            yield Moment(name=f"head of the {role}", parts=(part(role, "logits", head.forward_moment), always))
+            logits = part(role, "logits", head.forward_moment)
+            yield Moment(name=f"head of the {role}", parts=(logits, part(role, "temporaries", casts), always))
 
 
 def _scoring_passes(workload: Workload, layout: Layout) -> Iterator[tuple[Role, Pass]]:

@@ -101,6 +101,11 @@ class Workload:
         return self.prompts_per_step * per_prompt
 
     @property
+    def scores(self) -> bool:
+        """The model that is trained gives a score in place of words: it has no head of a language model."""
+        return "scores" in self.needs
+
+    @property
     def row_tokens(self) -> int:
         """Of the longest row."""
         return self.prompt_tokens + self.completion_tokens

@@ -31,12 +31,18 @@ def resident(workload: Workload) -> list[Part]:
 def trained_parameters(workload: Workload) -> dict[Role, int]:
     """Parameters that get a gradient, by role."""
     policy = workload.architecture
-    trained: dict[Role, int] = {"policy": policy.parameters}
+    trained: dict[Role, int] = {"policy": policy_parameters(workload)}
     if workload.lora is not None:
         trained["policy"] = policy.lora_parameters(workload.lora.rank, workload.lora.targets)
     if workload.critic != "none":
         trained["critic"] = critic_parameters(workload)
     return trained
+
+
+def policy_parameters(workload: Workload) -> int:
+    """Of the model that is trained; one that scores has a head of one number."""
+    a = workload.architecture
+    return a.trunk_parameters + a.hidden if workload.scores else a.parameters
 
 
 def critic_parameters(workload: Workload) -> int:
@@ -76,7 +82,7 @@ def moment_bytes(workload: Workload, parameters: int) -> int:
 
 def _policy(workload: Workload) -> Iterator[Part]:
     trained, ranks = trained_parameters(workload), weight_ranks(workload)
-    yield _weights("policy", workload.architecture.parameters, ranks, "master weights in float32")
+    yield _weights("policy", policy_parameters(workload), ranks, "master weights in float32")
     if workload.lora is not None:
         rank = f"rank {workload.lora.rank}"
         yield Part(role="policy", what="adapters", bytes=MASTER * trained["policy"] // ranks, why=rank, stays=True)

@@ -36,6 +36,11 @@ class Trained:
         return self.body.checkpointed if self.checkpointing else self.body.saved
 
     @property
+    def cached_casts(self) -> int:
+        """While the pass lasts; without checkpointing they are among what is saved."""
+        return self.body.cached_casts if self.checkpointing else 0
+
+    @property
     def last_layer(self) -> int:
         """For a moment, in its backward pass: with checkpointing what it kept is made again."""
         again = self.body.saved_by(self.body.architecture.blocks[-1][1]) if self.checkpointing else 0
@@ -69,6 +74,16 @@ def moments(workload: Workload) -> Iterator[Moment]:
         collected = one.waiting if in_block or number > 1 else 0  # elsewhere it becomes the gradient itself
         if one.head is not None:
             yield Moment(
+                name=f"forward of the {one.role}'s head",
+                parts=(
+                    *_gradients(ready),
+                    part(one.role, "activations", one.saved),
+                    part(one.role, "logits", one.head.kept),
+                    part(one.role, "temporaries", one.head.tiles + one.cached_casts),
+                    *others,
+                ),
+            )
+            yield Moment(
                 name=f"backward of the {one.role}'s head",
                 parts=(
                     *_gradients(ready),
@@ -100,10 +115,11 @@ def moments(workload: Workload) -> Iterator[Moment]:
 def trained_passes(workload: Workload, layout: Layout) -> list[Trained]:
     """In the order in which they run forward; a shared critic reads the policy's hidden states."""
     checkpointing = workload.gradient_checkpointing
+    architecture, trained = workload.architecture, workload.lora is None
     policy = Trained(
         role="policy",
-        body=Pass.of(workload, workload.architecture, layout, adapters=workload.lora),
-        head=Head.of(workload, workload.architecture, layout.scored, trained=workload.lora is None),
+        body=Pass.of(workload, architecture, layout, adapters=workload.lora),
+        head=None if workload.scores else Head.of(workload, architecture, layout.scored, trained=trained),
         checkpointing=checkpointing,
     )
     if workload.critic not in ("separate", "lora"):
