@@ -123,12 +123,16 @@ def test_two_algorithms_stand_side_by_side_with_their_differences_marked(browser
     assert all("(differs)" in text for fact, _, text in rows if fact in marked)
 
 
-def test_what_is_not_sampled_needs_no_group(browser):
+def test_what_would_change_nothing_cannot_be_chosen(browser):
     select(browser, {"a": "dpo"})
     assert browser.evaluate("document.getElementById('group').disabled")
     assert "groups of" not in browser.evaluate("document.getElementById('summary').textContent")
     select(browser, {"b": "grpo"})
     assert not browser.evaluate("document.getElementById('group').disabled")
+    kl = "document.querySelector('[name=kl]').disabled"
+    assert not browser.evaluate(kl)
+    select(browser, {"b": "cispo"})
+    assert browser.evaluate(kl)
 
 
 def test_everything_can_be_done_from_the_keyboard(browser):

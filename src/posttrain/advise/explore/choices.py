@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from posttrain.advise.plan.architecture import size_classes
 from posttrain.advise.plan.hardware import devices
@@ -35,85 +34,6 @@ class Choice:
     """Stands with the hardware in the form."""
 
 
-@cache
-def choices() -> Mapping[str, Choice]:
-    """Name -> choice, in the order of the form."""
-    made = (
-        Choice(name="model", label="Model", values={size: model_label(size) for size in MODELS}, start="7b"),
-        Choice(
-            name="weights",
-            label="Training",
-            values={"all": "all weights", "lora": "LoRA"},
-            start="all",
-            switch=True,
-        ),
-        Choice(
-            name="precision",
-            label="Computed in",
-            values={"bfloat16": "bfloat16", "float32": "float32"},
-            start="bfloat16",
-            switch=True,
-        ),
-        Choice(
-            name="checkpointing",
-            label="Checkpointing",
-            values={"off": "off", "on": "on"},
-            start="on",
-            said="checkpointing {}",
-            switch=True,
-        ),
-        Choice(
-            name="tokens",
-            label="Longest completion",
-            values={str(tokens): f"{tokens:,} tokens" for tokens in TOKENS},
-            start="2048",
-            said="completions of {}",
-        ),
-        Choice(
-            name="group",
-            label="Group size",
-            values={str(size): str(size) for size in GROUPS},
-            start="8",
-            said="groups of {}",
-            online=True,
-        ),
-        Choice(
-            name="reward",
-            label="Rewards from",
-            values={"program": "program", "model": "model"},
-            start="program",
-            said="rewards from a {}",
-            switch=True,
-            online=True,
-        ),
-        Choice(
-            name="kl",
-            label="KL to a reference",
-            values={"default": "by default", "on": "always"},
-            start="default",
-            said="KL to a reference {}",
-            switch=True,
-            online=True,
-        ),
-        Choice(
-            name="gpus",
-            label="How many",
-            values={str(count): f"{count} GPU{'s' * (count > 1)}" for count in GPUS},
-            start="8",
-            hardware=True,
-        ),
-        Choice(
-            name="device",
-            label="GPU",
-            values={key: devices()[key].title.removeprefix("NVIDIA ") for key in DEVICES},
-            start="h100",
-            said="{} each",
-            hardware=True,
-        ),
-    )
-    return {choice.name: choice for choice in made}
-
-
 def model_label(size: str) -> str:
     """The size, and the published model that stands for it.
 
@@ -123,3 +43,84 @@ def model_label(size: str) -> str:
     known = size_classes()[size]
     total, _, active = size.upper().partition("-A")
     return f"{total}{f', {active} active' if active else ''}: {known['model'].partition('/')[2]}"
+
+
+OFFERED = (
+    Choice(name="model", label="Model", values={size: model_label(size) for size in MODELS}, start="7b"),
+    Choice(
+        name="weights",
+        label="Training",
+        values={"all": "all weights", "lora": "LoRA"},
+        start="all",
+        switch=True,
+    ),
+    Choice(
+        name="precision",
+        label="Computed in",
+        values={"bfloat16": "bfloat16", "float32": "float32"},
+        start="bfloat16",
+        switch=True,
+    ),
+    Choice(
+        name="checkpointing",
+        label="Checkpointing",
+        values={"off": "off", "on": "on"},
+        start="on",
+        said="checkpointing {}",
+        switch=True,
+    ),
+    Choice(
+        name="tokens",
+        label="Longest completion",
+        values={str(tokens): f"{tokens:,} tokens" for tokens in TOKENS},
+        start="2048",
+        said="completions of {}",
+    ),
+    Choice(
+        name="group",
+        label="Group size",
+        values={str(size): str(size) for size in GROUPS},
+        start="8",
+        said="groups of {}",
+        online=True,
+    ),
+    Choice(
+        name="reward",
+        label="Rewards from",
+        values={"program": "program", "model": "model"},
+        start="program",
+        said="rewards from a {}",
+        switch=True,
+        online=True,
+    ),
+    Choice(
+        name="kl",
+        label="KL to a reference",
+        values={"default": "by default", "on": "always"},
+        start="default",
+        said="KL to a reference {}",
+        switch=True,
+        online=True,
+    ),
+    Choice(
+        name="gpus",
+        label="How many",
+        values={str(count): f"{count} GPU{'s' * (count > 1)}" for count in GPUS},
+        start="8",
+        hardware=True,
+    ),
+    Choice(
+        name="device",
+        label="GPU",
+        values={key: devices()[key].title.removeprefix("NVIDIA ") for key in DEVICES},
+        start="h100",
+        said="{} each",
+        hardware=True,
+    ),
+)
+"""In the order of the form."""
+
+
+def choices() -> Mapping[str, Choice]:
+    """Name -> choice."""
+    return {choice.name: choice for choice in OFFERED}

@@ -69,18 +69,20 @@ function said(group) {
   return group.dataset.said.replace("{}", text);
 }
 
-/** What has no meaning where nothing is sampled cannot be chosen there. */
-function disable(online) {
+/** What changes nothing about any of these algorithms cannot be chosen: what is not sampled has no group, for example. */
+function disable(keys) {
   for (const group of form.querySelectorAll("[data-online]")) {
-    group.classList.toggle("off", !online);
-    for (const field of group.matches("select") ? [group] : group.querySelectorAll("input")) field.disabled = !online;
+    const choices = group.matches("select") ? [group] : [...group.querySelectorAll("input")];
+    const off = !keys.some((key) => cards.get(key).plan[choices[0].name]);
+    group.classList.toggle("off", off);
+    for (const field of choices) field.disabled = off;
   }
 }
 
 function show() {
   const chosen = selected();
   const keys = [chosen.a, chosen.b].filter(Boolean);
-  disable(keys.some((key) => cards.get(key).online));
+  disable(keys);
   const plans = keys.map((key) => planOf(key, chosen));
   bars(plans);
   numbers(plans);
