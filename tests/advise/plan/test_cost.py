@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +15,11 @@ from posttrain.advise.plan import cost
 from posttrain.advise.plan.architecture import architecture_of, read_architecture
 from posttrain.advise.plan.arithmetic import Step
 from posttrain.advise.plan.cost import Trained, Work
-from posttrain.advise.plan.hardware import Efficiency, find_hardware
+from posttrain.advise.plan.hardware import Efficiency, find_hardware, this_processor
 from posttrain.advise.plan.records import Workload
 from posttrain.advise.plan.timing import cost_of_step, step_of
 
+SPEED = Path(__file__).parents[3] / "benchmarks" / "results" / "speed.json"
 SIZES = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16,
@@ -166,3 +169,27 @@ def test_twice_the_devices_take_about_half_the_time():
     alone = cost_of_step(many, find_hardware("h100")).seconds
     shared = cost_of_step(replace(many, ranks=2), find_hardware("2xh100")).seconds
     assert 0.45 * alone < shared < 0.75 * alone
+
+
+@pytest.mark.parametrize(
+    ("task", "place", "rows"), [("grpo", 0, 8), ("grpo", 1, 8), ("dpo", 0, 32), ("sft", 0, 64)], ids=str
+)
+def test_measured_steps_took_half_to_twice_what_is_planned(task, place, rows):
+    """The steps of docs/speed.md in float32, with the rates that were measured beside them and assumed shares."""
+    measured = json.loads(SPEED.read_text())
+    entry, limits = measured[task][place], measured["machine_limits"]
+    hardware = this_processor(2**34, (limits["float32"] * 1e9, limits["memory_gb_per_s"] * 1e9))
+    answer = entry["tokens"]["sampled"] // 64
+    work = Workload(
+        architecture=architecture_of({**entry["model"], "model_type": "llama"}),
+        algorithm=task,
+        needs=frozenset(),
+        data_kind={"grpo": "prompts", "dpo": "pairs", "sft": "examples"}[task],
+        prompts_per_step=rows,
+        prompt_tokens=(entry["tokens"]["real"] - entry["tokens"]["sampled"]) // 64,
+        completion_tokens=128,
+        mean_completion_tokens=answer,
+    )
+    took = entry["sides"]["posttrain float32"]
+    planned = cost_of_step(work, hardware).seconds
+    assert 0.5 < planned / (took.get("time/sample", 0.0) + took["time/train"]) < 2

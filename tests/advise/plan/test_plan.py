@@ -62,6 +62,7 @@ def test_what_is_drawn_shorter_takes_less_time_and_the_same_memory():
         ({"model": "7b"}, "neither a configuration nor both a model and an algorithm"),
         ({"model": "7b", "algorithm": "grop"}, "Did you mean grpo"),
         ({"model": "7b", "algorithm": "grpo", "gpus": "8xH900"}, "allowed: a count and one of h100"),
+        ({"config": CONFIG, "gpu": "h100"}, "a plan knows no 'gpu'; allowed: gpus, engine"),
         ({"config": CONFIG, "model": "7b"}, "a model or an algorithm beside it"),
         ({"model": "no/such-model-8b", "algorithm": "grpo", "gpus": "h100"}, "nearest size class"),
     ],

@@ -10,7 +10,7 @@ Nothing is downloaded, no GPU is needed and torch is not imported. Of `posttrain
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -181,6 +181,13 @@ def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
 def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     """`gpus` by name, several of one kind sharded fully unless said otherwise; this machine without a name."""
     hardware = this_machine(config.model.device) if gpus is None else find_hardware(gpus)
+    known = [field.name for field in fields(Target) if field.name != "hardware"]
+    if unknown := how.keys() - set(known):
+        raise ConfigError(
+            given=f"a plan knows no {min(unknown)!r}",
+            allowed=f"gpus, {', '.join(known)}",
+            fix="Settings of the config go into overrides: {'train.steps': 50}.",
+        )
     given = {name: value for name, value in how.items() if value is not None}
     if hardware.count > 1:
         given.setdefault("sharding", "full")
