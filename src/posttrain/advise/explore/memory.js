@@ -38,7 +38,7 @@ function verdictOf({ most, device }) {
 /** The line that says the same, with more to it. */
 function commandOf(key, chosen) {
   const told = Object.entries(cards.get(key).plan).map(([choice, values]) => values[chosen[choice]]);
-  const settings = told.filter(Boolean).join(" ").replaceAll("{model}", chosen.model);
+  const settings = told.filter(Boolean).join(" ").replaceAll("SIZE", chosen.model);
   return `posttrain plan --model ${chosen.model} --algorithm ${key} --gpus ${chosen.gpus}x${chosen.device} ${settings}`;
 }
 

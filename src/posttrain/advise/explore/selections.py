@@ -32,7 +32,7 @@ Settings = Mapping[str, Any]
 
 
 def settings_by_value(card: AlgorithmCard) -> dict[str, dict[str, Settings]]:
-    """Choice -> value -> what is set for it beside model and algorithm; `{model}` stands for the model's size."""
+    """Choice -> value -> what is set for it beside model and algorithm; `SIZE` stands for that of the model."""
     found: dict[str, dict[str, Settings]] = {
         "precision": {name: {"model.precision": name} for name in ("bfloat16", "float32")},
         "weights": {"lora": {"lora.rank": LORA_RANK}},
@@ -42,11 +42,11 @@ def settings_by_value(card: AlgorithmCard) -> dict[str, dict[str, Settings]]:
     if card.online:
         found["group"] = {str(size): {"sampling.group_size": size} for size in GROUPS}
     if card.online and card.learns_from_rewards:
-        found["reward"] = {"model": {"rewards": [{"model": "{model}"}]}}
+        found["reward"] = {"model": {"rewards": [{"model": "SIZE"}]}}
     if "kl_coef" in card.defaults and "reference" not in card.needs_of():
         found["kl"] = {"on": {"algorithm.kl_coef": KL_COEF}}
     if "teacher" in card.needs_of():
-        found["model"] = {size: {"teacher.path": "{model}"} for size in MODELS}
+        found["model"] = {size: {"teacher.path": "SIZE"} for size in MODELS}
     return found
 
 
@@ -61,7 +61,7 @@ def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for choice, values in settings_by_value(cards()[key]).items():
         told |= values.get(chosen[choice], {})
-    return yaml.safe_load(yaml.safe_dump(told).replace("{model}", chosen["model"]))
+    return yaml.safe_load(yaml.safe_dump(told).replace("SIZE", chosen["model"]))
 
 
 def written(settings: Settings) -> str:
