@@ -86,6 +86,7 @@ def test_ctrl_c_saves_the_runs_and_says_so(place):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "Interrupted" in err
+    assert "`posttrain sweep out` goes on with it" in err
     assert list((place / "out" / "trials" / "trial-000" / "checkpoints").glob("step-*/manifest.json"))
 
 

@@ -112,6 +112,19 @@ def test_a_trial_that_ended_while_nobody_looked_is_read_from_its_files_and_not_r
     assert found[2].reason == "DataError: no such file"
 
 
+def test_the_same_settings_are_not_run_twice(tmp_path):
+    study, said = study_in(tmp_path), []
+    first, second = tasks_in(tmp_path, study, 2, said)
+    finish(first, [0.2, 0.6])
+    study.enqueue_trial(dict(first.trial.params))
+    finish(second, [0.2, 0.5])
+    (third,) = tasks_in(tmp_path, study, 3, said)
+    assert third.start() is None
+    found = records(study, KNOBS)[2]
+    assert (found.outcome, found.score, found.values) == ("finished", 0.6, DEFAULT)
+    assert found.reason == "the same settings as trial 0"
+
+
 def test_a_run_that_was_interrupted_is_not_over(tmp_path):
     write_run(tmp_path / "run", [0.2, 0.4], type="KeyboardInterrupt", message="stopped after step 3", exit_code=1)
     assert read_course(tmp_path / "run").state == "unfinished"
@@ -207,6 +220,11 @@ def test_a_file_with_knobs_says_everything(tmp_path):
     file.write_text("base: base.yaml\nknobs: {algorithm.kl_coef: 'choice(0, 0.1)'}\nsteps: 7\n")
     with pytest.raises(ConfigError, match="steps in a file with knobs"):
         settings_for(file, (), (), None)
+
+
+def test_a_pipeline_is_no_config_of_one_run():
+    with pytest.raises(ConfigError, match="a pipeline, which has stages"):
+        settings_for({**BASE, "stages": []}, ["train.learning_rate=log(1e-5,1e-2)"], (), None)
 
 
 def test_two_processes_do_not_work_at_one_sweep(tmp_path):

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config import RunConfig, check, load_config
-from posttrain.config_text import leaves, write_tree
+from posttrain.config_pipeline_stages import holds_stages
+from posttrain.config_text import leaves, read_mapping, write_tree
 from posttrain.errors import ConfigError
 from posttrain.experiments.children import WATCHED_EVERY
 from posttrain.experiments.sweep.analysis import boundaries, importance
@@ -62,7 +63,11 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
         settings.keep(folder)
-        return _carry_out(settings, folder, workers, tell)
+        try:
+            return _carry_out(settings, folder, workers, tell)
+        except BaseException as error:
+            error.add_note(f"The sweep is in {folder}; `posttrain sweep {folder}` goes on with it.")
+            raise
 
 
 def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -> SweepResult:
@@ -149,11 +154,15 @@ def settings_for(
     said = {name: value for name, value in asked.items() if value is not None}
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         return _go_on(Path(source), knobs, overrides, folder, said)
+    if not isinstance(source, RunConfig) and holds_stages(source):
+        raise ConfigError(
+            given="a pipeline, which has stages",
+            allowed="the config of one run",
+            fix="Sweep the config of one stage, on the model of the stage before it.",
+        )
     told: Mapping[str, Any] = {}
     name = Path(source).stem if isinstance(source, (str, Path)) else "config"
     if isinstance(source, (str, Path)):
-        from posttrain.config_text import read_mapping
-
         content = read_mapping(source)
         if "knobs" in content:
             told, source = content, _named_base(content, Path(source))

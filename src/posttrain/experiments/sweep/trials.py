@@ -18,7 +18,7 @@ from posttrain.experiments.sweep.study import Outcome, begun, tell, unfinished
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
 
 COLLAPSED = GuardStop.exit_code
 Say = Callable[[str], None]
@@ -39,6 +39,9 @@ class TrialTask:
     size: int = -1
 
     def start(self) -> Child | None:
+        if (same := self._done_before()) is not None:
+            self._repeat(same)
+            return None
         course = read_course(self.folder) if self.folder.is_dir() else None
         if course is not None and course.state != "unfinished":
             self._end(int(course.error.get("exit_code", 1)) if course.error else 0, _in_line(course.error), course)
@@ -49,6 +52,17 @@ class TrialTask:
             self._conclude("failed", f"{type(error).__name__}: {error.given}", None)
             return None
         return start_child(self.settings, self.folder, environment=self.environment)
+
+    def _done_before(self) -> FrozenTrial | None:
+        """An earlier trial with these values. It would be the same run: the seed is the same, too."""
+        ended = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        return next((trial for trial in ended if trial.params == self.trial.params), None)
+
+    def _repeat(self, same: FrozenTrial) -> None:
+        for name, content in (same.user_attrs | {"reason": f"the same settings as trial {same.number}"}).items():
+            self.trial.set_user_attr(name, content)
+        tell(self.study, self.trial, same.user_attrs["outcome"], same.value)
+        self.say(f"trial {self.trial.number} has the same settings as trial {same.number}, and is not run again")
 
     def look(self, child: Child) -> None:
         """Report each new held-out score, and stop a run that falls behind."""
