@@ -15,6 +15,7 @@ from posttrain.advise.plan.calibration import Calibration, corrected, processor,
 from posttrain.advise.plan.records import MemoryPlan, Part, Phase, Workload
 from posttrain.config import load_config
 from posttrain.train import probe as probing
+from posttrain.train import probe_run
 
 CONFIG = {
     "model": "tiny:sort",
@@ -65,9 +66,9 @@ def test_only_what_is_not_exactly_known_is_corrected():
 
 
 def test_a_large_model_is_stood_for_by_a_small_one_of_its_kind(tmp_path):
-    probing._build_model(read_architecture("30b-a3b"), tmp_path / "model", torch.device("cpu"))
+    probe_run.build_model(read_architecture("30b-a3b"), tmp_path / "model", torch.device("cpu"))
     built = read_architecture(str(tmp_path / "model"))
-    assert 1e6 < built.parameters < probing.LARGEST["cpu"]
+    assert 1e6 < built.parameters < probe_run.LARGEST["cpu"]
 
 
 @pytest.mark.slow
