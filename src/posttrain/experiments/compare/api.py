@@ -154,7 +154,9 @@ def _begin(folder: Path, design: Design) -> None:
         _refuse_other_content(folder)
     else:
         before = read_design(read_mapping(file))
-        odd = [name for name in ("base", "budget", "score") if getattr(before, name) != getattr(design, name)]
+        odd = [
+            name for name in ("base", "settings", "budget", "score") if getattr(before, name) != getattr(design, name)
+        ]
         odd += [f"arms.{arm}" for arm, changes in before.arms.items() if design.arms.get(arm) != changes]
         odd += ["seeds"] if not set(before.seeds) <= set(design.seeds) else []
         if odd:

@@ -1,6 +1,7 @@
 """What is compared: arms, seeds and a budget, from a file or from arguments.
 
     base: base.yaml                       # a config, or its settings right here
+    settings: {train.learning_rate: 1e-5} # of all arms, before those of the base
     arms:                                 # name -> what it changes; nested or dotted keys
       grpo: {algorithm: grpo}
       careful: {algorithm: grpo, train.learning_rate: 1e-4}
@@ -24,13 +25,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from posttrain.config import Resolved, check, load_config
-from posttrain.config_text import read_mapping
+from posttrain.config_text import read_mapping, read_override
 from posttrain.errors import ConfigError
 from posttrain.experiments.compare.measures import Measure, measure_of
 
 Unit = Literal["steps", "tokens", "seconds"]
 Settings = Mapping[str, Any]
-KEYS = ("title", "base", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
+KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
 MOST_STEPS = 100_000
 """Of a run whose budget is in seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -67,6 +68,8 @@ class Design:
     """A comparison that can be carried out; whatever is wrong with it was said when it was made."""
 
     base: Settings
+    settings: Settings = field(default_factory=dict)
+    """Of all arms, before those of the base."""
     arms: Mapping[str, Settings]
     seeds: tuple[int, ...]
     budget: Budget
@@ -79,12 +82,10 @@ class Design:
 
     def resolved(self, arm: str, seed: int) -> Resolved:
         """The settings of one run, but for its folder. Raises ConfigError with the name of the arm."""
-        base, changes = copy.deepcopy(dict(self.base)), dict(self.arms[arm])
-        if _algorithm(changes) not in ("", _algorithm(base)):
-            base.pop("algorithm", None)  # the settings of another algorithm mean nothing to this one
+        base, changes = self.base, {**self.settings, **self.arms[arm], "seed": seed}
         try:
-            resolved = load_config(base, {**changes, "seed": seed}, origin="base")
-            resolved = load_config(base, {**changes, "seed": seed, **_spending(self.budget, resolved)}, origin="base")
+            resolved = _settled(base, changes)
+            resolved = _settled(base, {**changes, **_spending(self.budget, resolved)})
             check(resolved.config)
         except ConfigError as error:
             raise ConfigError(given=f"arm {arm}: {error.given}", allowed=error.allowed, fix=error.fix) from error
@@ -95,6 +96,7 @@ class Design:
         return {
             "title": self.title,
             "base": dict(self.base),
+            "settings": dict(self.settings),
             "arms": {name: dict(changes) for name, changes in self.arms.items()},
             "seeds": list(self.seeds),
             "budget": {self.budget.unit: self.budget.amount},
@@ -128,13 +130,17 @@ def read_design(
         )
     _known_keys(given)
     base = given["base"] if isinstance(given.get("base"), Mapping) else read_mapping(folder / str(given.get("base")))
-    base = _with_overrides(base, overrides)
+    settings = {**(given.get("settings") or {}), **_read_settings(overrides)}
+    arms = _arms(given["arms"])
     design = Design(
         title=str(given.get("title") or ""),
         base=base,
-        arms=_arms(given["arms"]),
+        settings=settings,
+        arms=arms,
         seeds=_seeds(given.get("seeds", 3) if seeds is None else seeds),
-        budget=_budget(budget if budget is not None else given.get("budget"), base),
+        budget=_budget(
+            given.get("budget") if budget is None else budget, base, {**settings, **next(iter(arms.values()))}
+        ),
         target=_target(given.get("target") if target is None else target),
         score=_score(given.get("score", "auto")),
         measures={str(name): measure_of(name, how) for name, how in (given.get("measures") or {}).items()},
@@ -178,28 +184,8 @@ def _known_keys(given: Settings) -> None:
             )
 
 
-def _with_overrides(base: Settings, overrides: Settings | Sequence[str]) -> Settings:
-    """The base with settings for all arms; the last word on a setting is an arm's."""
-    if not overrides:
-        return base
-    from posttrain.config_text import read_override
-
-    pairs = overrides.items() if isinstance(overrides, Mapping) else [read_override(text) for text in overrides]
-    base = copy.deepcopy(dict(base))
-    for key, value in pairs:
-        *above, last = str(key).split(".")
-        node = base
-        for name in above:
-            inner = node.get(name)
-            node[name] = dict(inner) if isinstance(inner, Mapping) else _written_out(name, inner)
-            node = node[name]
-        node[last] = value
-    return base
-
-
-def _written_out(name: str, value: Any) -> dict[str, Any]:
-    """A section of which only one value was given: `model: tiny:sort` is `model: {path: tiny:sort}`."""
-    return {} if value is None else {"name" if name == "algorithm" else "path": value}
+def _read_settings(overrides: Settings | Sequence[str]) -> dict[str, Any]:
+    return dict(overrides) if isinstance(overrides, Mapping) else dict(read_override(text) for text in overrides)
 
 
 def _arms(given: Any) -> dict[str, Settings]:
@@ -240,12 +226,9 @@ def _seeds(given: Any) -> tuple[int, ...]:
     )
 
 
-def _budget(given: Any, base: Settings) -> Budget:
-    if given is not None:
-        return Budget.read(given)
-    train = base.get("train")
-    steps = train.get("steps") if isinstance(train, Mapping) else None
-    return Budget.read({"steps": load_config(dict(base)).config.train.steps if steps is None else steps})
+def _budget(given: Any, base: Settings, changes: Settings) -> Budget:
+    """Without one, the steps of the first arm are those of all."""
+    return Budget.read({"steps": _settled(base, changes).config.train.steps} if given is None else given)
 
 
 def _target(given: Any) -> float | None:
@@ -281,6 +264,13 @@ def _number(given: Any) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def _settled(base: Settings, changes: Settings) -> Resolved:
+    """The base with changes; the settings of another algorithm mean nothing to the one that they name."""
+    below = {key: value for key, value in base.items() if key != "algorithm"}
+    same = _algorithm(changes) in ("", _algorithm(base))
+    return load_config(dict(base) if same else below, dict(changes), origin="base")
 
 
 def _algorithm(settings: Settings) -> str:
