@@ -33,7 +33,7 @@ def recommend(answers: Answers) -> Recommendation:
     """The algorithm for what there is."""
     machine = {"cpu": {"gpus": 0}, "gpu": {"gpus": 1}, "auto": {}}[answers.where]
     wish = {} if answers.goal == "balance" else {"priority": answers.goal}
-    best = advise(**_FACTS[answers.data], **machine, **wish).best
+    best = advise({**_FACTS[answers.data], **machine, **wish}).best
     assert best is not None, "there is something to learn from in every answer"
     why = "; ".join(reason.text for reason in best.reasons[:_REASONS])
     return Recommendation(best.algorithm, best.settings, f"{why[0].upper()}{why[1:]}.")
