@@ -144,16 +144,24 @@ class Pass:
 
     @property
     def forward_moment(self) -> int:
-        """Without gradient, in the MLP: act(gate), up and their product beside four hidden states: the embedded tokens,
-        the input of the layer, that of the MLP and its norm."""
+        """Without gradient, in the MLP or in attention, beside four hidden states: the embedded tokens, the input of
+        the layer, that of the part and its norm."""
         a, tokens = self.architecture, self.layout.tokens
         rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
-        return tokens * (self.narrow * 3 * self.widest_mlp + WIDE * 4 * a.hidden + rotary + 8)
+        in_mlp = tokens * self.narrow * 3 * self.widest_mlp  # act(gate), up and their product
+        return tokens * (WIDE * 4 * a.hidden + rotary + 8) + max(in_mlp, self.attention_saved + self.eager_scores)
 
     @property
     def backward_moment(self) -> int:
-        """In the product of act(gate) and up: three gradients, one of the hidden state, less the product itself."""
-        return self.layout.tokens * (self.narrow * 2 * self.widest_mlp + WIDE * self.architecture.hidden)
+        """In the product of act(gate) and up: three gradients, one of the hidden state, less the product itself; or in
+        the scores of eager attention."""
+        in_mlp = self.layout.tokens * self.narrow * 2 * self.widest_mlp
+        return max(in_mlp, 2 * self.eager_scores) + WIDE * self.layout.tokens * self.architecture.hidden
+
+    @property
+    def eager_scores(self) -> int:
+        """Scores of attention that are held whole, in float32: the fused kernel and short attention hold none."""
+        return 0 if self.fused else WIDE * self.layout.scores * self.architecture.heads
 
     @property
     def widest_mlp(self) -> int:
