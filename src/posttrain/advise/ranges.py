@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from posttrain.advise.cards import card_of
+from posttrain.advise.cards import card_of, cards
 from posttrain.advise.conditions import Condition, met
 from posttrain.advise.plan.architecture import read_architecture
 from posttrain.errors import PosttrainError
@@ -82,6 +82,8 @@ class Remark:
 
 def remarks(config: RunConfig) -> list[Remark]:
     """What stands outside of the published ranges, in their order. Nothing is loaded, and nothing is refused."""
+    if config.algorithm.name not in cards():  # one of the user's own, about which nothing was published
+        return []
     known, tree = facts_of(config), config.model_dump()
     found = []
     for told in ranges_for(known):
