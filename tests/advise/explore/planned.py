@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,9 +37,10 @@ class Planned:
 
 
 def written(bytes_: int) -> str:
+    """In GiB with one decimal; a half is rounded up, as JavaScript does, and not to the even digit, as Python does."""
     if not bytes_:
         return "–"
-    return f"{bytes_ / GIB:.1f}" if bytes_ / GIB >= 0.05 else "<0.1"
+    return f"{math.floor(10 * bytes_ / GIB + 0.5) / 10:.1f}" if bytes_ / GIB >= 0.05 else "<0.1"
 
 
 def planned(key: str, chosen: Mapping[str, str]) -> Planned:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.advise.explore.planned import GIB, planned, random_selection
+from tests.advise.explore.planned import planned, random_selection, written
 
 from posttrain.advise.explore.numbers import PHASES
 from posttrain.cli import run
@@ -81,9 +81,7 @@ def test_the_command_below_says_the_same(browser, capsys, seed):
     line = browser.evaluate("document.querySelector('#commands pre').textContent")
     assert run([*shlex.split(line)[1:], "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert f"{told['needed_bytes'] / GIB:.1f}" in browser.evaluate(
-        "document.querySelector('#summary span').textContent"
-    )
+    assert written(told["needed_bytes"]) in browser.evaluate("document.querySelector('#summary span').textContent")
     assert WORDS[told["fits"]] in browser.evaluate("document.querySelector('#summary .fits').textContent")
 
 
