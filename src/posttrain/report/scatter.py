@@ -96,7 +96,7 @@ def _named(x_axis: Axis, line: tuple[float, str] | None) -> str:
         return ""
     x = x_axis(line[0])
     drawn = f'<line class="mark" x1="{x}" x2="{x}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
-    return f'{drawn}<text class="tick" x="{x + 4}" y="{_TOP + 9}">{escaped(line[1])}</text>'
+    return f'{drawn}<text class="tick" x="{x + 4}" y="{HEIGHT - _BOTTOM - 6}">{escaped(line[1])}</text>'
 
 
 def _drawn(mark: Mark, x_axis: Axis, y_axis: Axis) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from posttrain.experiments.sweep.analysis import boundaries
+from posttrain.experiments.sweep.analysis import boundaries, importance
 from posttrain.experiments.sweep.confirm import Confirmation, SeedScore
 from posttrain.experiments.sweep.knobs import parse_knob
 from posttrain.experiments.sweep.page import render
@@ -16,6 +18,8 @@ from posttrain.experiments.sweep.results import SweepResult, best_of
 from posttrain.experiments.sweep.settings import SweepSettings
 from posttrain.experiments.sweep.study import TrialRecord
 from posttrain.tasks.demo import demo_config
+
+pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
 
 KNOBS = tuple(
     map(
@@ -96,6 +100,25 @@ def test_failed_trials_say_nothing_about_collapse():
     assert boundaries(KNOBS, told) == boundaries(KNOBS, trials_with_an_edge())
 
 
+def test_the_setting_that_makes_the_score_is_the_important_one_whichever_way_is_better():
+    dice = random.Random(3)
+    told = []
+    for n in range(24):
+        rate = 10 ** dice.uniform(-5, -1)
+        score = None if rate > 0.03 else -abs(math.log10(rate) + 3)
+        told.append(trial(n, rate, dice.choice([0, 0.1]), dice.randint(2, 16), score))
+    found = importance(KNOBS, told)
+    assert max(found, key=lambda key: found[key]) == "train.learning_rate"
+    assert sum(found.values()) == pytest.approx(1)
+    losses = [replace(t, score=None if t.score is None else -t.score) for t in told]
+    assert importance(KNOBS, losses, -1.0) == pytest.approx(found)
+
+
+def test_few_trials_or_equal_ones_have_no_importance():
+    assert importance(KNOBS, trials_with_an_edge(7)) == {}
+    assert importance(KNOBS, [trial(n, 1e-3, 0, 2 + n, 0.5) for n in range(12)]) == {}
+
+
 def seeds(default: list[float | None], best: list[float | None], measure: str = "score") -> Confirmation:
     scores = [
         SeedScore(side, 1000 + n, value, collapsed=value is None)
@@ -166,7 +189,9 @@ def test_a_default_that_wins_and_a_sweep_without_a_finished_trial_are_said_to_be
     default = trial(0, 5e-4, 0, 8, 0.9, is_default=True)
     assert "nothing that was tried beats it" in " ".join(result([default, trial(1, 1e-3, 0, 8, 0.5)]).sentences())
     assert "there is no best configuration" in result([trial(0, 1e-3, 0, 8, None)]).sentences()[0]
-    assert "not shown" in " ".join(result([trial(0, 1e-3, 0, 8, 0.5)]).sentences())
+    alone = " ".join(result([trial(0, 1e-3, 0, 8, 0.5)]).sentences())
+    assert "that it beats the default is not shown" in alone
+    assert "the fresh seeds had no part" not in alone
 
 
 def test_the_page_and_the_picture_show_every_trial_and_nothing_acts_on_them():

@@ -6,16 +6,14 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from posttrain.experiments.sweep.knobs import Knob
 from posttrain.experiments.sweep.study import TrialRecord
 
-if TYPE_CHECKING:
-    from optuna.study import Study
-
-LEAST_FINISHED = 8
-"""Finished trials below which an importance is noise."""
+LEAST_TOLD = 8
+"""Trials below which an importance is noise."""
+BEST_SHARE = 0.25
 SHUFFLES = 2000
 
 
@@ -61,14 +59,26 @@ class _Split(NamedTuple):
     at: float | None = None
 
 
-def importance(study: Study, trials: Sequence[TrialRecord]) -> dict[str, float]:
-    """PED-ANOVA (arXiv:2304.10255) over the finished trials, as shares; empty where they are too few or all alike."""
-    ended = [trial.score for trial in trials if trial.outcome == "finished"]
-    if len(ended) < LEAST_FINISHED or len(set(ended)) < 2:
+def importance(knobs: Sequence[Knob], trials: Sequence[TrialRecord], sign: float = 1.0) -> dict[str, float]:
+    """PED-ANOVA (arXiv:2304.10255), as shares: what of each setting tells the best quarter of the trials from all.
+
+    A trial counts with its last score, however it ended, and one that collapsed before anything was measured as the
+    worst: which quarter is best is all that is asked. `sign` is -1 where lower is better. Empty where trials are few.
+    """
+    told = [trial for trial in trials if trial.outcome in ("finished", "pruned", "collapsed") and trial.values]
+    scores = [sign * trial.score for trial in told if trial.score is not None]
+    if len(told) < LEAST_TOLD or len(set(scores)) < 2:
         return {}
     import optuna
 
-    found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+    study, worst = optuna.create_study(direction="maximize"), min(scores) - 1.0
+    for trial in told:
+        value = worst if trial.score is None else sign * trial.score
+        params = {knob.key: knob.stored(trial.values[knob.key]) for knob in knobs}
+        ranges = {knob.key: knob.distribution() for knob in knobs}
+        study.add_trial(optuna.create_trial(params=params, distributions=ranges, value=value))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
+    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return {key: float(value) for key, value in found.items()} if sum(found.values()) > 0 else {}
 
 

@@ -26,6 +26,7 @@ from posttrain.experiments.sweep.confirm import (
     seed_folder,
     seed_tasks,
 )
+from posttrain.experiments.sweep.course import goodness
 from posttrain.experiments.sweep.knobs import Knob, check_knobs, knob_of, parse_knob
 from posttrain.experiments.sweep.page import write_page
 from posttrain.experiments.sweep.pool import share_of_processor, work
@@ -111,7 +112,7 @@ def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[st
         measure=measure,
         trials=tuple(trials),
         best=best_of(trials, measure),
-        importance=importance(study, trials),
+        importance=importance(settings.knobs, trials, goodness(measure, 1.0)),
         boundaries=boundaries(settings.knobs, trials),
         confirmation=None,
         fresh_rows=data.eval is None,

@@ -19,6 +19,7 @@ from posttrain.config_text import read_value, write_value
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
 Kind = Literal["log", "float", "int", "choice"]
@@ -62,6 +63,16 @@ class Knob:
         """As it was written: `log(1.0e-05, 0.01)`."""
         inside = self.choices if self.kind == "choice" else (self.low, self.high)
         return f"{self.kind}({', '.join(map(write_value, inside))})"
+
+    def distribution(self) -> BaseDistribution:
+        """As Optuna has it; choices are texts there, because they may be anything."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if self.kind == "choice":
+            return CategoricalDistribution([write_value(choice) for choice in self.choices])
+        if self.whole:
+            return IntDistribution(int(self.low), int(self.high), log=self.kind == "log")
+        return FloatDistribution(self.low, self.high, log=self.kind == "log")
 
     def suggest(self, trial: Trial) -> Any:
         """The value of this trial, drawn once."""

@@ -98,7 +98,7 @@ def _knobs(found: Found) -> str:
     lead = (
         f"Held-out {escaped(found['measure'])} at the end of each trial. Dots finished, pale dots were pruned, crosses "
         "collapsed, the ring is the best; where trials collapse is shaded, if that is more than chance. Importance is "
-        "the share of each setting in what tells the best tenth of the finished trials from all of them (PED-ANOVA)."
+        "the share of each setting in what tells the best quarter of the trials from all of them (PED-ANOVA)."
     )
     return f'<h2>What each setting does</h2><p class="lead">{lead}</p><div class="charts">{"".join(cards)}</div>'
 
@@ -150,7 +150,8 @@ def _course(found: Found) -> str:
     if not chart:
         return ""
     lead = "Every trial over its steps: blue is the best, orange collapsed. What ends early was pruned or collapsed."
-    return f'<h2>Over the steps</h2><p class="lead">{lead}</p><figure class="card">{chart}</figure>'
+    card = f'<div class="charts"><figure class="card">{chart}</figure></div>'
+    return f'<h2>Over the steps</h2><p class="lead">{lead}</p>{card}'
 
 
 def _trials(found: Found) -> str:

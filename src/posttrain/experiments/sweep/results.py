@@ -26,8 +26,7 @@ class SweepResult:
     trials: tuple[TrialRecord, ...]
     best: TrialRecord | None
     importance: Mapping[str, float]
-    """Setting -> share of what tells the best tenth of the finished trials from the others (PED-ANOVA); empty where
-    there are too few."""
+    """Setting -> share of what tells the best quarter of the trials from all (PED-ANOVA); empty where they are few."""
     boundaries: tuple[Boundary, ...]
     """Of each knob, where success turns into collapse; the clearest first."""
     confirmation: Confirmation | None
@@ -96,16 +95,16 @@ class SweepResult:
     def _bias(self) -> str:
         if self.best is None or self.best.is_default:
             return ""
+        ended = sum(trial.outcome == "finished" for trial in self.trials)
+        luck = f"Its score in the sweep is the highest of {ended}, and so too high by luck"
+        if self.confirmation is None:
+            return f"{luck}."
         rows = (
             "Each of them draws its held-out rows anew."
             if self.fresh_rows
             else "The held-out rows are those that it was chosen by, so that a part of the luck stays in both."
         )
-        ended = sum(trial.outcome == "finished" for trial in self.trials)
-        return (
-            f"Its score in the sweep is the highest of {ended}, and so too high by luck; the fresh seeds had no part "
-            f"in the choice. {rows if self.confirmation else ''}"
-        ).rstrip()
+        return f"{luck}; the fresh seeds had no part in the choice. {rows}"
 
     def _collapses(self) -> str:
         if not any(trial.outcome == "collapsed" for trial in self.trials):
