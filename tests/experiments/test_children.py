@@ -28,7 +28,7 @@ RUN = {
 }
 
 
-def until(true, seconds: float = 300.0) -> None:
+def until(true, seconds: float = 1800.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "waited in vain"

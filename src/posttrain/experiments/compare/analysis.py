@@ -99,8 +99,9 @@ class Analysis:
     of_measures: Mapping[str, Sequence[Pair]]
     measures: Mapping[str, Measure]
     same_start: bool | None
-    """Did all arms of a seed begin with the same answers, and get the same prompts in their first step? None: the runs
-    do not say."""
+    """Did all arms of a seed give the same answers before training? None: the runs do not say."""
+    same_prompts: bool | None
+    """Did they draw the same prompts first?"""
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -124,6 +125,7 @@ class Analysis:
             "measure_pairs": {name: [pair.to_json() for pair in pairs] for name, pairs in self.of_measures.items()},
             "measures": {name: measure.record() for name, measure in self.measures.items()},
             "same_start": self.same_start,
+            "same_prompts": self.same_prompts,
             "conditions": dict(self.conditions),
             "runs": [run.to_json() for arm in self.arms for run in arm.runs],
         }
@@ -159,6 +161,7 @@ def analyse(
         of_measures={name: pairs for name, pairs in compared.items() if pairs},
         measures=measures,
         same_start=_same_start(design, outcomes),
+        same_prompts=_same_prompts(design, outcomes),
         conditions=conditions or {},
     )
 
@@ -200,5 +203,12 @@ def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float, *, 
 
 
 def _same_start(design: Design, outcomes: Sequence[Outcome]) -> bool | None:
-    starts = [{run.start for run in outcomes if run.seed == seed and run.start} for seed in design.seeds]
+    starts = [{tuple(run.start) for run in outcomes if run.seed == seed and run.start} for seed in design.seeds]
     return all(len(found) <= 1 for found in starts) if any(starts) else None
+
+
+def _same_prompts(design: Design, outcomes: Sequence[Outcome]) -> bool | None:
+    """One that takes fewer at a time, or replaces some, has drawn a part of the other's."""
+    drawn = [[run.prompts for run in outcomes if run.seed == seed and run.prompts] for seed in design.seeds]
+    both = [pair for found in drawn for pair in combinations(found, 2)]
+    return all(a <= b or b <= a for a, b in both) if both else None

@@ -43,8 +43,10 @@ class Outcome:
     baseline: float | None = None
     examples: Mapping[str, float] = field(default_factory=dict)
     """Held-out example -> its score after training."""
-    start: str = ""
-    """What it began with, to see that arms began alike: its answers before training, and the rows of its first step."""
+    start: Sequence[str] = ()
+    """Its answers before training, to see that arms began alike."""
+    prompts: frozenset[str] = frozenset()
+    """Those of its first step, which arms of a seed share; one may have drawn more where it replaced some."""
     curve: Sequence[Point] = ()
     steps: int = 0
     tokens: float = 0.0
@@ -58,7 +60,7 @@ class Outcome:
     alarms: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        left_out = ("examples", "folder", "curve", "start")
+        left_out = ("examples", "folder", "curve", "start", "prompts")
         plain = {name: value for name, value in vars(self).items() if name not in left_out}
         return plain | {"measures": dict(self.measures), "curve": [vars(point) for point in self.curve]}
 
@@ -91,7 +93,10 @@ def read_outcome(
         score=last.mean if finished and last else None,
         baseline=first.mean if first else None,
         examples=dict(_examples(run, name, by_check)) if finished else {},
-        start=_start(run),
+        start=[
+            str(mapping(line.get("greedy")).get("text")) for line in _lines(folder / "evaluations" / "baseline.jsonl")
+        ],
+        prompts=frozenset(str(row.get("prompt")) for row in read_rollouts(folder, 1)),
         curve=points,
         steps=run.metrics[-1]["step"] if run.metrics else 0,
         tokens=max((value for _, value in run.series("num_tokens")), default=0.0),
@@ -203,16 +208,6 @@ def _answers(path: Path, name: str, by_check: bool) -> Iterator[tuple[str, float
         if score is not None:
             key = f"{line.get('index')}:{line.get('prompt')}"
             yield key, float(score >= FULL_MARK) if name == "accuracy" and not by_check else score
-
-
-def _start(run: RunRecord) -> str:
-    """Greedy answers before training, and the prompts of the first step in their order; empty where not on file."""
-    answers = [
-        mapping(line.get("greedy")).get("text") for line in _lines(run.folder / "evaluations" / "baseline.jsonl")
-    ]
-    prompts = [row.get("prompt") for row in read_rollouts(run.folder, 1) if not row.get("discarded")]
-    seen = list(dict.fromkeys(map(str, prompts)))
-    return json.dumps([answers, seen]) if answers or seen else ""
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -181,8 +181,9 @@ def _design(found: Analysis) -> str:
         for name, changes in found.design.arms.items()
     ]
     conditions = [[key, str(value)] for key, value in found.conditions.items() if not key.endswith("_note")]
-    same = {True: "yes", False: "no", None: "not on file"}[found.same_start]
-    conditions.append(["arms of a seed began with the same answers and prompts", same])
+    words = {True: "yes", False: "no", None: "not on file"}
+    conditions.append(["arms of a seed gave the same answers before training", words[found.same_start]])
+    conditions.append(["arms of a seed drew the same prompts first", words[found.same_prompts]])
     return f"<h2>Design</h2>{_table(['arm', 'changes'], rows)}{_table(['conditions', ''], conditions)}"
 
 

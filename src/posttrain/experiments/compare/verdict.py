@@ -145,7 +145,9 @@ def _collapsed(found: Analysis) -> list[str]:
 def _conditions(found: Analysis) -> list[str]:
     notes = [str(found.conditions.get(name) or "") for name in ("tokens_note", "seconds_note")]
     if found.same_start is False:
-        notes.insert(0, "Arms of one seed did not begin alike (other answers before training, or other first prompts).")
+        notes.insert(0, "Arms of one seed did not begin alike: they gave other answers before training.")
+    if found.same_prompts is False:
+        notes.insert(0, "Arms of one seed did not draw the same prompts in their first step.")
     return [note for note in notes if note]
 
 
