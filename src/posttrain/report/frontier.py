@@ -18,9 +18,8 @@ class Spot:
     name: str
     x: float
     y: float
-    low: float
-    high: float
-    """Interval of y."""
+    interval: tuple[float, float]
+    """Of y."""
     colour: int = 1
     steady: bool = True
     """Drawn full; hollow where something about it went wrong."""
@@ -30,7 +29,7 @@ def frontier(spots: Sequence[Spot], *, lower: bool = False) -> list[Spot]:
     """Those that none of the others beats in both cost and quality, the cheapest first.
 
     >>> known = {"a": (1, 1), "b": (2, 3), "c": (3, 2)}
-    >>> spots = [Spot(name=name, x=x, y=y, low=y, high=y) for name, (x, y) in known.items()]
+    >>> spots = [Spot(name=name, x=x, y=y, interval=(y, y)) for name, (x, y) in known.items()]
     >>> [spot.name for spot in frontier(spots)]
     ['a', 'b']
     """
@@ -55,7 +54,7 @@ def frontier_chart(
     """Spots with their intervals; a dashed line joins the frontier. What is hollow is not to be relied on."""
     if not spots:
         return ""
-    ends = [edge for spot in spots for edge in (spot.low, spot.high, spot.y)]
+    ends = [edge for spot in spots for edge in (*spot.interval, spot.y)]
     if y_range is not None:
         ends = [min(max(edge, y_range[0]), y_range[1]) for edge in ends]
     x_axis = linear_axis(0.0, max(spot.x for spot in spots), _LEFT, WIDTH - _RIGHT)
@@ -73,7 +72,7 @@ def frontier_chart(
 
 def _drawn(spot: Spot, x_axis: Axis, y_axis: Axis) -> str:
     x, y = x_axis(spot.x), y_axis(spot.y)
-    low, high = (y_axis(min(max(edge, y_axis.low), y_axis.high)) for edge in (spot.low, spot.high))
+    low, high = (y_axis(min(max(edge, y_axis.low), y_axis.high)) for edge in spot.interval)
     kind = f"dot s{spot.colour}" if spot.steady else f"dot hollow s{spot.colour}"
     return (
         f'<path class="whisker s{spot.colour}" d="M{x} {low}V{high}M{x - 4} {low}h8M{x - 4} {high}h8"/>'

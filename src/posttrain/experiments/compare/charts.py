@@ -62,8 +62,8 @@ def learning_plots(found: Analysis) -> list[Chart]:
     """Held-out score against tokens, against seconds, and against steps."""
     hints = {
         "tokens": "Prompt and completion tokens of all rows so far.",
-        "seconds": "Spent in steps; evaluations not counted. "
-        + ("Not comparable, see above." if _noisy(found) else ""),
+        "seconds": "Spent in steps; evaluations not counted."
+        + (" Not comparable, see above." if _noisy(found) else ""),
         "steps": "Each is one batch.",
     }
     forms: dict[str, Callable[[float], str]] = {"tokens": compact, "seconds": compact, "steps": "{:g}".format}
@@ -96,8 +96,7 @@ def cost_plot(found: Analysis) -> tuple[str, str]:
             name=_short(arm.name, 14),
             x=cost,
             y=arm.score.mean,
-            low=_ends(arm.score)[0],
-            high=_ends(arm.score)[1],
+            interval=_ends(arm.score),
             colour=colour_of(found, arm),
             steady=not arm.lost and not arm.collapsed,
         )
@@ -117,12 +116,13 @@ def cost_plot(found: Analysis) -> tuple[str, str]:
         lower=found.lower,
         y_range=(0.0, 1.0) if found.share else None,
     )
-    return plot, f"Cost is {what}, the mean over the runs."
+    noisy = " Not comparable, see above." if unit == "seconds" and _noisy(found) else ""
+    return plot, f"Cost is {what}, the mean over the runs.{noisy}"
 
 
 def _cost_unit(found: Analysis) -> tuple[str, str]:
     """What runs with this budget differ by."""
-    if found.design.budget.unit == "seconds":
+    if found.design.budget.unit == "seconds" or found.conditions.get("tokens_note"):
         return "tokens", "tokens of a run"
     return "seconds", "seconds in steps"
 
