@@ -17,45 +17,52 @@ OPTIONS = (
 )  # fmt: skip
 
 
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]", help="YAML or TOML file, and settings that go before its."),
+]
+Model = Annotated[
+    str | None, typer.Option(help="Without a config: a size class (7b, 30b-a3b), a folder or a config.json.")
+]
+Algorithm = Annotated[str | None, typer.Option(help="Without a config: the algorithm.")]
+Gpus = Annotated[str | None, typer.Option(help="For example 8xH100. Without it: this machine.")]
+Lora = Annotated[bool, typer.Option("--lora", help="Adapters of the default rank: lora={}.")]
+GroupSize = Annotated[int | None, typer.Option(help="sampling.group_size")]
+PromptsPerStep = Annotated[int | None, typer.Option(help="train.prompts_per_step")]
+MaxCompletionLength = Annotated[int | None, typer.Option(help="sampling.max_completion_length")]
+Steps = Annotated[int | None, typer.Option(help="train.steps")]
+PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest prompt, where no setting says.")]
+MeanCompletionLength = Annotated[int | None, typer.Option(help="Tokens of a usual answer; time depends on it.")]
+Engine = Annotated[str | None, typer.Option(help="Who samples: shared, copy or separate (a server of its own).")]
+EngineGpus = Annotated[int, typer.Option(help="Devices of a separate engine.")]
+Sharding = Annotated[str | None, typer.Option(help="What devices divide: none, optimizer, gradients or full (FSDP).")]
+OptimizerBits = Annotated[int, typer.Option(help="Of each of AdamW's moments: 32 or 8.")]
+Price = Annotated[float | None, typer.Option(help="Dollars per device and hour, in place of the usual range.")]
+Probe = Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")]
+
+
 def register(app: typer.Typer) -> None:
     app.command("plan", context_settings={"ignore_unknown_options": True}, no_args_is_help=True)(plan)
 
 
 def plan(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [SECTION.KEY=VALUE]", help="YAML or TOML file, and settings that go before its."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Without a config: a size class (7b, 30b-a3b), a folder or a config.json.")
-    ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Without a config: the algorithm.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="For example 8xH100. Without it: this machine.")] = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Adapters of the default rank: lora={}.")] = False,
-    group_size: Annotated[int | None, typer.Option(help="sampling.group_size")] = None,
-    prompts_per_step: Annotated[int | None, typer.Option(help="train.prompts_per_step")] = None,
-    max_completion_length: Annotated[int | None, typer.Option(help="sampling.max_completion_length")] = None,
-    steps: Annotated[int | None, typer.Option(help="train.steps")] = None,
-    prompt_length: Annotated[
-        int | None, typer.Option(help="Tokens of the longest prompt, where no setting says.")
-    ] = None,
-    mean_completion_length: Annotated[
-        int | None, typer.Option(help="Tokens of a usual answer; time depends on it.")
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Who samples: shared, copy or separate (a server of its own).")
-    ] = None,
-    engine_gpus: Annotated[int, typer.Option(help="Devices of a separate engine.")] = 1,
-    sharding: Annotated[
-        str | None, typer.Option(help="What devices divide: none, optimizer, gradients or full (FSDP).")
-    ] = None,
-    optimizer_bits: Annotated[int, typer.Option(help="Of each of AdamW's moments: 32 or 8.")] = 32,
-    price: Annotated[
-        float | None, typer.Option(help="Dollars per device and hour, in place of the usual range.")
-    ] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")] = False,
+    arguments: Arguments = None,
+    model: Model = None,
+    algorithm: Algorithm = None,
+    gpus: Gpus = None,
+    lora: Lora = False,
+    group_size: GroupSize = None,
+    prompts_per_step: PromptsPerStep = None,
+    max_completion_length: MaxCompletionLength = None,
+    steps: Steps = None,
+    prompt_length: PromptLength = None,
+    mean_completion_length: MeanCompletionLength = None,
+    engine: Engine = None,
+    engine_gpus: EngineGpus = 1,
+    sharding: Sharding = None,
+    optimizer_bits: OptimizerBits = 32,
+    price: Price = None,
+    probe: Probe = False,
     json: AsJson = False,
 ) -> int:
     """Say whether a run fits, how long it takes and what it costs, and what would make it fit. Downloads nothing.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from posttrain.advise.plan.architecture import Architecture, architecture_of, read_architecture
 from posttrain.advise.plan.library import LARGE, SMALL
 from posttrain.advise.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
+from posttrain.config_stages import REWARD_MODEL
 from posttrain.tasks.base import ALPHABET
 from posttrain.tasks.catalogue import find_builtin
 
@@ -169,7 +170,7 @@ def _other_models(config: RunConfig, policy: Architecture, *, online: bool) -> d
     critic = config.critic
     if critic is not None:
         found["critic_rank"] = critic.rank
-        if critic.path is not None and critic.path != "reward_model":
+        if critic.path is not None and critic.path != REWARD_MODEL:
             found["critic_architecture"] = model_architecture(critic.path)
     if config.reference is not None:
         found["reference"] = model_architecture(config.reference.path)
@@ -184,4 +185,4 @@ def _reward_models(config: RunConfig, policy: Architecture) -> Iterator[Architec
     """Those that score answers in this process; one that the run trains first is made from the policy's model."""
     for entry in config.rewards:
         if entry.model is not None:
-            yield policy if entry.model == "reward_model" else model_architecture(entry.model)
+            yield policy if entry.model == REWARD_MODEL else model_architecture(entry.model)
