@@ -49,7 +49,7 @@ CLAIMS = (
         "REINFORCE++, arXiv:2501.03262",
         [Number("training seconds per step", "ppo", "reinforce_plus_plus", "more")],
         "The seconds are those of scoring and updating, without sampling, which both do alike. PPO updates a critic of "
-        "the policy's size and asks a reference.",
+        "the policy's size and asks a reference. Made one run at a time, at the highest priority of a busy machine.",
     ),
     Claim(
         "memory",

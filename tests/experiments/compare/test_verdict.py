@@ -35,6 +35,12 @@ def test_no_difference_says_what_would_have_been_seen(tmp_path: Path):
     assert f"{100 * pair['smallest_seen']:.1f} points" in second
 
 
+def test_too_few_runs_say_that_they_could_have_seen_nothing(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.3, 0.5], "b": [0.6, 0.4]})
+    assert found.verdict[0].endswith("measured is 10.0 points for b over a (95% interval −100.0 to +100.0).")
+    assert found.verdict[1] == "So few runs would not even have shown the largest difference that there can be."
+
+
 def test_of_three_arms_one_wins_and_two_stay_undecided(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.5, 0.51, 0.5], "b": [0.52, 0.5, 0.51], "c": [0.9, 0.91, 0.9]})
     first, second, _ = found.verdict

@@ -50,10 +50,14 @@ class Estimate(NamedTuple):
 
 
 def difference(first: Scores, second: Scores, confidence: float, *, share: bool = False) -> Estimate:
-    """Interval of first - second over the seeds and examples that both have; `share`: single scores lie in [0, 1]."""
+    """Interval of first - second over the seeds and examples that both have; with `share` single scores are in [0, 1],
+    and the interval is cut at what is possible."""
     seeds = sorted(first.keys() & second.keys())
     differences = {s: {e: first[s][e] - second[s][e] for e in first[s].keys() & second[s].keys()} for s in seeds}
-    return with_p_value(estimate(differences, confidence, pseudo=(-1.0, 0.0, 0.0, 1.0) if share else ()))
+    found = with_p_value(estimate(differences, confidence, pseudo=(-1.0, 0.0, 0.0, 1.0) if share else ()))
+    if not share or found.seeds < 2:
+        return found
+    return found._replace(low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
 def level(scores: Scores, confidence: float, *, share: bool = False) -> Estimate:

@@ -88,12 +88,18 @@ def _no_difference(found: Analysis, pairs: Sequence[Pair]) -> list[str]:
     largest = max(pairs, key=lambda pair: abs(pair.estimate.mean))
     better, worse = _sides(found, largest)
     lead = "the largest measured is" if len(pairs) > 1 else "measured is"
-    least = amount(found, max(pair.smallest for pair in pairs))
     return [
         f"No difference can be claimed {what} with {_seeds(found)}: {lead} {amount(found, largest.estimate.mean)} for "
         f"{better} over {worse} ({interval(found, largest, better)}).",
-        f"A true difference of {least} would have been seen four times in five, a smaller one less often.",
+        _power(found, max(pair.smallest for pair in pairs)),
     ]
+
+
+def _power(found: Analysis, least: float) -> str:
+    if found.share and least > 1:
+        return "So few runs would not even have shown the largest difference that there can be."
+    seen = f"A true difference of {amount(found, least)} would have been seen four times in five"
+    return f"{seen}, a smaller one less often."
 
 
 def _withheld(found: Analysis, pair: Pair) -> str:
