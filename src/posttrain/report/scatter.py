@@ -7,10 +7,10 @@ around the best.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from posttrain.report.svg import HEIGHT, WIDTH, Axis, Format, compact, linear_axis, log_axis
+from posttrain.report.svg import HEIGHT, WIDTH, Axis, Format, compact, linear_axis, linear_axis_exact, log_axis
 from posttrain.report.text import escaped
 
 Shape = Literal["dot", "faint", "cross", "best"]
@@ -31,12 +31,14 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """The x axis: numbers, also logarithmic, or names side by side."""
+    """The x axis: numbers, also whole or logarithmic, or names side by side."""
 
     low: float
     high: float
     log: bool = False
     names: Sequence[str] = ()
+    whole: bool = False
+    """Whole numbers."""
 
     def axis(self) -> Axis:
         start, end = _LEFT, WIDTH - _RIGHT
@@ -45,6 +47,8 @@ class Across:
             return Axis(low=-0.5, high=room, start=start, end=end, ticks=[float(n) for n in range(len(self.names))])
         if self.log:
             return log_axis(self.low, self.high, start, end)
+        if self.whole:
+            return replace(linear_axis_exact(self.low - 0.5, self.high + 0.5), start=start, end=end)
         return linear_axis(self.low, self.high, start, end, ticks=6)
 
     def tick(self, value: float) -> str:

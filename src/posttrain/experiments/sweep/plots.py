@@ -61,7 +61,7 @@ def _place(knob: Knob, value: Any) -> float:
 def _across(knob: Knob) -> Across:
     if knob.kind == "choice":
         return Across(low=0, high=1, names=[compact_value(choice) for choice in knob.choices])
-    return Across(low=knob.low, high=knob.high, log=knob.kind == "log")
+    return Across(low=knob.low, high=knob.high, log=knob.kind == "log", whole=knob.whole)
 
 
 def _region(found: Found, knob: Knob) -> tuple[float, float] | None:
@@ -104,7 +104,7 @@ def picture(found: Found) -> str:
     ]
     height = _HEAD + len(rows) * _ROW
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    legend = "dot: finished · pale dot: pruned · cross: collapsed · ring: the best · shaded: where trials collapse"
+    legend = "dot: finished · pale: pruned · cross: collapsed · ring: the best · shaded: collapse"
     title = f"Held-out {found['measure']} of {len(found['trials'])} trials against each setting"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{_STYLE}</style>'
