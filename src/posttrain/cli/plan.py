@@ -75,9 +75,6 @@ def plan(
       posttrain plan --model 7b --algorithm grpo --gpus l40s --lora --group-size 16 --max-completion-length 2048
       posttrain plan my_run.yaml --probe
     """
-    from posttrain.advise.plan.api import make_plan
-    from posttrain.config_pipeline_stages import holds_stages
-
     configs, overrides = sort_arguments(arguments or [], verb="plan", options=OPTIONS)
     if len(configs) > 1:
         raise ConfigError(given=f"{len(configs)} configuration files: {', '.join(configs)}", allowed="one, or none")
@@ -99,21 +96,28 @@ def plan(
         "price": price,
     }
     config = configs[0] if configs else None
+    planned = _planned(config, overrides, how, probe=probe, model=model, algorithm=algorithm, gpus=gpus)
+    answer(planned.to_json(), planned.render(), as_json=json)
+    return 0
+
+
+def _planned(
+    config: str | None, overrides: list[str], how: dict[str, Any], *, probe: bool, gpus: str | None, **named: str | None
+) -> Any:
+    """What there is to show: the plan of a run or of a pipeline, or one beside what was measured."""
+    from posttrain.advise.plan.api import make_plan
+    from posttrain.config_pipeline_stages import holds_stages
+
     if config is not None and not probe and holds_stages(config):
         from posttrain.advise.plan.pipeline import plan_pipeline
 
-        planned = plan_pipeline(config, overrides, gpus=gpus, **how)
-        answer(planned.to_json(), planned.render(), as_json=json)
-        return 0
-    made = make_plan(config, overrides, model=model, algorithm=algorithm, gpus=gpus, **how)
-    if probe:
-        from posttrain.train.probe import probe_and_plan
+        return plan_pipeline(config, overrides, gpus=gpus, **how)
+    made = make_plan(config, overrides, gpus=gpus, **named, **how)
+    if not probe:
+        return made
+    from posttrain.train.probe import probe_and_plan
 
-        probed = probe_and_plan(made.config)
-        answer(probed.to_json(), probed.render(), as_json=json)
-        return 0
-    answer(made.to_json(), made.render(), as_json=json)
-    return 0
+    return probe_and_plan(made.config)
 
 
 def _one_of(option: str, value: Any, allowed: tuple[Any, ...]) -> Any:

@@ -74,13 +74,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "flops": plan.cost.work.flops,
             "bytes": plan.cost.work.bytes,
             "parts": [
-                {
-                    "phase": part.phase,
-                    "what": part.what,
-                    "seconds": part.seconds,
-                    "flops": part.work.flops,
-                    "bytes": part.work.bytes,
-                }
+                {"phase": part.phase, "what": part.what, "seconds": part.seconds, **asdict(part.work)}
                 for part in plan.cost.parts
             ],
         },
