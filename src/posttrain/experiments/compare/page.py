@@ -36,9 +36,9 @@ def page(found: Analysis, folder: Path) -> str:
     sections: list[Section] = [
         ("result", "Result", _result(found)),
         ("arms", "Arms", _arms(found)),
-        ("cost", "Cost and steadiness", _cost(found)),
+        ("cost", "Cost", _cost(found)),
         ("learning", "Learning", _learning(cards(curves)) if curves else ""),
-        ("numbers", "Other numbers", _measures(found)),
+        ("numbers", "Numbers", _measures(found)),
         ("runs", "Runs", _runs(found, folder)),
         ("design", "Design", _design(found)),
     ]
