@@ -38,8 +38,9 @@ _WORDS = {
     ),
     "function": _Words(
         shows="a prompt; what an answer is worth is said by `reward.py`",
-        tiny="It spells words backwards: the mean score of 96 words that it has never seen rises, and more of them "
-        "come out right.",
+        tiny="It spells words backwards: the mean score of 96 words that it has never seen rises from about 0.67 to "
+        "0.85, and three times as many of them come out right. The run may tell of an alarm about length: answers of "
+        "another length than the word's come to be worth less here, which is meant. With a reward of your own, look.",
         own="`train.jsonl` and `eval.jsonl` have a row for each `prompt` (text, or chat messages). Every other column\n"
         "goes to `score` in `reward.py` as an argument. Write there what an answer is worth, any number; give part of\n"
         "it to answers that are nearly good, or a model that is never good learns nothing.\n\n"
