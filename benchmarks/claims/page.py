@@ -102,7 +102,7 @@ CLAIMS = (
         "On stale samples, the decoupled loss is better than the naive one.",
         "Hilton et al., arXiv:2110.00641; AReaL, arXiv:2505.24298",
         [Number(SCORE, "decoupled", "naive", "more"), Number("largest KL within a step", "decoupled", "naive", "less")],
-        "The sampler gets new weights every eighth step (`train.publish_every`): samples are 3.5 steps old in the mean.",
+        "The sampler gets new weights every eighth step (`train.publish_every`); samples are 3.5 steps old on average.",
     ),
 )
 

@@ -85,7 +85,7 @@ class Design:
         base, changes = self.base, {**self.settings, **self.arms[arm], "seed": seed}
         try:
             resolved = _settled(base, changes)
-            resolved = _settled(base, {**changes, **_spending(self.budget, resolved)})
+            resolved = _settled(base, {**changes, **_spending(self.budget, resolved), **_keeping(resolved)})
             check(resolved.config)
         except ConfigError as error:
             raise ConfigError(given=f"arm {arm}: {error.given}", allowed=error.allowed, fix=error.fix) from error
@@ -168,6 +168,11 @@ def _spending(budget: Budget, resolved: Resolved) -> dict[str, Any]:
         return {"train.stop_after_seconds": budget.amount, "train.steps": MOST_STEPS}
     most = math.ceil(budget.amount / train.prompts_per_step)  # a row has a token at least
     return {"train.stop_after_tokens": int(budget.amount), "train.steps": most}
+
+
+def _keeping(resolved: Resolved) -> dict[str, Any]:
+    """Many runs fill a disk: each keeps its newest checkpoint alone, unless somebody asked for more."""
+    return {"checkpoint.keep": 1} if resolved.origins.get("checkpoint.keep") == "default" else {}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
