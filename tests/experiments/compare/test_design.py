@@ -133,3 +133,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("all of it")
     with pytest.raises(ConfigError, match="holds something that is no comparison"):
         begun(tmp_path)
+
+
+def test_each_run_keeps_one_checkpoint_unless_asked_for_more():
+    assert read_design(TWO).resolved("grpo", 0).config.checkpoint.keep == 1
+    assert read_design(TWO, overrides=["checkpoint.keep=3"]).resolved("grpo", 0).config.checkpoint.keep == 3
