@@ -72,9 +72,18 @@ def test_slots_keep_what_they_hold_when_memory_grows():
     blocks.write_prompt(0, 1, key, value)
     assert blocks.use(5, 40, num_held=2)
     keys_NDC, values_NCD = blocks.stored(0, 2)
-    assert torch.equal(keys_NDC.view(2, 2, 4, 64)[1, :, :, :3], key.permute(1, 2, 0))
-    assert torch.equal(values_NCD.view(2, 2, 64, 4)[1, :, :3], value.transpose(0, 1))
-    assert not blocks.use(5, 64, num_held=5)
+    assert torch.equal(keys_NDC.view(2, 2, 4, 48)[1, :, :, :3], key.permute(1, 2, 0))
+    assert torch.equal(values_NCD.view(2, 2, 48, 4)[1, :, :3], value.transpose(0, 1))
+    assert not blocks.use(5, 48, num_held=5)
+
+
+def test_rows_that_began_together_write_the_column_that_each_would_write():
+    key, value = torch.randn(2, 3, 2, 4)
+    together, each = SlotBlocks(1), SlotBlocks(1)
+    for blocks, place in ((together, (slice(0, 3), 7)), (each, (torch.arange(3), torch.full((3,), 7)))):
+        blocks.use(4, 9, num_held=0)
+        blocks.write_token(0, place, key, value)
+    assert all(torch.equal(a, b) and a.any() for a, b in zip(together.stored(0, 4), each.stored(0, 4), strict=True))
 
 
 # ---------------------------------------------------------------- whole models

@@ -90,8 +90,7 @@ def attend_rows(
     scores_s = torch.bmm(own_QD.view(num_rows * heads.key, -1, heads.width), keys_s).flatten(0, 1)
     scores_nHC = torch.cat([scores_p, scores_s], dim=-1).view(num_rows, heads.query, -1)
     scores_nHC = torch.add(mask_n1C, scores_nHC, alpha=heads.scaling)
-    weights_nHC = scores_nHC.softmax(dim=-1, dtype=torch.promote_types(scores_nHC.dtype, torch.float32))
-    weights_nHC = weights_nHC.to(values_s.dtype)
+    weights_nHC = scores_nHC.softmax(dim=-1).to(values_s.dtype)  # it sums in float32 whatever its input is
     columns_p = keys_p.shape[-1]
     shared_QC = weights_nHC.flatten(0, 1)[:, :columns_p].index_select(0, groups.from_rows)
     shared_QD = torch.bmm(shared_QC.view(*in_grid, columns_p), values_p).flatten(0, 1).index_select(0, groups.from_grid)

@@ -15,10 +15,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-_COLUMNS = 32
+_COLUMNS = 16
 """Columns come in multiples of this."""
 _GROWTH = 1.5
 """Slots that are full get this many times the columns: what is copied is bounded by what is written."""
+
+Place = tuple[Tensor, Tensor] | tuple[slice, int]
+"""Slots and columns, `[n]` each; or so many first slots and the one column that all of them write, in half the time."""
 
 
 class SlotBlocks:
@@ -58,11 +61,12 @@ class SlotBlocks:
         keys_SKDC[slot, :, :, : len(key_TKD)] = key_TKD.permute(1, 2, 0)
         values_SKCD[slot, :, : len(key_TKD)] = value_TKD.transpose(0, 1)
 
-    def write_token(self, layer: int, slots_n: Tensor, columns_n: Tensor, key_nKD: Tensor, value_nKD: Tensor) -> None:
+    def write_token(self, layer: int, place: Place, key_nKD: Tensor, value_nKD: Tensor) -> None:
         """One column of each of the given slots."""
         keys_SKDC, values_SKCD = self._blocks(layer, key_nKD)
-        keys_SKDC[slots_n, :, :, columns_n] = key_nKD.to(keys_SKDC.dtype)
-        values_SKCD[slots_n, :, columns_n] = value_nKD.to(values_SKCD.dtype)
+        slots, columns = place
+        keys_SKDC[slots, :, :, columns] = key_nKD.to(keys_SKDC.dtype)
+        values_SKCD[slots, :, columns] = value_nKD.to(values_SKCD.dtype)
 
     def stored(self, layer: int, num_used: int) -> tuple[Tensor, Tensor]:
         """Keys `[S K, D, C]` and values `[S K, C, D]` of the slots in use, without a copy."""

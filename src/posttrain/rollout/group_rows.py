@@ -18,7 +18,7 @@ from transformers.masking_utils import causal_mask_function
 
 from posttrain.rollout.engine import close_ranks
 from posttrain.rollout.group_attention import Groups, Stored, attend_prompt, attend_rows
-from posttrain.rollout.group_cache import SlotBlocks
+from posttrain.rollout.group_cache import Place, SlotBlocks
 from posttrain.rollout.plain_decoder import PlainDecoder
 from posttrain.rollout.requests import Arrival
 
@@ -175,11 +175,17 @@ class GroupRows:
         now = self._in_flight
         assert now is not None, "rows are gathered before a pass"
         _, key_nKD, value_nKD = self._split(qkv_nND)
-        self._rows.write_token(layer, now.slots_n, self._ages_n, key_nKD, value_nKD)
+        self._rows.write_token(layer, self._place(now), key_nKD, value_nKD)
         if layer not in now.stored:
             prompts = self._prompts.stored(layer, now.groups.num_prompts)
             now.stored[layer] = prompts, self._rows.stored(layer, len(qkv_nND))
         return attend_rows(qkv_nND, now.groups, *now.stored[layer], mask_n1C, self._heads)
+
+    def _place(self, now: _InFlight) -> Place:
+        """Where the new tokens of the rows go: to one column as long as all rows began together."""
+        if min(self._ages) == max(self._ages):
+            return slice(0, len(self._ages)), self._ages[0]
+        return now.slots_n, self._ages_n
 
     def _split(self, qkv_LND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = qkv_LND.split([self._heads.query, self._heads.key, self._heads.key], dim=1)

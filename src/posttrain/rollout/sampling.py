@@ -90,7 +90,9 @@ def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor
     (tensor([2]), tensor([2.], dtype=torch.float64))
     """
     num_rows, num_tokens = weights_BV.shape
-    blocks_BNb = F.pad(weights_BV, (0, -num_tokens % _BLOCK)).view(num_rows, -1, _BLOCK)
+    if missing := -num_tokens % _BLOCK:
+        weights_BV = F.pad(weights_BV, (0, missing))
+    blocks_BNb = weights_BV.view(num_rows, -1, _BLOCK)
     running_BN = blocks_BNb.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     block_B = _draw(running_BN, uniforms_B2[:, 0])
     inside_Bb = blocks_BNb[torch.arange(num_rows, device=weights_BV.device), block_B]
