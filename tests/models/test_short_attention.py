@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from posttrain.models import short_attention
 from posttrain.models.onednn import onednn_products
 from posttrain.models.short_attention import MOST_KEYS, _Attention, sdpa
 
@@ -47,6 +48,17 @@ def test_outputs_and_gradients_are_those_of_the_fused_kernel(case):
     expected = outputs_and_gradients(lambda q, k, v: sdpa_attention_forward(module, q, k, v, mask)[0], tensors)
     actual = outputs_and_gradients(lambda q, k, v: _Attention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2), tensors)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("numbers", [1, 2 * 4 * 9 * 9, 2**30])
+def test_rows_one_by_one_in_slabs_and_all_at_once_are_the_same(monkeypatch, numbers):
+    """Three rows: the second case has a slab of two and one of one."""
+    tensors, _, _ = draw("grouped heads", torch.float64)
+    seen_TS = torch.ones(9, 9, dtype=torch.bool).tril()
+    attend = lambda q, k, v: _Attention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2)  # noqa: E731
+    expected = outputs_and_gradients(attend, tensors)
+    monkeypatch.setattr(short_attention, "SLAB_NUMBERS", numbers)
+    torch.testing.assert_close(outputs_and_gradients(attend, tensors), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,7 +10,7 @@ head, E that of values: another one where latent attention keeps positions in a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from posttrain.functional.linear_logprobs import chunks_of
+
 MOST_KEYS = 512
 """Up to here the scores of a row stay in the processor's caches; beyond, the fused kernel is the faster one."""
+SLAB_NUMBERS = 2**18
+"""Scores of the rows that are computed together: 1 MB. Of short rows, one at a time, calls are most of the cost."""
 
 
 def sdpa(
@@ -60,20 +64,25 @@ def _seen(
 
 
 class _Attention(torch.autograd.Function):
-    """Row by row, so that the scores stay in the caches. Keeps the probabilities for the backward pass."""
+    """A few rows at a time, so that the scores stay in the caches. Keeps the probabilities for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, q_RHTD: Tensor, k_RKSD: Tensor, v_RKSE: Tensor, seen_TS: Tensor, scale: float) -> Tensor:
-        rows, heads, queries, width = q_RHTD.shape
-        kv_heads, keys = k_RKSD.shape[1:3]
-        hidden_TS, wide = ~seen_TS, torch.promote_types(q_RHTD.dtype, torch.float32)
+        rows, heads, queries, _ = q_RHTD.shape
+        kv_heads, keys, width = v_RKSE.shape[1:]
+        wide = torch.promote_types(q_RHTD.dtype, torch.float32)
+        bias_TS = torch.zeros(seen_TS.shape, dtype=wide).masked_fill_(~seen_TS, -torch.inf)
         p_RHTS = q_RHTD.new_empty(rows, heads, queries, keys)
-        out_RHTE = q_RHTD.new_empty(rows, queries, heads, v_RKSE.shape[-1]).transpose(1, 2)
-        for q_HTD, k_KSD, v_KSE, p_HTS, out_HTE in zip(q_RHTD, k_RKSD, v_RKSE, p_RHTS, out_RHTE, strict=True):
-            q_KtD = (q_HTD.to(wide) * scale).reshape(kv_heads, -1, width)  # t = G x T: heads that share keys and values
-            scores_HTS = torch.bmm(q_KtD, k_KSD.to(wide).transpose(1, 2)).view(p_HTS.shape)
-            p_HTS.copy_(scores_HTS.masked_fill_(hidden_TS, -torch.inf).softmax(dim=-1))
-            out_HTE.copy_(torch.bmm(p_HTS.view(kv_heads, -1, keys), v_KSE).view(out_HTE.shape))
+        out_RHTE = q_RHTD.new_empty(rows, queries, heads, width).transpose(1, 2)
+        for part in _slabs(p_RHTS):
+            q_btD, k_bSD, v_bSE = (_by_head(x[part], kv_heads) for x in (q_RHTD, k_RKSD, v_RKSE))
+            scores_btS = torch.bmm(q_btD.to(wide) * scale, k_bSD.to(wide).transpose(1, 2))
+            scores_rHTS = scores_btS.view(-1, heads, queries, keys).add_(bias_TS)
+            if scores_rHTS.dtype == p_RHTS.dtype:
+                torch.softmax(scores_rHTS, dim=-1, out=p_RHTS[part])
+            else:
+                p_RHTS[part] = scores_rHTS.softmax(dim=-1)
+            out_RHTE[part] = torch.bmm(_by_head(p_RHTS[part], kv_heads), v_bSE).view(-1, heads, queries, width)
         ctx.save_for_backward(q_RHTD, k_RKSD, v_RKSE, p_RHTS)
         ctx.scale = scale
         return out_RHTE
@@ -84,14 +93,27 @@ class _Attention(torch.autograd.Function):
         """With g the gradient and s the scores: dV = p^T g, ds = p (g V^T - sum_S(p g V^T)), dQ = ds K, dK = ds^T Q."""
         q_RHTD, k_RKSD, v_RKSE, p_RHTS = ctx.saved_tensors
         dq_RHTD, dk_RKSD, dv_RKSE = (torch.empty_like(x) for x in (q_RHTD, k_RKSD, v_RKSE))
-        kv_heads, keys = k_RKSD.shape[1:3]
+        kv_heads = k_RKSD.shape[1]
         with torch.autocast("cpu", enabled=False):
-            for row in range(len(q_RHTD)):
-                g_KtE, q_KtD = (x[row].reshape(kv_heads, -1, x.shape[-1]) for x in (gradient_RHTE, q_RHTD))
-                p_KtS = p_RHTS[row].view(kv_heads, -1, keys)
-                dv_RKSE[row] = torch.bmm(p_KtS.transpose(1, 2), g_KtE)
-                dp_KtS = torch.bmm(g_KtE, v_RKSE[row].transpose(1, 2))
-                ds_KtS = torch._softmax_backward_data(dp_KtS, p_KtS, -1, p_KtS.dtype)
-                dq_RHTD[row] = torch.bmm(ds_KtS, k_RKSD[row]).view(q_RHTD.shape[1:]).mul_(ctx.scale)
-                dk_RKSD[row] = torch.bmm(ds_KtS.transpose(1, 2), q_KtD).mul_(ctx.scale)
+            for part in _slabs(p_RHTS):
+                g_btE, q_btD, k_bSD, v_bSE, p_btS = (
+                    _by_head(x[part], kv_heads) for x in (gradient_RHTE, q_RHTD, k_RKSD, v_RKSE, p_RHTS)
+                )
+                dv_RKSE[part] = torch.bmm(p_btS.transpose(1, 2), g_btE).view(dv_RKSE[part].shape)
+                dp_btS = torch.bmm(g_btE, v_bSE.transpose(1, 2))
+                ds_btS = torch._softmax_backward_data(dp_btS, p_btS, -1, p_btS.dtype)
+                dq_rHTD, dk_rKSD = dq_RHTD[part], dk_RKSD[part]
+                torch.mul(torch.bmm(ds_btS, k_bSD).view(dq_rHTD.shape), ctx.scale, out=dq_rHTD)
+                torch.mul(torch.bmm(ds_btS.transpose(1, 2), q_btD).view(dk_rKSD.shape), ctx.scale, out=dk_rKSD)
         return dq_RHTD, dk_RKSD, dv_RKSE, None, None
+
+
+def _slabs(scores_RHTS: Tensor) -> Iterator[slice]:
+    """As many rows at a time as have `SLAB_NUMBERS` scores, at least one."""
+    return chunks_of(len(scores_RHTS), max(1, SLAB_NUMBERS // max(1, scores_RHTS[0].numel())))
+
+
+def _by_head(x_rHTD: Tensor, kv_heads: int) -> Tensor:
+    """`[r, H, T, D]` -> `[b, t, D]`, b = r x K and t = G x T: queries of heads that share keys stand together."""
+    rows, _, _, width = x_rHTD.shape
+    return x_rHTD.reshape(rows * kv_heads, -1, width)
