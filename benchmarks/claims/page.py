@@ -58,7 +58,7 @@ CLAIMS = (
         "GRPO, arXiv:2402.03300; REINFORCE++, arXiv:2501.03262",
         [Number("peak memory, GB", "reinforce_plus_plus", "ppo", "about half")],
         "Resident memory of the whole process, a random Llama of 50 million parameters in float32, short answers. "
-        "About 0.5 GB of each side are Python and its libraries.",
+        "Python and its libraries are in it, on both sides.",
     ),
     Claim(
         "length_bias",
@@ -195,18 +195,40 @@ def page_of(results: Mapping[str, Result]) -> str:
         said = "; ".join(in_words(result, number).rsplit(": **", 1)[0] for number in claim.numbers) if result else ""
         lines.append(f"| [{claim.says}](#{claim.key.replace('_', '-')}) | **{judgement(result, claim)}** | {said} |")
     for claim in CLAIMS:
-        lines += ["", *_section(claim, results.get(claim.key))]
+        lines += ["", *_section(claim, results)]
     return "\n".join(lines) + "\n"
 
 
-def _section(claim: Claim, result: Result | None) -> list[str]:
+def _section(claim: Claim, results: Mapping[str, Result]) -> list[str]:
+    result = results.get(claim.key)
     lines = [f"## {claim.key.replace('_', ' ')}", "", f"{claim.says} ({claim.source})", ""]
     if result is None:
         return [*lines, f"Not measured yet: `posttrain compare benchmarks/claims/{claim.key}.yaml --workers 2`."]
     lines += [f"- {in_words(result, number)}" for number in claim.numbers]
-    lines += ["", *(f"> {sentence}" for sentence in result["verdict"]), "", _table(result), "", claim.note]
+    lines += [
+        "",
+        *(f"> {sentence}" for sentence in result["verdict"]),
+        "",
+        _table(result),
+        "",
+        f"{claim.note} {_beside(results, claim)}".rstrip(),
+    ]
     lines += ["", f"![{claim.says}](images/claim-{claim.key}.svg)", ""]
     return [*lines, f"    posttrain compare benchmarks/claims/{claim.key}.yaml"]
+
+
+def _beside(results: Mapping[str, Result], claim: Claim) -> str:
+    """What the libraries take of a weighed claim: as much as a run takes whose model weighs nothing."""
+    number = claim.numbers[0]
+    if number.says != "about half" or "ppo_time" not in results:
+        return ""
+    nothing = results["ppo_time"]["arms"][number.first]["measures"][number.name]
+    arms = results[claim.key]["arms"]
+    first, second = (arms[arm]["measures"][number.name] - nothing for arm in (number.first, number.second))
+    return (
+        f"Less the {nothing:.2f} GB of a run of the tiny model, {number.first} takes {first:.2f} GB and "
+        f"{number.second} {second:.2f} GB: {first / second:.2f} times as much, of which there is no interval."
+    )
 
 
 def _table(result: Result) -> str:

@@ -85,7 +85,7 @@ def test_killed_and_started_again_it_keeps_what_was_done_and_counts_what_failed(
     assert result["conditions"]["resumed"] == ["rloo"]
 
     again = posttrain.compare(out)  # what a guard stopped would be stopped again
-    assert (out / "attempts.jsonl").read_text().count("\n") == 5
+    assert (out / "attempts.jsonl").read_text().count("\n") == 6  # one before the kill, five after it
     assert again.to_json()["verdict"] == result["verdict"]
 
 
