@@ -181,7 +181,7 @@ def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low:
                 f'width="{max(abs(x - zero), 1)}" height="{bar}"/>'
             )
             body.append(f'<path class="whisker" d="M{x1} {at}H{x2}M{x1} {at - 4}v8M{x2} {at - 4}v8"/>')
-            body.append(f'<text class="value" x="{max(x, x2) + 7}" y="{at + 4}">{escaped(form(mean))}</text>')
+            body.append(f'<text class="value" x="{max(x, x2, zero) + 7}" y="{at + 4}">{escaped(form(mean))}</text>')
             y += bar + 3
         y += gap
     return picture("\n".join(body), label, "", height=bottom + 16)
