@@ -53,7 +53,7 @@ def write_model(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    known = json.loads(RESULT.read_text()) if RESULT.exists() else {"claims": {}}
+    known: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {"claims": {}}
     keys = [] if "--page" in arguments else list(arguments) or [claim.key for claim in CLAIMS]
     for key in keys:
         known["claims"][key] = measure(key)
