@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from posttrain.advise.cards import card_of
 from posttrain.advise.plan import library
-from posttrain.advise.plan.architecture import read_architecture
+from posttrain.advise.plan.activations import Pass
+from posttrain.advise.plan.architecture import Linear, read_architecture
 from posttrain.advise.plan.generate import columns
-from posttrain.advise.plan.layout import Grid, microbatches
+from posttrain.advise.plan.layout import Grid, lay_out, microbatches
 from posttrain.advise.plan.memory import predict
 from posttrain.advise.plan.records import Adapters, MemoryPlan, Workload
 from posttrain.advise.plan.workload import Computing, model_architecture, workload_of
@@ -48,7 +49,8 @@ def test_numbers_that_are_repeated_here_are_those_of_the_library() -> None:
     assert library.TILE_NUMBERS["cuda"] == linear_logprobs.TILE_NUMBERS_ELSEWHERE
     assert library.TILE_COLUMNS == linear_logprobs.TILE_COLUMNS
     assert library.SHORT_KEYS == short_attention.MOST_KEYS
-    assert library.SLOT_COLUMNS == slots._COLUMNS == group_cache._COLUMNS
+    assert library.SLOT_COLUMNS == slots._COLUMNS
+    assert library.GROUP_COLUMNS == group_cache._COLUMNS
     assert library.SLOT_GROWTH == slot_storage._GROWTH == group_cache._GROWTH
     assert library.JOINED_WEIGHTS == joint_linear.JOINED_WEIGHTS
     assert library.LEAST_SAVING == shared_prefixes.LEAST_SAVING
@@ -112,6 +114,38 @@ def test_sharding_divides_what_its_stage_says(stage: str) -> None:
         by = 8 if stage in stages.split() else 1
         assert shared.of("policy", what) == alone.of("policy", what) // by
     assert any("ZeRO" in note for note in plan("sft", ranks=8, sharding=stage).notes)
+
+
+def test_divided_weights_are_cast_layer_by_layer_so_that_more_ranks_need_less() -> None:
+    """At 64 ranks a rank of the 70B model has 16 N / 64 bytes of state; cast whole it alone would hold 2 N more."""
+    shape = read_architecture("70b")
+    fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "gradient_checkpointing": True}
+    peaks = [plan("grpo", architecture=shape, ranks=ranks, **fields).bytes for ranks in (8, 16, 64)]
+    assert peaks[0] > peaks[1] > peaks[2]
+    state = 16 * shape.parameters / 64
+    assert state < peaks[2] < state + 2 * shape.parameters / 8
+    whole = plan("grpo", architecture=shape, **{**fields, "sharding": "none"})
+    assert whole.bytes > (16 + 2 * 0.95) * shape.parameters, "undivided, all casts live until the pass has ended"
+
+
+def test_ppo_of_seven_billion_on_eight_devices_is_what_is_worked_out_by_hand() -> None:
+    """Policy and critic 16 N / 8 each, the reference 4 N / 8: 32 GiB; and activations of two models, 10 GiB each."""
+    fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "settings": {"kl_coef": 0.05}}
+    found = plan("ppo", architecture=read_architecture("7b"), ranks=8, prompts_per_step=2, **fields)
+    assert found.bytes / 2**30 == pytest.approx(52, rel=0.1)
+
+
+def test_experts_are_cast_too_and_a_shared_one_does_not_hide_them() -> None:
+    layout = lay_out(129, 64, [1] * 4, prefix=0)
+    mixed = read_architecture("30b-a3b")
+    fields = {"needs": frozenset(), "precision": "bfloat16", "device": "cuda"}
+    passed = Pass.of(Workload(architecture=mixed, algorithm="sft", **fields), mixed, layout, adapters=None)
+    assert passed.cached_casts > 2 * mixed.counts.experts
+    _, block = mixed.blocks[0]
+    chosen = block.mixture.per_token * block.mixture.width
+    small = Linear("down", chosen // 4, mixed.hidden)
+    beside = replace(mixed, blocks=((1, replace(block, mlp=(small,))),))
+    assert replace(passed, architecture=beside).widest_mlp == passed.widest_mlp == chosen
 
 
 def test_an_engine_of_its_own_holds_its_copy_on_its_own_devices() -> None:

@@ -28,6 +28,7 @@ from posttrain.advise.plan.architecture import Architecture, Block
 from posttrain.advise.plan.layout import Layout
 from posttrain.advise.plan.library import SHORT_KEYS
 from posttrain.advise.plan.records import BYTES, Adapters, Workload
+from posttrain.advise.plan.roles import weight_ranks
 
 WIDE = 4
 """Bytes of a number of the hidden state and of weights that are trained."""
@@ -48,6 +49,8 @@ class Pass:
     trained: bool
     """All weights get a gradient; with adapters only those."""
     adapters: Adapters | None = None
+    divided: bool = False
+    """The weights are divided among ranks: casts are those of the layers that are gathered (roles.py)."""
 
     @staticmethod
     def of(workload: Workload, architecture: Architecture, layout: Layout, *, adapters: Adapters | None) -> Pass:
@@ -60,6 +63,7 @@ class Pass:
             fused=workload.attention == "sdpa",
             trained=adapters is None,
             adapters=adapters,
+            divided=weight_ranks(workload) > 1,
         )
 
     # --- what stays --------------------------------------------------------------------------------------------------
@@ -132,8 +136,13 @@ class Pass:
         return self.layout.tokens * self.narrow * per_token
 
     def _casts(self, block: Block) -> int:
-        """Of the weights of a layer in the precision of the products."""
-        return 0 if self.narrow == WIDE else self.narrow * sum(linear.parameters for linear in block.linears)
+        """Of the weights of a layer in the precision of the products, experts included; FSDP gathers divided weights
+        already cast, and frees them layer by layer."""
+        if self.narrow == WIDE or self.divided:
+            return 0
+        mixture = block.mixture
+        experts = 0 if mixture is None else mixture.experts * mixture.expert_parameters + mixture.router_parameters
+        return self.narrow * (sum(linear.parameters for linear in block.linears) + experts)
 
     @property
     def cached_casts(self) -> int:
@@ -165,10 +174,13 @@ class Pass:
 
     @property
     def widest_mlp(self) -> int:
-        widths = [
-            block.mlp[-1].inputs
-            if block.mlp
-            else 0 + (block.mixture.per_token * block.mixture.width if block.mixture else 0)
-            for _, block in self.architecture.blocks
-        ]
-        return max(widths)
+        """Of what a token passes: the experts chosen for it, or the MLP of every token, which run one after another."""
+        return max(max(_mlp_width(block), _experts_width(block)) for _, block in self.architecture.blocks)
+
+
+def _mlp_width(block: Block) -> int:
+    return block.mlp[-1].inputs if block.mlp else 0
+
+
+def _experts_width(block: Block) -> int:
+    return block.mixture.per_token * block.mixture.width if block.mixture else 0

@@ -17,7 +17,7 @@ from functools import cache
 from math import ceil
 
 from posttrain.advise.plan.architecture import Architecture, Block, Linear
-from posttrain.advise.plan.library import JOINED_WEIGHTS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
+from posttrain.advise.plan.library import GROUP_COLUMNS, JOINED_WEIGHTS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
 from posttrain.advise.plan.records import BYTES, Workload
 
 WIDE = 4
@@ -32,7 +32,7 @@ def prompts_in_flight(workload: Workload) -> int:
 
 
 @cache
-def columns(first: int, last: int) -> int:
+def columns(first: int, last: int, multiple: int = SLOT_COLUMNS) -> int:
     """Capacity of a slot whose length goes from `first` to `last`: it grows by a half, or to what is needed.
 
     >>> columns(31, 70), columns(600, 1000), columns(1, 130)
@@ -40,7 +40,7 @@ def columns(first: int, last: int) -> int:
     """
     capacity = 0
     for length in range(first, last + 1):
-        needed = ceil(length / SLOT_COLUMNS) * SLOT_COLUMNS
+        needed = ceil(length / multiple) * multiple
         if needed > capacity:
             capacity = max(needed, int(capacity * SLOT_GROWTH))
     return capacity
@@ -59,7 +59,8 @@ def keys_and_values(workload: Workload) -> int:
     a, rows = workload.architecture, rows_in_flight(workload)
     prompt, answer = workload.prompt_tokens, max(1, workload.completion_tokens - 1)  # the last token is not fed again
     if is_plain(a):
-        places = prompts_in_flight(workload) * columns(prompt, prompt) + rows * columns(1, answer)
+        places = prompts_in_flight(workload) * columns(prompt, prompt, GROUP_COLUMNS)
+        places += rows * columns(1, answer, GROUP_COLUMNS)
     else:
         held = workload.rows > rows  # the prompt of those of its group that wait
         places = (rows + held) * columns(prompt, prompt + answer)
@@ -96,8 +97,10 @@ def prefill(workload: Workload) -> int:
 def prompt_cache(workload: Workload) -> int:
     """Keys and values when the prompts have just entered."""
     a, prompt = workload.architecture, workload.prompt_tokens
-    slots = prompts_in_flight(workload) if is_plain(a) else rows_in_flight(workload)
-    return a.layers * slots * columns(prompt, prompt) * a.kv_width * BYTES[workload.precision]
+    slots, multiple = (
+        (prompts_in_flight(workload), GROUP_COLUMNS) if is_plain(a) else (rows_in_flight(workload), SLOT_COLUMNS)
+    )
+    return a.layers * slots * columns(prompt, prompt, multiple) * a.kv_width * BYTES[workload.precision]
 
 
 def _joined(block: Block) -> int:

@@ -12,7 +12,9 @@ TILE_COLUMNS = 1024
 SHORT_KEYS = 512
 """models/short_attention.py: up to so many keys attention keeps its probabilities, where it is short."""
 SLOT_COLUMNS = 32
-"""rollout/slots.py and rollout/group_cache.py: columns of the cache come in multiples of this."""
+"""rollout/slots.py: columns of the cache come in multiples of this."""
+GROUP_COLUMNS = 16
+"""rollout/group_cache.py: the same of a plain decoder."""
 SLOT_GROWTH = 1.5
 """rollout/slot_storage.py and rollout/group_cache.py: what is full gets so many times the columns."""
 JOINED_WEIGHTS = 2**21
