@@ -87,10 +87,31 @@ def test_each_config_can_be_loaded_and_is_within_the_published_ranges(number, tm
         ({"data": "verifier", "dense_rewards": True}, "rewards-of-answers"),
         ({"data": "verifier", "answer_length": 8192}, "long-answers-truncated"),
         ({"data": "nothing"}, "something-to-learn-from"),
+        ({"data": "pairs", "gpus": 8}, "one-device"),
+        ({"data": "pairs", "gpus": 0, "size": 7}, "a-cpu-is-slow"),
     ],
 )
 def test_what_has_to_be_done_first(facts, before):
     assert before in [point.id for point in advise(facts).before]
+
+
+@pytest.mark.parametrize(
+    ("facts", "heading"),
+    [
+        ({"data": "verifier", "base_score": 0}, "Only after what stands under First (too-hard)"),
+        ({"data": "verifier", "base_score": "99%"}, "Only after what stands under First (too-easy)"),
+        ({"data": "verifier", "base_score": 0.4}, ""),
+        ({"data": "verifier,demonstrations", "base_score": 0}, ""),
+    ],
+)
+def test_rewards_that_teach_nothing_yet_are_headed_so(facts, heading):
+    text = advise(facts).render()
+    assert heading in text
+    assert bool(heading) == ("Only after" in text)
+
+
+def test_a_cpu_trains_adapters_of_a_large_model():
+    assert "lora:" in advise(data="pairs", gpus=0, size="7b").best.config
 
 
 @pytest.mark.parametrize(
@@ -185,6 +206,16 @@ def test_adapters_where_training_all_weights_does_not_fit():
     assert "lora:" not in advise(data="verifier", size="0.5b", gpus=1, gpu_memory=80).best.config
 
 
+def test_a_mixture_of_experts_is_known_by_its_name():
+    for facts in ({"model": "30b-a3b"}, {"model": "Qwen/Qwen3-30B-A3B"}, {"size": "30b-a3b"}):
+        advice = advise(data="verifier", **facts)
+        assert advice.facts.moe
+        assert 30 < advice.facts.size < 31
+        assert advice.best.algorithm == "gspo"
+        assert yaml.safe_load(advice.best.config)["model"] == "Qwen/Qwen3-30B-A3B"
+    assert not advise(data="verifier", model="Qwen/Qwen3-0.6B").facts.moe
+
+
 # The guides as data
 
 
@@ -213,6 +244,32 @@ def _allowed(name):
     schema = Facts.model_json_schema()["properties"].get(name, {})
     options = [schema, *schema.get("anyOf", []), schema.get("items", {})]
     return {value for option in options for value in option.get("enum", [])}
+
+
+def test_no_sentence_speaks_for_one_algorithm_and_against_another():
+    for rule in guides().rules:
+        for text in {rule.said_of(key).text for key in rule.weigh}:
+            signs = {points > 0 for key, points in rule.weigh.items() if rule.said_of(key).text == text}
+            assert len(signs) == 1, (rule.id, text)
+
+
+@pytest.mark.parametrize(
+    ("facts", "algorithm", "rule", "says", "source"),
+    [
+        ({"data": "verifier"}, "ppo", "verifier-grpo", "a critic learns", "Generalized Advantage Estimation"),
+        ({"data": "verifier"}, "rloo", "verifier-grpo", "no critic is needed", "Back to Basics"),
+        ({"reward": "judge"}, "grpo", "judged-answers", "a judge scores every new answer", "how this library is built"),
+        ({"data": "pairs", "online": True, "priority": "memory"}, "online_dpo", "memory-reference-free",
+         "it holds a reference", "OAIF"),
+        ({"data": "verifier,pairs"}, "dpo", "pairs-beside-a-verifier", "the verifier scores", "DeepSeekMath"),
+        ({"data": "verifier", "moe": True}, "grpo", "moe-gspo", "ratios of single tokens that it uses", "GSPO"),
+    ],
+)  # fmt: skip
+def test_a_reason_is_true_of_the_algorithm_it_stands_beside(facts, algorithm, rule, says, source):
+    standing = next(one for one in rank(Facts(**facts).assumed()[0]) if one.algorithm == algorithm)
+    (reason,) = [one for one in standing.reasons if one.rule == rule]
+    assert says in reason.text
+    assert any(source in cited for cited in reason.sources)
 
 
 def test_identifiers_are_unique_and_every_source_is_cited():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from posttrain.advise.cards import card_of
 from posttrain.advise.facts import Facts
 from posttrain.advise.plan.verdict import size
 
@@ -78,6 +79,8 @@ class Point:
     id: str
     text: str
     sources: tuple[str, ...]
+    blocks: bool = False
+    """Of what has to be done first: is learning from rewards in vain until it is done?"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +121,20 @@ class Advice:
             _section("Taken to be so", self.assumed),
             _section("First", [cite(point.text, point.sources) for point in self.before]),
             _section("These wishes contradict each other", [cite(p.text, p.sources) for p in self.contradictions]),
+            self._only_after(),
             *(_recommended(n, told, cite, full=n <= details) for n, told in enumerate(self.recommendations, 1)),
             "" if self.recommendations else "No algorithm: there is nothing to learn from yet.\n",
-            _section("Not advised", [f"{told.algorithm}: {told.why_not}" for told in self.runners_up]),
+            _section("Considered, and not above", [f"{told.algorithm}: {told.why_not}" for told in self.runners_up]),
             _section("Where guides disagree", [cite(point.text, point.sources) for point in self.disagreements]),
             _section("Would change the answer", _changes(self.would_change)),
         ]
         return "\n".join(part for part in (*parts, cite.render()) if part)
+
+    def _only_after(self) -> str:
+        """A heading where the first recommendation would learn nothing as things are."""
+        blocking = [point.id for point in self.before if point.blocks]
+        learns = self.best is not None and card_of(self.best.algorithm).learns_from_rewards
+        return f"Only after what stands under First ({', '.join(blocking)})\n" if blocking and learns else ""
 
     def _repr_markdown_(self) -> str:
         return f"```text\n{self.render()}```"
@@ -142,7 +152,7 @@ class Citations:
 
     def __call__(self, text: str, sources: Sequence[str]) -> str:
         """The text with the numbers of its sources."""
-        numbers = [self._numbers.setdefault(source, len(self._numbers) + 1) for source in sources]
+        numbers = [self._numbers.setdefault(source, len(self._numbers) + 1) for source in dict.fromkeys(sources)]
         return f"{text} [{', '.join(map(str, numbers))}]" if numbers else text
 
     def render(self) -> str:

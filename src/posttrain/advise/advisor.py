@@ -70,7 +70,7 @@ def advise(facts: Facts | Mapping[str, Any] | None = None, **given: Any) -> Advi
         recommendations=tuple(_recommended(standing, full) for standing in chosen),
         runners_up=tuple(_runners_up(ranked, chosen, possible)),
         disagreements=tuple(_disagreed(entry) for entry in said.disagreements if met(entry.when, known)),
-        would_change=tuple(_would_change(told, possible[0].algorithm if possible else None)),
+        would_change=tuple(_would_change(told.shaped()[0], possible[0].algorithm if possible else None)),
     )
 
 
@@ -98,7 +98,8 @@ def _standing(key: str, rules: Iterable[Rule]) -> Standing:
 
 
 def _reason(rule: Rule, points: float, key: str) -> Reason:
-    return Reason(rule=rule.id, points=points, text=rule.reason, sources=guides().cited(rule.source, key))
+    said = rule.said_of(key)
+    return Reason(rule=rule.id, points=points, text=said.text, sources=guides().cited(said.source, key))
 
 
 def _recommended(standing: Standing, facts: Facts) -> Recommendation:
@@ -143,9 +144,7 @@ def _runners_up(
 def _runner_up(standing: Standing, first: Standing | None) -> RunnerUp:
     worst = next(iter((*standing.vetoes, *standing.speaks_against)), None)
     if worst is None and first is not None:
-        mine = {reason.rule for reason in standing.reasons}
-        lacks = next((reason for reason in first.speaks_for if reason.rule not in mine), None)
-        why = f"less speaks for it than for {first.algorithm}" + (f", of which it holds: {lacks.text}" if lacks else "")
+        why = f"less speaks for it than for {first.algorithm}: {standing.score:g} of {first.score:g} points"
     else:
         why = worst.text if worst else "nothing in these facts speaks for it"
     return RunnerUp(
@@ -158,7 +157,7 @@ def _runner_up(standing: Standing, first: Standing | None) -> RunnerUp:
 
 
 def _before(entry: Before) -> Point:
-    return Point(id=entry.id, text=entry.do, sources=guides().cited(entry.source))
+    return Point(id=entry.id, text=entry.do, sources=guides().cited(entry.source), blocks=entry.blocks)
 
 
 def _contradicted(entry: Contradiction) -> Point:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from posttrain.advise.plan.architecture import read_architecture, size_classes
 from posttrain.config_schema import Walker, combine, explain
 from posttrain.config_values import as_number, as_whole
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, PosttrainError
 
 Data = Literal["verifier", "pairs", "thumbs", "ratings", "steps", "demonstrations", "nothing"]
 Reward = Literal["exact", "noisy", "judge", "model"]
@@ -78,7 +79,7 @@ class Facts(BaseModel):
     model: str | None = None
     """Folder or name of the model, for the config that comes with the advice."""
     size: Size | None = None
-    """Parameters in billions: 7, 7b or 500m; of a mixture of experts all of them."""
+    """Parameters in billions: 7, 7b or 500m; of a mixture of experts all of them, or 30b-a3b."""
     moe: bool | None = None
     """Is it a mixture of experts?"""
     gpus: Annotated[int, Field(ge=0), BeforeValidator(as_whole)] | None = None
@@ -117,6 +118,9 @@ class Facts(BaseModel):
     learnt by heart)."""
 
     def __init__(self, /, **given: Any) -> None:
+        mixture = size_classes().get(str(given.get("size")).lower()) if "-a" in str(given.get("size")) else None
+        if mixture is not None:  # 30b-a3b
+            given = {"moe": True} | given | {"size": mixture["parameters"] / 1e9}
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -155,9 +159,23 @@ class Facts(BaseModel):
         """Fact -> value, those included that follow from others."""
         return dict(self) | {name: getattr(self, name) for name in DERIVED}
 
+    def shaped(self) -> tuple[Self, list[str]]:
+        """These facts with the size and the kind of the model that is named, where its shape is known, and in words."""
+        if self.model is None or None not in (self.size, self.moe):
+            return self, []
+        try:
+            shape = read_architecture(self.model)
+        except PosttrainError:
+            return self, []
+        mixture = any(block.mixture is not None for _, block in shape.blocks)
+        change = {"size": round(shape.parameters / 1e9, 3), "moe": mixture}
+        missing = {name: value for name, value in change.items() if getattr(self, name) is None}
+        told = ", ".join(f"{name} = {str(value).lower()}" for name, value in missing.items())
+        return self.model_copy(update=missing), [f"{self.model} is what its published shape says ({told})"]
+
     def assumed(self) -> tuple[Self, tuple[str, ...]]:
         """These facts with what follows from them filled in, and what that was, in words."""
-        facts, said = self, []
+        facts, said = self.shaped()
         for found, change, text in ASSUMPTIONS:
             if found(facts):
                 facts = facts.model_copy(update=change)

@@ -19,6 +19,15 @@ OWN = "own"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Said:
+    """A reason, true of the algorithm that it is said of."""
+
+    text: str
+    source: tuple[str, ...]
+    """Keys of `Guides.sources`, or `own`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """What speaks for or against algorithms in a situation."""
 
@@ -29,9 +38,18 @@ class Rule:
     veto: frozenset[str] = frozenset()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Key -> settings of the algorithm that the situation asks for."""
-    reason: str
-    source: tuple[str, ...]
-    """Keys of `Guides.sources`, or `own`."""
+    reason: Said
+    apart: Mapping[str, Said] = field(default_factory=dict)
+    """Key -> what is said of it in place of `reason`."""
+
+    def said_of(self, key: str) -> Said:
+        """Why this rule speaks for or against that algorithm."""
+        return self.apart.get(key, self.reason)
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """Of everything that it says."""
+        return tuple(dict.fromkeys(key for said in (self.reason, *self.apart.values()) for key in said.source))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +101,8 @@ class Before:
     when: Condition
     do: str
     source: tuple[str, ...]
+    blocks: bool = False
+    """Is learning from rewards in vain until it is done?"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +169,24 @@ Groups = Mapping[str, tuple[str, ...]]
 def _rule(told: Mapping[str, Any], groups: Groups) -> Rule:
     """What is said of an algorithm by its name goes before what is said of a group that it is in."""
     by_name = sorted(told.get("weigh", {}).items(), key=lambda item: not item[0].startswith("@"))
-    weigh = {key: points for name, points in by_name for key in _resolved([name], groups)}
-    return Rule(**{**_cited(told), "weigh": weigh, "veto": frozenset(_resolved(told.get("veto", ()), groups))})
+    weigh: dict[str, float] = {}
+    for name, points in by_name:
+        for key in _resolved([name], groups):
+            weigh.setdefault(key, points)
+    source = _cited(told)["source"]
+    apart = {key: Said(text=told["against"], source=source) for key in weigh if weigh[key] < 0 and "against" in told}
+    for entry in told.get("apart", ()):
+        said = Said(text=entry["reason"], source=_cited(entry)["source"])
+        apart |= dict.fromkeys(_resolved(entry["of"], groups), said)
+    return Rule(
+        id=told["id"],
+        when=told["when"],
+        weigh=weigh,
+        veto=frozenset(_resolved(told.get("veto", ()), groups)),
+        settings=told.get("settings", {}),
+        reason=Said(text=told["reason"], source=source),
+        apart=apart,
+    )
 
 
 def _resolved(names: Iterable[str], groups: Groups) -> list[str]:

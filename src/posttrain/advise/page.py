@@ -37,8 +37,18 @@ def _output(facts: Mapping[str, Any]) -> str:
 
 
 def _rules() -> str:
-    rows = [(f"`{r.id}`", in_words(r.when), _effect(r), r.reason, _cited(r.source)) for r in guides().rules]
+    rows = [(f"`{r.id}`", in_words(r.when), _effect(r), _because(r), _cited(r.source)) for r in guides().rules]
     return _table(("rule", "when", "points", "because", "source"), rows)
+
+
+def _because(rule: Rule) -> str:
+    """`a program checks answers; ppo: a critic learns ...`: of whom it is said, where it is not said of all."""
+    of: dict[str, list[str]] = {}
+    for key in (*rule.weigh, *sorted(rule.veto)):
+        of.setdefault(rule.said_of(key).text, []).append(key)
+    if len(of) == 1:
+        return next(iter(of))
+    return "; ".join(f"{_several(keys)}: {text}" for text, keys in of.items())
 
 
 def _effect(rule: Rule) -> str:

@@ -41,15 +41,16 @@ UPDATES_PER_BATCH = 4
 def model_for(facts: Facts) -> str:
     """The model that was named, or a published one of about that size and kind."""
     if facts.model or facts.size is None:
-        return facts.model or MODEL
+        known = size_classes().get((facts.model or MODEL).lower())
+        return known["model"] if known else facts.model or MODEL
     wanted, mixture = math.log(facts.size * 1e9), bool(facts.moe)
     kind = [known for known in size_classes().values() if ("expert" in str(known["config"])) == mixture]
     return min(kind, key=lambda known: abs(math.log(known["parameters"]) - wanted))["model"]
 
 
 def wants_lora(facts: Facts) -> bool:
-    """Adapters, where training all weights does not fit."""
-    return facts.full_training_fits is False
+    """Adapters, where training all weights does not fit, or a CPU would have to train a billion of them."""
+    return facts.full_training_fits is False or (facts.gpus == 0 and facts.size is not None and facts.size >= 1)
 
 
 def settings_for(card: AlgorithmCard, facts: Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
