@@ -13,7 +13,7 @@ from typing import Any
 from posttrain.advise.advice import Advice, Change, Point, Reason, Recommendation, RunnerUp
 from posttrain.advise.cards import AlgorithmCard, card_of, cards
 from posttrain.advise.conditions import met, names_in
-from posttrain.advise.costs import cost_of
+from posttrain.advise.costs import changes_to_fit, cost_of
 from posttrain.advise.facts import Facts
 from posttrain.advise.guides import Before, Contradiction, Disagreement, Rule, guides
 from posttrain.advise.starter import COLUMNS, settings_for, starter
@@ -106,6 +106,8 @@ def _recommended(standing: Standing, facts: Facts) -> Recommendation:
     card = card_of(standing.algorithm)
     settings = settings_for(card, facts, standing.settings)
     config = starter(card, facts, settings)
+    if changes := changes_to_fit(config, facts):
+        config = starter(card, facts, settings, changes)
     return Recommendation(
         algorithm=card.key,
         title=card.title,

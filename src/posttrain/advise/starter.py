@@ -60,10 +60,19 @@ def settings_for(card: AlgorithmCard, facts: Facts, asked: Mapping[str, Any]) ->
     return {**unusual, **asked}
 
 
-def starter(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any]) -> str:
-    """YAML that `load_config` takes, each published value with its range behind it; `settings` of the algorithm."""
+def starter(
+    card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> str:
+    """YAML that `load_config` takes, each published value with its range behind it.
+
+    `settings` are those of the algorithm, `changes` dotted ones of anything that are set beside.
+    """
     usual = usual_values(_known(card, facts, settings))
     tree = _tree(card, facts, settings, usual)
+    for path, value in (changes or {}).items():
+        section, _, name = path.partition(".")
+        told = tree.get(section, {})
+        tree[section] = (told if isinstance(told, dict) else {"path": told}) | {name: value}
     return write_tree(tree, _comments(tree, card, usual))
 
 
