@@ -151,14 +151,19 @@ def _way_out(plan: Plan) -> str:
         elsewhere = f"; as it is, it fits on {', or '.join(plan.elsewhere)}" if plan.elsewhere else ""
         return f"No settings make it fit here: take a smaller model, or a machine with more memory{elsewhere}. {more}"
     commands = ", or ".join(change.command for change in plan.changes)
-    return f"It fits with {commands}. {more}"
+    return f"It {_how_surely(plan)}fits with {commands}. {more}"
+
+
+def _how_surely(plan: Plan) -> str:
+    """Changes may be enough as estimated alone (advise/plan/api.py)."""
+    return "" if all(change.bytes <= plan.verdict.surely for change in plan.changes) else "probably "
 
 
 def warnings(plan: Plan, least: Verdict) -> Iterator[str]:
     """What may go wrong, and is no reason to refuse."""
     verdict = plan.verdict
     if verdict.answer != "yes":
-        fits = f"; it surely fits with {plan.changes[0].command}" if plan.changes else ""
+        fits = f"; it {_how_surely(plan)}fits with {plan.changes[0].command}" if plan.changes else ""
         yield (
             f"memory may not suffice with the longest answers: {verdict.sentence()}, "
             f"and the estimate may be off by {verdict.error:.0%}{fits}"

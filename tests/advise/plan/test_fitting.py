@@ -46,7 +46,7 @@ def test_settings_that_do_not_go_together_are_passed_over():
 
 
 def test_what_a_plan_suggests_makes_the_same_run_fit():
-    """Each suggestion of several plans, planned again, fits; and none of its settings can be left out."""
+    """Each suggestion of several plans, planned again, surely fits; and none of its settings can be left out."""
     for model, algorithm, gpus in (("7b", "grpo", "l40s"), ("1.5b", "ppo", "l4"), ("3b", "dpo", "rtx-4090")):
         plan = make_plan(model=model, algorithm=algorithm, gpus=gpus)
         assert not plan.verdict.fits
@@ -57,10 +57,10 @@ def test_what_a_plan_suggests_makes_the_same_run_fit():
                 with without_torch():
                     changed = plan_for(load_config(plan.config, settings).config, plan.target, advice=False)
                 if left_out is None:
-                    assert changed.verdict.fits, change
+                    assert changed.verdict.answer == "yes", change
                     assert changed.memory.bytes == change.bytes
                 elif len(plan.changes) == 1 and left_out != "critic.kind":  # that one goes with adapters
-                    assert not changed.verdict.fits, (change, left_out)
+                    assert changed.verdict.answer != "yes", (change, left_out)
 
 
 def test_the_answer_has_the_error_of_the_estimate_on_both_sides():

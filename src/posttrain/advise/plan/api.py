@@ -10,20 +10,20 @@ Nothing is downloaded, no GPU is needed and torch is not imported. Of `posttrain
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from posttrain.advise.plan.arithmetic import Step
-from posttrain.advise.plan.available import this_machine
 from posttrain.advise.plan.calibration import corrected
 from posttrain.advise.plan.disk import DiskPlan, disk_of
 from posttrain.advise.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.advise.plan.hardware import Hardware, devices, find_hardware
 from posttrain.advise.plan.memory import predict
-from posttrain.advise.plan.records import Engine, MemoryPlan, Sharding, Workload
+from posttrain.advise.plan.records import MemoryPlan, Workload
+from posttrain.advise.plan.target import Target, target_of
 from posttrain.advise.plan.timing import StepCost, cost_of_step, sampling_work, step_of
 from posttrain.advise.plan.verdict import Verdict
 from posttrain.advise.plan.workload import Computing, workload_of
@@ -40,27 +40,6 @@ SHARED_BY = (2, 4, 8, 16, 32, 64)
 """Numbers of devices to try."""
 DEFAULT_STEPS = 200
 """Of a run that is planned without a config."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Where and how a run is planned to run, beside its config."""
-
-    hardware: Hardware
-    engine: Engine | None = None
-    """None: as the config has it."""
-    engine_ranks: int = 1
-    sharding: Sharding = "none"
-    optimizer_bits: int = 32
-    mean_completion_tokens: int | None = None
-    prompt_tokens: int | None = None
-    price: float | None = None
-    """Dollars per device and hour; None: the table's range."""
-
-    @property
-    def here(self) -> bool:
-        """This machine, whose free memory and disk count."""
-        return self.hardware.free_memory is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,22 +157,6 @@ def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
     }
 
 
-def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
-    """`gpus` by name, several of one kind sharded fully unless said otherwise; this machine without a name."""
-    hardware = this_machine(config.model.device) if gpus is None else find_hardware(gpus)
-    known = [field.name for field in fields(Target) if field.name != "hardware"]
-    if unknown := how.keys() - set(known):
-        raise ConfigError(
-            given=f"a plan knows no {min(unknown)!r}",
-            allowed=f"gpus, {', '.join(known)}",
-            fix="Settings of the config go into overrides: {'train.steps': 50}.",
-        )
-    given = {name: value for name, value in how.items() if value is not None}
-    if hardware.count > 1:
-        given.setdefault("sharding", "full")
-    return Target(hardware=hardware, **given)
-
-
 def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
     """The plan of a resolved config; `advice`: look for changes where it does not fit, and for unusual settings."""
     workload = workload_for(config, target)
@@ -245,7 +208,8 @@ def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
 
 
 def changes_for(plan: Plan) -> list[Change]:
-    """The smallest changes that make it fit, each found by planning again."""
+    """The smallest changes that make it fit even if the estimate is too low by its error; where there are none, those
+    that make it fit as estimated. Each is found by planning again."""
 
     def attempt(settings: Mapping[str, Any]) -> tuple[int, float] | None:
         try:
@@ -257,7 +221,8 @@ def changes_for(plan: Plan) -> list[Change]:
         return changed.verdict.needed, changed.step_seconds
 
     steps = list(possible_steps(plan.config, plan.workload))
-    return smallest_changes(steps, attempt, plan.verdict.available)
+    surely = smallest_changes(steps, attempt, plan.verdict.surely)
+    return surely or smallest_changes(steps, attempt, plan.verdict.available)
 
 
 def places_for(plan: Plan) -> Iterator[str]:

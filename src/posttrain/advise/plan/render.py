@@ -158,9 +158,11 @@ def _changes(plan: Plan) -> list[str]:
     if not plan.changes:
         return ["no settings make it fit here: take a smaller model, or more memory", *elsewhere]
     told = [f"{c.command}: {size(c.bytes)}, {duration(c.seconds)} a step; {', '.join(c.costs)}" for c in plan.changes]
+    surely = all(change.bytes <= plan.verdict.surely for change in plan.changes)
+    makes = "makes it fit" if surely else "probably makes it fit"
     if len(told) == 1:
-        return [f"this makes it fit: {told[0]}", *elsewhere]
-    return ["any one of these makes it fit:", *(f"- {one}" for one in told), *elsewhere]
+        return [f"this {makes}: {told[0]}", *elsewhere]
+    return [f"any one of these {makes}:", *(f"- {one}" for one in told), *elsewhere]
 
 
 def _time(plan: Plan) -> list[str]:

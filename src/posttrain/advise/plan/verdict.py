@@ -40,6 +40,11 @@ class Verdict:
         return self.needed <= self.available
 
     @property
+    def surely(self) -> int:
+        """The most that an estimate may be for its answer to be yes."""
+        return int(self.available / (1 + self.error))
+
+    @property
     def refused(self) -> bool:
         return self.answer == "no"
 
