@@ -48,6 +48,12 @@ def test_a_size_class_and_gpus_are_enough():
     assert make_plan(model="7b", algorithm="ppo", gpus="8xH100", price=3.0).dollars == pytest.approx((24 * hours,) * 2)
 
 
+def test_devices_of_an_engine_of_its_own_are_paid_for():
+    plan = make_plan(model="7b", algorithm="grpo", gpus="2xH100", engine="separate", engine_ranks=1, price=3.0)
+    assert plan.dollars == pytest.approx((3 * 3.0 * plan.run_seconds / 3600,) * 2)
+    assert "on 3 x NVIDIA H100 SXM 80 GB (2 to train + 1 to sample)" in plan.render()
+
+
 def test_what_is_drawn_shorter_takes_less_time_and_the_same_memory():
     longest, mean = (
         make_plan(model="0.5b", algorithm="grpo", gpus="a100", mean_completion_tokens=n) for n in (None, 64)

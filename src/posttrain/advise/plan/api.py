@@ -66,6 +66,12 @@ class Plan:
     def hardware(self) -> Hardware:
         return self.target.hardware
 
+    @property
+    def devices(self) -> int:
+        """All that are paid for: those that train, and those of an engine of its own."""
+        sampling = self.workload.engine_ranks if self.workload.engine == "separate" else 0
+        return self.hardware.count + sampling
+
     @cached_property
     def step(self) -> Step:
         """The arithmetic, with every answer as long as it may be."""
@@ -86,7 +92,7 @@ class Plan:
     @property
     def dollars(self) -> tuple[float, float] | None:
         """Of the run, by the cheapest and the dearest usual offer; None where nothing is rented."""
-        hourly = self.hardware.price(self.target.price)
+        hourly = replace(self.hardware, count=self.devices).price(self.target.price)
         hours = self.run_seconds / 3600
         return None if hourly is None else (hourly[0] * hours, hourly[1] * hours)
 

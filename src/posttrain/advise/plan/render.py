@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from posttrain.advise.plan.hardware import table
@@ -45,7 +45,10 @@ def render(plan: Plan) -> str:
         _section("Remarks", [f"- {remark}" for remark in plan.remarks]),
         _section("Assumed", _assumed(plan)),
     ]
-    return "\n\n".join([f"{head}\non {plan.hardware.name}", *filter(None, sections)])
+    trained = plan.hardware.count
+    apart = f" ({trained} to train + {plan.devices - trained} to sample)" if plan.devices > trained else ""
+    where = replace(plan.hardware, count=plan.devices).name
+    return "\n\n".join([f"{head}\non {where}{apart}", *filter(None, sections)])
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
