@@ -206,6 +206,7 @@ def _assumed(plan: Plan) -> list[str]:
     told = [
         f"{percent(shares.compute)} of the peak in products, {percent(shares.bandwidth)} of the memory's bandwidth "
         f"({shares.source})",
+        f"weights that are trained in float32, products in {plan.workload.precision}",
         "not counted: your reward functions, judges, reading data, writing checkpoints",
     ]
     if plan.config.reward_model is not None:
