@@ -70,8 +70,8 @@ def test_what_the_meter_counts():
             with meter.span("inner"):
                 torch.zeros(20_000)
     peaks = meter.peaks()
-    assert peaks["a"] == 4 * (1000 + 3000)
-    assert 4 * (1000 + 2 * 500) <= peaks["b"] <= 4 * (1000 + 2 * 500) + 8
+    assert 4 * (1000 + 3000) <= peaks["a"] <= 4 * (1000 + 3000) + 16, "a number may be a tensor while it is added"
+    assert 4 * (1000 + 2 * 500) <= peaks["b"] <= 4 * (1000 + 2 * 500) + 16
     assert peaks["inner"] == 4 * 21_000
     assert peaks["outer"] == 4 * 11_000, "its inner span has the larger moment"
     del kept
@@ -88,7 +88,7 @@ def measured_now(*names: str) -> list[Compared]:
 def test_real_steps_of_two_tiny_models_take_what_was_planned():
     for one in measured_now(*LIVE):
         for phase, error in zip(one.phases, one.phase_errors, strict=True):
-            assert abs(error) <= MEDIAN, f"{one.case.full_name}, {phase.name}: {error:+.1%}"
+            assert abs(error) <= EACH, f"{one.case.full_name}, {phase.name}: {error:+.1%}"
 
 
 @pytest.mark.slow

@@ -27,10 +27,10 @@ print((after(range(664, 964)) - first) // 2**20)
 
 @pytest.mark.skipif(not onednn.available() or sys.platform != "linux", reason="PyTorch without oneDNN")
 def test_memory_does_not_grow_with_the_shapes_of_products():
-    """300 more of them; with all kernels kept it grows by 200 MB."""
+    """300 more of them, each with the larger matrices that it multiplies; with all kernels kept it grows by 200 MB."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_CACHE_CAPACITY")}
     told = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, text=True, check=True)
-    assert int(told.stdout) < 90
+    assert int(told.stdout) < 150
 
 
 def test_who_sets_the_number_of_kept_kernels_is_obeyed():
