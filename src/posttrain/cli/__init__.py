@@ -27,7 +27,6 @@ from posttrain.cli import (
     explore,
     export,
     init,
-    advise,
     plan,
     resume,
     reward,

@@ -148,13 +148,13 @@ def _row_attention_sdpa(
         raise NotImplementedError("its scores are more than products of queries and keys")
     num_rows, num_heads, width = query_nHD.shape
     num_keys = key_nKCD.shape[1]
-    scaling = width**-0.5 if scaling is None else scaling
+    factor = float(width**-0.5 if scaling is None else scaling)
     query_nKGD = query_nHD.reshape(num_rows, num_keys, -1, width).to(key_nKCD.dtype)
     if query_nHD.device.type != "cpu":
         mask_n11C = mask_n11C.to(query_nKGD.dtype)
-        output = F.scaled_dot_product_attention(query_nKGD, key_nKCD, value_nKCD, attn_mask=mask_n11C, scale=scaling)
+        output = F.scaled_dot_product_attention(query_nKGD, key_nKCD, value_nKCD, attn_mask=mask_n11C, scale=factor)
         return output.reshape(num_rows, num_heads, -1)
-    scores_NGC = torch.bmm((query_nKGD * scaling).flatten(0, 1), key_nKCD.flatten(0, 1).transpose(1, 2))
+    scores_NGC = torch.bmm((query_nKGD * factor).flatten(0, 1), key_nKCD.flatten(0, 1).transpose(1, 2))
     scores_NGC.view(num_rows, num_keys, -1, mask_n11C.shape[-1]).add_(mask_n11C)
     weights_NGC = scores_NGC.softmax(dim=-1, dtype=torch.promote_types(scores_NGC.dtype, torch.float32))
     output_NGD = torch.bmm(weights_NGC.to(value_nKCD.dtype), value_nKCD.flatten(0, 1))
