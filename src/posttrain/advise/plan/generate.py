@@ -36,7 +36,7 @@ def columns(first: int, last: int, multiple: int = SLOT_COLUMNS) -> int:
     """Capacity of a slot whose length goes from `first` to `last`: it grows by a half, or to what is needed.
 
     >>> columns(31, 70), columns(600, 1000), columns(1, 130)
-    (96, 1024, 144)
+    (96, 1368, 216)
     """
     capacity = 0
     for length in range(first, last + 1):
