@@ -18,11 +18,38 @@ from posttrain.errors import ConfigError
         ("4*l40s", 4, "l40s"),
         ("3090", 1, "rtx-3090"),
         ("NVIDIA H200", 1, "h200"),
+        ("2 x NVIDIA A100-SXM4-80GB", 2, "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", 1, "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", 1, "a100-80gb"),
+        ("8x NVIDIA H100 80GB HBM3", 8, "h100"),
+        ("NVIDIA H100 SXM 80 GB", 1, "h100"),
+        ("NVIDIA GeForce RTX 4090", 1, "rtx-4090"),
+        ("Tesla T4", 1, "t4"),
+        ("AMD Instinct MI300X", 1, "mi300x"),
     ],
 )
 def test_devices_are_found_as_people_write_them(text, count, key):
     found = find_hardware(text)
     assert (found.count, found.device.key) == (count, key)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("8xh900", "Did you mean --gpus 8xh"),
+        ("rtx-409", "Did you mean --gpus rtx-4090?"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "Did you mean --gpus rtx-4090?"),
+        ("2x NVIDIA H100 PCIe", "Did you mean --gpus 2xh100?"),
+        ("NVIDIA A100-SXM4-64GB", "Did you mean --gpus a100-"),
+        ("8xTPU", "For example --gpus 8xH100"),
+        ("", "For example --gpus 8xH100"),
+    ],
+)
+def test_what_is_in_no_table_is_no_other_device_and_the_nearest_name_is_said(text, meant):
+    """A laptop's card has less memory than the desktop's, an H100 on PCIe three quarters of the operations."""
+    with pytest.raises(ConfigError) as refused:
+        find_hardware(text)
+    assert meant in str(refused.value)
 
 
 @pytest.mark.parametrize(

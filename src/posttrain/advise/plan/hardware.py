@@ -6,6 +6,7 @@ what a probe has measured. The processor of this machine is in no table: a short
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
@@ -131,33 +132,60 @@ def assumed_efficiency() -> Efficiency:
 
 
 def find_hardware(text: str) -> Hardware:
-    """`8xH100`, `a100-40gb`, `2 x RTX 4090`: the devices of that name, or a ConfigError that lists what there is.
+    """`8xH100`, `a100-40gb`, `2 x RTX 4090`, `NVIDIA H100 80GB HBM3`: the devices of that name, as people or as drivers
+    write it, or a ConfigError that lists what there is.
 
-    >>> find_hardware("8xH100").count, find_hardware("RTX 4090").device.memory // 2**20
+    >>> find_hardware("8xH100").count, find_hardware("NVIDIA GeForce RTX 4090").device.memory // 2**20
     (8, 24564)
     """
     match = _COUNTED.fullmatch(text.strip())
-    name = re.sub(r"[\s_]+", "-", match["name"].strip().lower().removeprefix("nvidia ")) if match else ""
-    key = table()["names"].get(name, name)
-    count = int(match["count"] or 1) if match else 0
-    if key not in devices() or count < 1:
+    name, count = (_short(match["name"]), int(match["count"] or 1)) if match else ("", 0)
+    key = _names().get(name)
+    if key is None or count < 1:
         raise ConfigError(
             given=f"gpus = {text!r}",
             allowed=f"a count and one of {', '.join(devices())}",
-            fix="For example --gpus 8xH100, or --gpus rtx-4090. Without it, a plan is made for this machine.",
+            fix=f"{_nearest(name, count)} Without it, a plan is made for this machine.",
         )
     return Hardware(device=devices()[key], count=count, efficiency=assumed_efficiency())
 
 
+@functools.cache
+def _names() -> Mapping[str, str]:
+    """Every name of a device -> its key: the key, the title, what else it is called."""
+    titles = {_short(device.title): key for key, device in devices().items()}
+    return {**titles, **{key: key for key in devices()}, **table()["names"]}
+
+
+def _short(name: str) -> str:
+    """Without the words that say nothing about which device it is.
+
+    >>> _short("NVIDIA A100-SXM4-80GB"), _short("GeForce RTX 4090 Laptop GPU")
+    ('a100-80gb', 'rtx-4090-laptop')
+    """
+    words = _words(re.sub(r"(\d)\s+gb", r"\1gb", name.lower()))
+    return "-".join(word for word in words if word not in table()["plain_words"])
+
+
+def _nearest(name: str, count: int) -> str:
+    """What may have been meant, as it is written on the command line."""
+    part = known_device(name)
+    close = [part.key] if part else [_names()[one] for one in difflib.get_close_matches(name, _names(), n=1)]
+    if not close:
+        return "For example --gpus 8xH100, or --gpus rtx-4090."
+    return f"Did you mean --gpus {f'{count}x' if count > 1 else ''}{close[0]}?"
+
+
 def known_device(name: str) -> Device | None:
-    """The device that a driver calls by this name ("NVIDIA A100-SXM4-80GB"); None for one that is in no table."""
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    found = [d for d in devices().values() if _words(d.key) <= words]
-    return max(found, key=lambda d: len(_words(d.key)), default=None)
+    """The device that a driver calls by this name ("NVIDIA A100-SXM4-80GB"), or one like it ("... Laptop GPU"); None
+    for one that is in no table."""
+    words = set(_words(name))
+    found = [device for device in devices().values() if words.issuperset(_words(device.key))]
+    return max(found, key=lambda device: len(_words(device.key)), default=None)
 
 
-def _words(key: str) -> set[str]:
-    return set(key.split("-"))
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 # --- this machine ----------------------------------------------------------------------------------------------------
