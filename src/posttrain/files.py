@@ -76,7 +76,9 @@ def _replace(path: Path, draft: Path, content: str | bytes, *, durable: bool) ->
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             draft.unlink()
+        if isinstance(error, OSError) and error.filename == str(draft):
+            error.filename = str(path)  # nobody knows the name of the draft
         raise

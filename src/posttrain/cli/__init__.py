@@ -34,6 +34,7 @@ from posttrain.cli import (
     train,
 )
 from posttrain.cli.output import silence_libraries
+from posttrain.cli.refused import refusal
 from posttrain.errors import PosttrainError
 
 UsageError: Any = typer.BadParameter.__base__
@@ -90,12 +91,15 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort) as error:
         return _report("Interrupted", str(error) or "stopped before it was finished", 1, as_json, notes=_notes(error))
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 1
+    except OSError as error:
+        told = refusal(error, arguments)
+        if told is None:
+            return _fault(error, as_json)
+        return _report(type(told).__name__, str(told), told.exit_code, as_json, notes=_notes(error))
     except Exception as error:
-        print(traceback.format_exc(), file=sys.stderr)
-        advice = "This is a fault in posttrain or in code that it called; the traceback is above."
-        return _report(type(error).__name__, f"{error}\n  {advice}", 1, as_json, notes=_notes(error))
+        return _fault(error, as_json)
 
 
 def _invoke(arguments: Sequence[str]) -> int:
@@ -115,9 +119,25 @@ def _notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", []))
 
 
+def _fault(error: Exception, as_json: bool) -> int:
+    print(traceback.format_exc(), file=sys.stderr)
+    advice = "This is a fault in posttrain or in code that it called; the traceback is above."
+    return _report(type(error).__name__, f"{error}\n  {advice}", 1, as_json, notes=_notes(error))
+
+
 def _report(kind: str, message: str, exit_code: int, as_json: bool, notes: Sequence[str] = ()) -> int:
     """Errors go to stderr; with --json also as an object on stdout, so that a program can read what happened."""
     print("\n".join([f"{kind}: {message}", *notes]), file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": {"type": kind, "message": message, "notes": list(notes), "exit_code": exit_code}}))
+    try:
+        if as_json:
+            said = {"type": kind, "message": message, "notes": list(notes), "exit_code": exit_code}
+            print(json.dumps({"error": said}))
+        sys.stdout.flush()
+    except OSError:  # a full disk behind a redirected stdout may be what the error is about
+        _leave_stdout()
     return exit_code
+
+
+def _leave_stdout() -> None:
+    """Whatever is left to be written there cannot be; without this Python would fail of it once more at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

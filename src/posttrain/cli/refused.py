@@ -1,0 +1,53 @@
+"""What the system refuses of a file that somebody named: said as their mistake to put right, not as a fault of ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from posttrain.errors import ConfigError, DoesNotFit, PosttrainError
+from posttrain.files import NO_ROOM
+
+_ANOTHER = "name another place"
+FIXES = {
+    errno.EACCES: f"Change its permissions, or {_ANOTHER}.",
+    errno.EPERM: f"Change its permissions, or {_ANOTHER}.",
+    errno.EROFS: f"Nothing can be written on that disk: {_ANOTHER}.",
+    errno.ENOTDIR: f"There is a file where a folder has to be: {_ANOTHER}.",
+    errno.EISDIR: "It is a folder: name a file in it.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.ELOOP: f"Its links lead in a circle: {_ANOTHER}.",
+    errno.ENOENT: f"Its folder is missing, or takes no files: make it, or {_ANOTHER}.",
+    errno.EEXIST: f"There is a file where a folder has to be: {_ANOTHER}.",
+}
+"""What a user can do about it, for each kind of error that a user can cause."""
+_OURS_AS_WELL = (errno.ENOENT, errno.EEXIST)
+"""Found as easily by a fault of ours; a user's mistake only at a path that the command line names, or above it."""
+
+
+def refusal(error: OSError, arguments: Sequence[str]) -> PosttrainError | None:
+    """What to say of an error of the system that a user can put right; None of one that may be a fault of ours."""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+    if error.errno in NO_ROOM:
+        return DoesNotFit(
+            given=f"{path or 'The output'} cannot be written: {error.strerror}",
+            allowed="a disk with room for it",
+            fix=f"Free some space, or {_ANOTHER}, on another disk.",
+        )
+    if path is None or error.errno not in FIXES:
+        return None
+    if error.errno in _OURS_AS_WELL and not _is_named(path, arguments):
+        return None
+    return ConfigError(
+        given=f"{path} cannot be read or written: {error.strerror}",
+        allowed="a path where that is possible",
+        fix=FIXES[error.errno],
+    )
+
+
+def _is_named(path: str, arguments: Sequence[str]) -> bool:
+    """Is it an argument, or the value of `output=PATH` or `--out=PATH`, or a folder above one?"""
+    named = [text for argument in arguments for text in (argument, argument.partition("=")[2]) if text]
+    above = os.path.join(os.path.abspath(path), "")
+    return any(os.path.join(os.path.abspath(text), "").startswith(above) for text in named)
