@@ -16,8 +16,8 @@ from posttrain.advise.plan.architecture import architecture_of, read_architectur
 from posttrain.advise.plan.arithmetic import Step
 from posttrain.advise.plan.cost import Trained, Work
 from posttrain.advise.plan.hardware import Efficiency, find_hardware, this_processor
-from posttrain.advise.plan.records import Workload
-from posttrain.advise.plan.timing import cost_of_step, step_of
+from posttrain.advise.plan.records import Adapters, Workload
+from posttrain.advise.plan.timing import busy_devices, cost_of_step, step_of
 
 SPEED = Path(__file__).parents[3] / "benchmarks" / "results" / "speed.json"
 SIZES = {
@@ -142,9 +142,9 @@ def test_seconds_are_those_of_what_takes_longer_and_of_every_start():
         find_hardware("2xh100"), efficiency=Efficiency(compute=0.5, bandwidth=0.5, link=0.5, layer_call=1e-3)
     )
     busy = Work(flops=989e12, bytes=1.0)
-    assert busy.seconds(hardware, "bfloat16") == pytest.approx(1.0)  # two devices at half of 989 TFLOP/s
-    assert Work(bytes=3350e9).seconds(hardware, "bfloat16") == pytest.approx(1.0)
-    assert (busy + Work(layer_calls=2000, link_bytes=225e9)).seconds(hardware, "bfloat16") == pytest.approx(3.0)
+    assert busy.seconds(hardware, "bfloat16") == pytest.approx(2.0)  # a device at half of 989 TFLOP/s
+    assert Work(bytes=3350e9).seconds(hardware, "bfloat16") == pytest.approx(2.0)
+    assert (busy + Work(layer_calls=2000, link_bytes=225e9)).seconds(hardware, "bfloat16") == pytest.approx(5.0)
 
 
 def test_ppo_scores_and_trains_what_grpo_does_not_have():
@@ -169,6 +169,92 @@ def test_twice_the_devices_take_about_half_the_time():
     alone = cost_of_step(many, find_hardware("h100")).seconds
     shared = cost_of_step(replace(many, ranks=2), find_hardware("2xh100")).seconds
     assert 0.45 * alone < shared < 0.75 * alone
+
+
+def seconds(workload: Workload, gpus: str) -> dict[str, float]:
+    hardware = find_hardware(gpus)
+    cost = cost_of_step(replace(workload, ranks=hardware.count), hardware)
+    return {part.what: part.seconds for part in cost.parts}
+
+
+def test_devices_without_a_prompt_do_not_make_a_step_faster():
+    """16 prompts, each with its whole group on one device: 16 devices have one each, the 17th and the 64th none."""
+    few = Workload(architecture=read_architecture("7b"), algorithm="grpo", needs=frozenset(), prompts_per_step=16)
+    for name in ("answers", "policy"):
+        took = {count: seconds(few, f"{count}xh100")[name] for count in (8, 12, 16, 64)}
+        assert took[8] == took[12], "some of twelve devices still have two prompts"
+        assert took[16] == took[64] < took[8]
+    assert [busy_devices(replace(few, ranks=count)) for count in (1, 8, 12, 16, 64)] == [1, 8, 8, 16, 16]
+
+
+@pytest.mark.parametrize("devices", [2, 8, 12, 64])
+def test_the_operations_of_a_step_are_the_same_however_many_devices_do_them(devices):
+    few = Workload(
+        architecture=read_architecture("7b"), algorithm="grpo", needs=frozenset(), prompts_per_step=16, engine="copy"
+    )
+    alone = cost_of_step(few, find_hardware("h100")).work
+    shared = cost_of_step(replace(few, ranks=devices), find_hardware(f"{devices}xh100")).work
+    assert shared.flops == pytest.approx(alone.flops, rel=0.01)  # smaller micro-batches keep more logits
+
+
+SHAPE = read_architecture("7b")
+GATHERED = 7 / 8 * 2 * SHAPE.parameters
+"""Bytes of all weights in bfloat16 that one of eight devices does not have."""
+GRPO = Workload(
+    architecture=SHAPE, algorithm="grpo", needs=frozenset({"reference"}), prompts_per_step=16, group_size=4,
+    completion_tokens=100, precision="bfloat16", ranks=8,
+)  # fmt: skip
+
+
+def received(workload: Workload) -> dict[str, float]:
+    """Bytes that one device receives from others, of the parts where there are any. All have two prompts each."""
+    devices = {"answers": workload.engine_ranks} if workload.engine == "separate" else {}
+    parts = cost_of_step(workload, find_hardware("8xh100")).parts
+    return {p.what: p.work.link_bytes / devices.get(p.what, 8) for p in parts if p.work.link_bytes}
+
+
+def test_divided_weights_are_gathered_for_every_pass_of_the_sampler_too():
+    told = received(replace(GRPO, sharding="full", tokens_per_microbatch=2**20))
+    assert told == {
+        "answers": pytest.approx(101 * GATHERED),  # the prompts, then a token at a time
+        "reference log-probabilities": pytest.approx(GATHERED),
+        "between devices": pytest.approx(2 * GATHERED + 7 / 8 * 4 * SHAPE.parameters),
+    }
+    with_copy = received(replace(GRPO, sharding="full", engine="copy", tokens_per_microbatch=2**20))
+    assert with_copy == {
+        **{name: size for name, size in told.items() if name != "answers"},
+        "weights to the sampler": pytest.approx(GATHERED),
+    }
+
+
+@pytest.mark.parametrize(
+    ("sharding", "gradients"),
+    [("none", 2 * 2), ("optimizer", 2 * 2), ("gradients", 8 + 2)],
+    ids=lambda value: str(value),
+)
+def test_what_is_not_divided_is_not_gathered(sharding, gradients):
+    """Two updates of four micro-batches each. Gradients are summed, which is twice their bytes, once per update; or
+    scattered after each micro-batch, and the weights gathered after each update."""
+    work = replace(GRPO, sharding=sharding, minibatches=2, tokens_per_microbatch=400)
+    own = replace(step_of(work), prompts=2)
+    assert (own.updates, own.microbatches) == (2, 8)
+    assert received(work) == {"between devices": pytest.approx(7 / 8 * 4 * SHAPE.parameters * gradients)}
+
+
+def test_a_critic_tells_its_gradients_too():
+    ppo = replace(GRPO, algorithm="ppo", needs=frozenset({"values"}), critic="separate")
+    alone, both = (received(work)["between devices"] for work in (replace(GRPO, needs=frozenset()), ppo))
+    assert both / alone == pytest.approx((SHAPE.parameters + SHAPE.trunk_parameters) / SHAPE.parameters)
+    adapters = received(replace(GRPO, lora=Adapters(rank=16)))["between devices"]
+    assert adapters == pytest.approx(7 / 8 * 2 * 4 * SHAPE.lora_parameters(16))
+
+
+def test_an_engine_of_its_own_sums_two_outputs_per_layer_and_is_sent_the_weights():
+    """256 prompt tokens of 16 prompts and 100 of each of 64 answers, in bfloat16, over 4 devices."""
+    told = received(replace(GRPO, needs=frozenset(), engine="separate", engine_ranks=4))
+    tokens = 16 * (256 + 4 * 100)
+    assert told["answers"] == pytest.approx(2 * 3 / 4 * 2 * SHAPE.layers * tokens * SHAPE.hidden * 2)
+    assert told["weights to the sampler"] * 4 == pytest.approx(2 * SHAPE.parameters)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from posttrain.advise.plan.hardware import Hardware, devices, find_hardware
 from posttrain.advise.plan.memory import predict
 from posttrain.advise.plan.records import MemoryPlan, Workload
 from posttrain.advise.plan.target import Target, target_of
-from posttrain.advise.plan.timing import StepCost, cost_of_step, sampling_work, step_of
+from posttrain.advise.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
 from posttrain.advise.plan.verdict import Verdict
 from posttrain.advise.plan.workload import Computing, workload_of
 from posttrain.advise.ranges import Remark, remarks
@@ -252,16 +252,7 @@ def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware) -> t
     """(how many, seconds of each): before, after, and every so many steps."""
     every, steps, settings = config.evaluation.every, workload.steps, config.evaluation
     number = 2 + ((steps - 1) // every if every else 0)
-    if workload.data_kind == "prompts":
-        work = sampling_work(
-            workload,
-            prompts=settings.prompts,
-            per_prompt=1 + settings.samples,
-            answer_tokens=settings.max_completion_length or step_of(workload, longest=False).answer_tokens,
-        )
-    else:
-        from posttrain.advise.plan.cost import scoring
-
-        held_out = replace(step_of(workload), prompts=settings.prompts)
-        work = scoring(workload.architecture, held_out, workload.precision)
-    return number, work.seconds(hardware, workload.precision)
+    tokens = settings.max_completion_length or step_of(workload, longest=False).answer_tokens
+    return number, evaluation_seconds(
+        workload, hardware, prompts=settings.prompts, samples=settings.samples, tokens=tokens
+    )

@@ -31,7 +31,7 @@ PREFILL_TOKENS = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a phase does, whichever machine does it."""
+    """What one device does in a phase, whichever kind it is of."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -39,7 +39,7 @@ class Work:
     layer_calls: float = 0.0
     """Layers that are started, one after another."""
     link_bytes: float = 0.0
-    """From device to device."""
+    """That come in from other devices."""
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -58,11 +58,10 @@ class Work:
         )
 
     def seconds(self, hardware: Hardware, precision: str) -> float:
-        """On this hardware, its devices sharing the work evenly."""
-        device, shares = hardware.device, hardware.efficiency
+        """On a device of this hardware."""
         busy = max(self.flops / hardware.rate(precision), self.bytes / hardware.bandwidth)
-        started = self.layer_calls * shares.layer_call / hardware.count
-        return busy + started + self.link_bytes / (device.link * shares.link)
+        started = self.layer_calls * hardware.efficiency.layer_call
+        return busy + started + self.link_bytes / hardware.link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,8 @@ class Trained:
     """Gradient checkpointing: the layers run forward a second time."""
     optimizer_bytes: int = MASTER_BYTES
     """Of each of the two moments."""
+    ranks: int = 1
+    """Devices that divide the moments, and with them the update."""
 
 
 def linear_flops(model: Architecture, adapters: int = 0) -> float:
@@ -148,7 +149,7 @@ def training(model: Architecture, step: Step, precision: str, how: Trained, *, w
     )
     return Work(
         flops=flops,
-        bytes=passes * (read + gradients) + step.updates * update,
+        bytes=passes * (read + gradients) + step.updates * update / how.ranks,
         layer_calls=passes * model.layers * (3 + how.recomputes),
     )
 
@@ -181,19 +182,6 @@ def generating(
         bytes=read + cache,
         layer_calls=(passes + prefill_passes) * model.layers,
     )
-
-
-def sharding(model: Architecture, step: Step, trained_parameters: int, devices: int, precision: str) -> Work:
-    """What devices that share one model say to each other: weights gathered twice, gradients scattered once per pass.
-
-    Each device sends and receives (n - 1) / n of what is shared (arXiv:2304.11277).
-    """
-    if devices == 1:
-        return Work()
-    passes = step.epochs * -(-step.microbatches // devices)
-    share = (devices - 1) / devices
-    gathered = 2 * model.parameters * bytes_of(precision) + trained_parameters * MASTER_BYTES
-    return Work(link_bytes=passes * share * gathered)
 
 
 def publishing(model: Architecture, precision: str) -> Work:

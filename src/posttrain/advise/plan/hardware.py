@@ -86,13 +86,18 @@ class Hardware:
         return f"{self.count} x {self.device.title}" if self.count > 1 else self.device.title
 
     def rate(self, precision: str) -> float:
-        """Floating-point operations per second that all devices together are expected to reach."""
-        return self.count * self.device.peak(precision) * self.efficiency.compute
+        """Floating-point operations per second that a device is expected to reach."""
+        return self.device.peak(precision) * self.efficiency.compute
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second of all memories together, as expected."""
-        return self.count * self.device.bandwidth * self.efficiency.bandwidth
+        """Bytes per second of a device's memory, as expected."""
+        return self.device.bandwidth * self.efficiency.bandwidth
+
+    @property
+    def link(self) -> float:
+        """Bytes per second that a device receives from others, as expected."""
+        return self.device.link * self.efficiency.link
 
     def price(self, own: float | None = None) -> tuple[float, float] | None:
         """Dollars per hour of all devices: the usual range, or `own` per device."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from posttrain.advise.plan.hardware import table
+from posttrain.advise.plan.timing import busy_devices
 from posttrain.advise.plan.verdict import size
 from posttrain.report.svg import percent, seconds
 
@@ -176,12 +177,24 @@ def _time(plan: Plan) -> list[str]:
     else:
         most = ""
     work = plan.cost.work
+    between = f", and {size(work.link_bytes)} between devices" if work.link_bytes else ""
     evaluations = f"{plan.evaluations} evaluations of {duration(plan.evaluation_seconds)}"
     return [
         f"{most}{duration(plan.step_seconds)} a step ({parts})",
         f"{duration(plan.run_seconds)} for {plan.workload.steps:,} steps and {evaluations}",
-        f"a step is {operations(work.flops)} and moves {size(work.bytes)} of memory",
+        f"a step is {operations(work.flops)} and moves {size(work.bytes)} of memory{between}",
+        *_idle(plan),
     ]
+
+
+def _idle(plan: Plan) -> list[str]:
+    """Devices that a step leaves without work."""
+    busy, all_devices, w = busy_devices(plan.workload), plan.hardware.count, plan.workload
+    if busy == all_devices:
+        return []
+    kind = "prompts" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "rows"
+    given = f"a step of {w.prompts_per_step:,} {kind} gives work to {busy} of {all_devices} devices"
+    return [f"{given}: raise train.prompts_per_step, or take fewer devices"]
 
 
 def _money(plan: Plan) -> list[str]:
