@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from posttrain import advise, evaluate, train
+from posttrain.importing import uncollected
 
 if TYPE_CHECKING:
     from posttrain.advise.plan.api import Plan
@@ -28,7 +29,8 @@ __all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]
 
 def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
     """Continue a run from its newest checkpoint that verifies, or a pipeline; see `posttrain.train.api.resume`."""
-    from posttrain.train.pipeline import go_on
+    with uncollected():
+        from posttrain.train.pipeline import go_on
 
     return go_on(folder, steps=steps, view=view)
 

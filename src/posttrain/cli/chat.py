@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.output import AsJson, answer
+from posttrain.importing import uncollected
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +37,8 @@ def chat(
       posttrain chat runs/tiny-sort-grpo-1 -m "fbdaec>"
       echo "fbdaec>" | posttrain chat runs/tiny-sort-grpo-1 --json
     """
-    from posttrain.evaluate.chat import ChatSession
+    with uncollected():
+        from posttrain.evaluate.chat import ChatSession
 
     session = ChatSession(
         model, system=system, temperature=temperature, max_completion_length=max_completion_length, seed=seed

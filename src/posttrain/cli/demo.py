@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.output import AsJson, Quiet, finish, view_for
+from posttrain.importing import uncollected
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +29,9 @@ def demo(
       posttrain demo --seed 1 --output runs/second
     """
     from posttrain.tasks.demo import demo_config, require_improvement, verdict
-    from posttrain.train.api import train
+
+    with uncollected():
+        from posttrain.train.api import train
 
     run = train(demo_config(seed=seed, output=output), view=view_for(quiet=quiet, as_json=json))
     typer.echo(verdict(run.evaluation), err=json)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from posttrain.cli.output import AsJson, answer
+from posttrain.importing import uncollected
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +48,8 @@ def evaluate(
       posttrain eval my_model --data pairs.jsonl --as pairs
       posttrain eval my_model --data chat.jsonl --reward '{judge: {model: my_judge, mode: score}}'
     """
-    from posttrain.evaluate.api import evaluate as evaluate_model
+    with uncollected():
+        from posttrain.evaluate.api import evaluate as evaluate_model
     from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
 
     if kind is not None or (learned_from_given(model) and not reward and not check):

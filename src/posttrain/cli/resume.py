@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.output import AsJson, Quiet, ShowSamples, finish, view_for
+from posttrain.importing import uncollected
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +31,8 @@ def resume(
       posttrain resume runs/tiny-sort-grpo-1
       posttrain resume runs/tiny-sort-grpo-1 --steps 400
     """
-    from posttrain.train.pipeline import go_on
+    with uncollected():
+        from posttrain.train.pipeline import go_on
 
     result = go_on(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(result, as_json=json)

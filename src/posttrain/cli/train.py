@@ -11,6 +11,7 @@ import typer
 
 from posttrain.cli.output import AsJson, Quiet, ShowSamples, answer, finish, view_for
 from posttrain.errors import ConfigError
+from posttrain.importing import uncollected
 
 OPTIONS = ("--output", "--dry-run", "--show-samples", "--quiet", "--json", "--help")
 
@@ -67,7 +68,8 @@ def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json
         everything = {"config": resolved.config.model_dump(mode="json"), "origins": dict(resolved.origins)}
         answer(everything, to_yaml(resolved).rstrip(), as_json=json)
         return 0
-    from posttrain.train.api import train_resolved
+    with uncollected():
+        from posttrain.train.api import train_resolved
 
     run = train_resolved(resolved, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(run, as_json=json)
@@ -86,7 +88,8 @@ def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool,
         everything = {**pipeline.settings.model_dump(mode="json"), "stages": stages}
         answer(everything, to_yaml(pipeline, pipeline.settings.output).rstrip(), as_json=json)
         return 0
-    from posttrain.train.pipeline import train_pipeline
+    with uncollected():
+        from posttrain.train.pipeline import train_pipeline
 
     trained = train_pipeline(pipeline, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(trained, as_json=json)

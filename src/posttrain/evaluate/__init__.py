@@ -10,13 +10,16 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from posttrain.importing import uncollected
+
 if TYPE_CHECKING:
     from posttrain.evaluate.evaluation import Evaluation
 
 
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
-        from posttrain.evaluate.api import evaluate
+        with uncollected():
+            from posttrain.evaluate.api import evaluate
 
         return evaluate(*args, **kwargs)
 

@@ -10,6 +10,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from posttrain.importing import uncollected
+
 if TYPE_CHECKING:
     from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 class _Callable(ModuleType):
     def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run | Pipeline:
-        from posttrain.train.pipeline import start
+        with uncollected():
+            from posttrain.train.pipeline import start
 
         return start(config, view=view, **overrides)
 
