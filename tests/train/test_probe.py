@@ -74,7 +74,7 @@ def test_a_large_model_is_stood_for_by_a_small_one_of_its_kind(tmp_path):
 @pytest.mark.slow
 def test_a_probe_measures_a_step_corrects_the_plan_and_is_remembered(capsys):
     config = load_config(CONFIG).config
-    probed = probing.probe_and_plan(config)
+    probed = probing.probe_and_plan(config, make_plan(config, price=2.0, mean_completion_tokens=4).target)
     assert saved(processor()) == probed.calibration
     assert probed.measured["bytes"] == pytest.approx(probed.predicted["bytes"], rel=0.5)
     for name in ("generate", "train"):
@@ -82,4 +82,6 @@ def test_a_probe_measures_a_step_corrects_the_plan_and_is_remembered(capsys):
     assert probed.after.hardware.efficiency.source.startswith("measured on ")
     assert probed.render().startswith("Probe    a model of ")
     assert capsys.readouterr().out == "", "warnings of the small run are nobody's business"
-    assert make_plan(config).step_seconds == pytest.approx(probed.after.step_seconds)
+    later = make_plan(config, price=2.0, mean_completion_tokens=4)
+    assert later.step_seconds == pytest.approx(probed.after.step_seconds)
+    assert later.dollars == pytest.approx(probed.after.dollars)

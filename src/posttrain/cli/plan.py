@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any
 
 import typer
@@ -9,13 +10,6 @@ import typer
 from posttrain.cli.output import AsJson, answer
 from posttrain.cli.train import sort_arguments
 from posttrain.errors import ConfigError
-
-OPTIONS = (
-    "--model", "--algorithm", "--gpus", "--lora", "--group-size", "--prompts-per-step", "--max-completion-length",
-    "--steps", "--prompt-length", "--mean-completion-length", "--engine", "--engine-gpus", "--sharding",
-    "--optimizer-bits", "--price", "--probe", "--json", "--help",
-)  # fmt: skip
-
 
 Arguments = Annotated[
     list[str] | None,
@@ -75,7 +69,7 @@ def plan(
       posttrain plan --model 7b --algorithm grpo --gpus l40s --lora --group-size 16 --max-completion-length 2048
       posttrain plan my_run.yaml --probe
     """
-    configs, overrides = sort_arguments(arguments or [], verb="plan", options=OPTIONS)
+    configs, overrides = sort_arguments(arguments or [], verb="plan", options=_options())
     if len(configs) > 1:
         raise ConfigError(given=f"{len(configs)} configuration files: {', '.join(configs)}", allowed="one, or none")
     given: dict[str, Any] = {
@@ -108,7 +102,10 @@ def _planned(
     from posttrain.advise.plan.api import make_plan
     from posttrain.config_pipeline_stages import holds_stages
 
-    if config is not None and not probe and holds_stages(config):
+    staged = config is not None and holds_stages(config)
+    if probe:
+        _check_probe(config if staged else None, gpus)
+    if config is not None and staged:
         from posttrain.advise.plan.pipeline import plan_pipeline
 
         return plan_pipeline(config, overrides, gpus=gpus, **how)
@@ -117,7 +114,30 @@ def _planned(
         return made
     from posttrain.train.probe import probe_and_plan
 
-    return probe_and_plan(made.config)
+    return probe_and_plan(made.config, made.target)
+
+
+def _check_probe(pipeline: str | None, gpus: str | None) -> None:
+    """Raise ConfigError for what a probe of this machine cannot be of."""
+    if gpus is not None:
+        raise ConfigError(
+            given=f"--probe and --gpus {gpus}",
+            allowed="--probe without --gpus: it measures the machine that it runs on",
+            fix=f"Leave one of them away; a probe on a machine with {gpus} is for the plans that are made there.",
+        )
+    if pipeline is not None:
+        raise ConfigError(
+            given=f"--probe and {pipeline}, which has stages",
+            allowed="--probe with the configuration of one run",
+            fix="Measure with one of the models, posttrain plan --model 0.5b --algorithm grpo --probe: later plans on "
+            f"this machine use what was found, posttrain plan {pipeline} among them.",
+        )
+
+
+def _options() -> tuple[str, ...]:
+    """All options, as they are written."""
+    names = (name for name in inspect.signature(plan).parameters if name != "arguments")
+    return (*(f"--{name.replace('_', '-')}" for name in names), "--help")
 
 
 def _one_of(option: str, value: Any, allowed: tuple[Any, ...]) -> Any:

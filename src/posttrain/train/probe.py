@@ -28,6 +28,7 @@ from posttrain.advise.plan.calibration import EXACT, Calibration, apply_to, proc
 from posttrain.advise.plan.cost import Work
 from posttrain.advise.plan.memory import predict
 from posttrain.advise.plan.records import MemoryPlan, Workload
+from posttrain.advise.plan.target import Target
 from posttrain.advise.plan.timing import StepCost, cost_of_step
 from posttrain.advise.plan.verdict import size
 from posttrain.advise.plan.workload import Computing, workload_of
@@ -92,9 +93,13 @@ class Probed:
         return "\n".join(lines) + "\n\n" + self.after.render()
 
 
-def probe_and_plan(config: RunConfig) -> Probed:
-    """Measure this machine for this config, keep what was found, and plan again with it."""
-    before = plan_for(config, target_here(config))
+def probe_and_plan(config: RunConfig, target: Target | None = None) -> Probed:
+    """Measure this machine for this config, keep what was found, and plan again with it.
+
+    `target` says how else it is planned to run: price, lengths, who samples. Its hardware is that of this machine.
+    """
+    here = target_here(config)
+    before = plan_for(config, here if target is None else replace(target, hardware=here.hardware))
     device = choose_device(config.model.device)
     rates, small = _rates(device), _small_step(config, device)
     cost, memory = cost_of_step(small.workload, before.hardware), predict(small.workload)

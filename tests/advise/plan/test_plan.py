@@ -14,6 +14,7 @@ from posttrain.advise.plan.architecture import read_architecture
 from posttrain.advise.plan.disk import disk_of
 from posttrain.advise.plan.pipeline import plan_pipeline
 from posttrain.advise.plan.records import Adapters, Workload
+from posttrain.cli import run
 from posttrain.config import CheckpointConfig
 from posttrain.errors import ConfigError
 
@@ -142,6 +143,27 @@ def test_the_verb_plans_without_torch(tmp_path):
     assert told.returncode == 0, told.stderr
     assert "16 prompts x 4 completions = 64 answers" in told.stdout
     assert "fits: yes" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "8xH100"), "--probe and --gpus 8xH100; allowed: --probe without --gpus"),
+        ((), "which has stages; allowed: --probe with the configuration of one run"),
+    ],
+)
+def test_a_probe_says_what_it_cannot_measure(tmp_path, capsys, arguments, message):
+    config = tmp_path / "pipeline.yaml"
+    config.write_text(json.dumps(STAGES))
+    assert run(["plan", str(config), "--probe", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_misspelt_option_is_named_among_all_that_there_are(capsys):
+    assert run(["plan", "--pricee", "3", "--model", "7b", "--algorithm", "grpo"]) == 2
+    told = capsys.readouterr().err
+    assert "Did you mean --price?" in told
+    assert "--max-completion-length, --steps" in told
 
 
 def test_a_wrong_setting_is_refused_without_torch(tmp_path):
