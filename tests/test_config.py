@@ -37,6 +37,7 @@ from posttrain.config_page import config_page
 from posttrain.config_rules import RULES
 from posttrain.config_text import read_override, read_value, redact, write_value
 from posttrain.errors import ConfigError
+from posttrain.rewards.reward_set import as_reward
 
 MINIMAL = {
     "model": "tiny:copy",
@@ -326,6 +327,21 @@ def test_a_bare_string_changes_only_the_main_key_of_its_section():
     assert resolved.origins["model.path"] == "command line"
 
 
+@pytest.mark.parametrize("section", ["rewards", "check"])
+def test_a_reward_is_named_by_a_bare_string_as_in_python(section):
+    entries = ["exact_match", "my_rewards.py:brevity", "package.module.score", {"name": "math", "timeout": 2.0}]
+    in_full = [{"name": "exact_match"}, *({"function": entry} for entry in entries[1:3]), entries[3]]
+    found = load_config(MINIMAL | {section: entries})
+    assert found.config == load_config(MINIMAL | {section: in_full}).config
+    for entry in entries[:3]:
+        named, in_python = RewardConfig.model_validate(entry), as_reward(entry)
+        assert (named.name, named.function) == (in_python.name, in_python.function)
+    changed = load_config(MINIMAL | {section: ["math"]}, [f"{section}.0.timeout=2", f"{section}.0=numeric"])
+    assert [(entry.name, entry.timeout) for entry in getattr(changed.config, section)] == [("numeric", 2.0)]
+    assert changed.origins[f"{section}.0.name"] == "command line"
+    assert load(f"{section}=[exact_match, a.py:f]").model_dump()[section][1]["function"] == "a.py:f"
+
+
 def test_null_switches_a_section_off_and_a_setting_below_it_on_again():
     assert load("lora=null", lora={"rank": 8}).lora is None
     assert load("lora.alpha=4", lora=None).lora == LoRAConfig(alpha=4)
@@ -466,7 +482,8 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
             r"sampling.stop = x .*; allowed: a list \(text each\).\n  Write a list: sampling.stop = \[x\]",
         ),
         ("rewards={name: math}", r"rewards = {name: math} .*\n  Write a list: rewards = \[{name: math}\]"),
-        ("rewards=[math]", "rewards.0 = math .*; allowed: a section .name, function, model, judge, ..."),
+        ("rewards=[3]", "rewards.0 = 3 .*; allowed: a section .name, function, model, judge, ..."),
+        ("rewards=math", r"rewards = {name: math} .*\n  Write a list: rewards = \[{name: math}\]"),
         (
             "rewards=[{}]",
             "rewards.0: none of name, function, model and judge is set .*; allowed: exactly one of name, function",

@@ -129,7 +129,8 @@ class RunConfig(Part):
     data: DataConfig = Field(examples=[{"train": "train.jsonl"}])
     """The prompts or examples."""
     rewards: list[RewardConfig] = []
-    """What training maximises: the weighted sum."""
+    """What training maximises: the weighted sum. An entry that is a text stands for `{name: text}`, or for
+    `{function: text}` where it has a dot: `[math, my_rewards.py:brevity]`."""
     check: list[CheckConfig] = []
     """An independent check: scores held-out answers, and a sample of those that the rewards accept (see alarms). It is
     never seen by training."""
@@ -355,7 +356,7 @@ def json_schema() -> dict[str, Any]:
         settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}
         choices.append(settings | {"required": ["name", *settings.get("required", [])]})
     definitions["AlgorithmConfig"] = {"anyOf": choices}
-    for shorthand in ("ModelConfig", "ReferenceConfig", "TeacherConfig"):
+    for shorthand in ("ModelConfig", "ReferenceConfig", "TeacherConfig", "RewardConfig", "CheckConfig"):
         definitions[shorthand] = {"anyOf": [{"type": "string"}, definitions[shorthand]]}
     schema["properties"] = {"preset": {"enum": list(PRESETS)}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -26,7 +26,7 @@ class Layers:
 
     def put(self, path: Path, value: Any, origin: str) -> None:
         """Mappings are merged key by key, everything else replaces what was there."""
-        if len(path) == 1:
+        if len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)):  # a section, or an entry of a list of them
             value = self.expand(str(path[0]), value)
         below = self.at(path)
         merges = isinstance(value, Mapping) and not isinstance(below, list) and (value or isinstance(below, dict))

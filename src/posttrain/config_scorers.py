@@ -17,6 +17,7 @@ from posttrain.config_values import (
     Positive,
     Text,
     as_number,
+    scorer,
 )
 from posttrain.errors import ConfigError
 
@@ -144,7 +145,8 @@ _ENDPOINT_SETTINGS = ("api_key_env", "timeout", "deadline", "retries", "max_call
 
 
 class Scorer(Part):
-    """What rewards and checks have in common: exactly one of name, function, model and judge."""
+    """What rewards and checks have in common: exactly one of name, function, model and judge. A bare string stands for
+    a name, or for a function where it has a dot."""
 
     name: Text | None = None
     """A built-in, such as math, code, exact_match or format (docs/rewards.md has all), or what a package published as
@@ -164,6 +166,11 @@ class Scorer(Part):
     on its own held-out answers. Secrets do not belong here: read them from the environment."""
     label: Text | None = None
     """Name in metrics and tables. null: the name, the function's name, reward_model, or judge."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return scorer(given)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -68,7 +68,10 @@ _BARE = {"model": "path", "reference": "path", "teacher": "path", "algorithm": "
 
 
 def expand(section: str, given: Any) -> Any:
-    """`model: x` is `model: {path: x}`; an algorithm object is its name and settings."""
+    """`model: x` is `model: {path: x}`, and so with entries of rewards and check; an algorithm object is its name and
+    settings."""
+    if section in ("rewards", "check"):
+        return [scorer(entry) for entry in given] if isinstance(given, list) else scorer(given)
     if section in _BARE and isinstance(given, (str, PathLike)):
         return {_BARE[section]: given}
     if section == "algorithm" and is_dataclass(given) and not isinstance(given, type):
@@ -77,3 +80,8 @@ def expand(section: str, given: Any) -> Any:
             **TypeAdapter(type(given)).dump_python(given, mode="json", by_alias=True),
         }
     return given
+
+
+def scorer(given: Any) -> Any:
+    """`math` is `{name: math}`, and what has a dot, `rewards.py:score`, a function: as a reward is named in Python."""
+    return {"function" if "." in given else "name": given} if isinstance(given, str) else given
