@@ -49,6 +49,7 @@ def test_numbers_that_are_repeated_here_are_those_of_the_library() -> None:
     assert library.TILE_NUMBERS["cuda"] == linear_logprobs.TILE_NUMBERS_ELSEWHERE
     assert library.TILE_COLUMNS == linear_logprobs.TILE_COLUMNS
     assert library.SHORT_KEYS == short_attention.MOST_KEYS
+    assert library.SLAB_NUMBERS == short_attention.SLAB_NUMBERS
     assert library.SLOT_COLUMNS == slots._COLUMNS
     assert library.GROUP_COLUMNS == group_cache._COLUMNS
     assert library.SLOT_GROWTH == slot_storage._GROWTH == group_cache._GROWTH

@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from posttrain.advise.plan.architecture import Architecture, Block
-from posttrain.advise.plan.layout import Layout
-from posttrain.advise.plan.library import SHORT_KEYS
+from posttrain.advise.plan.layout import Grid, Layout
+from posttrain.advise.plan.library import SHORT_KEYS, SLAB_NUMBERS
 from posttrain.advise.plan.records import BYTES, Adapters, Workload
 from posttrain.advise.plan.roles import weight_ranks
 
@@ -114,7 +114,7 @@ class Pass:
             queries += tokens * (a.heads * a.key_width + a.kv_heads * a.key_width)
         kept = self.narrow * tokens * a.kv_width  # trunks read the packed keys and values themselves
         for grid in self.layout.grids:
-            short = self.short and grid.keys <= SHORT_KEYS
+            short = self._is_short(grid)
             if grid.prefix:
                 heads = a.kv_heads if short else a.heads  # a masked grid repeats keys
                 kept += self.narrow * grid.rows * grid.keys * heads * (a.key_width + a.value_width)
@@ -158,14 +158,29 @@ class Pass:
         a, tokens = self.architecture, self.layout.tokens
         rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
         in_mlp = tokens * self.narrow * 3 * self.widest_mlp  # act(gate), up and their product
-        return tokens * (WIDE * 4 * a.hidden + rotary + 8) + max(in_mlp, self.attention_saved + self.eager_scores)
+        wide = WIDE * (1 if self.narrow == WIDE else 2)  # scores, and their softmax where that becomes narrower
+        in_attention = self.attention_saved + self.eager_scores + wide * self.slab
+        return tokens * (WIDE * 4 * a.hidden + rotary + 8) + max(in_mlp, in_attention)
 
     @property
     def backward_moment(self) -> int:
         """In the product of act(gate) and up: three gradients, one of the hidden state, less the product itself; or in
-        the scores of eager attention."""
+        attention, the gradients of the probabilities and of the scores."""
         in_mlp = self.layout.tokens * self.narrow * 2 * self.widest_mlp
-        return max(in_mlp, 2 * self.eager_scores) + WIDE * self.layout.tokens * self.architecture.hidden
+        in_attention = 2 * max(self.eager_scores, self.narrow * self.slab)
+        return max(in_mlp, in_attention) + WIDE * self.layout.tokens * self.architecture.hidden
+
+    @property
+    def slab(self) -> int:
+        """Scores of the rows that short attention computes together, of all heads."""
+        most = 0
+        for grid in filter(self._is_short, self.layout.grids):
+            of_a_row = self.architecture.heads * grid.queries * grid.keys
+            most = max(most, of_a_row * min(grid.rows, max(1, SLAB_NUMBERS // max(1, of_a_row))))
+        return most
+
+    def _is_short(self, grid: Grid) -> bool:
+        return self.short and grid.keys <= SHORT_KEYS
 
     @property
     def eager_scores(self) -> int:

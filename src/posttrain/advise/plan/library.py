@@ -11,6 +11,8 @@ TILE_COLUMNS = 1024
 """The same: the fewest columns of a tile."""
 SHORT_KEYS = 512
 """models/short_attention.py: up to so many keys attention keeps its probabilities, where it is short."""
+SLAB_NUMBERS = 2**18
+"""The same: scores of the rows that it computes together."""
 SLOT_COLUMNS = 32
 """rollout/slots.py: columns of the cache come in multiples of this."""
 GROUP_COLUMNS = 16
