@@ -35,8 +35,8 @@ default < preset < file < command line. Mappings are merged key by key; lists an
 is `section.key=value`, the value is read as YAML, `-` may stand for `_` in keys, and entries of lists go by position
 from 0. A bare string stands for the main key of its section: `model: x` is `model: {path: x}`, and `algorithm: grpo` is
 `algorithm: {name: grpo}`; in `rewards` and `check`, `math` is `{name: math}` and `my_rewards.py:score`, with its dot,
-`{function: my_rewards.py:score}`. The run folder keeps `config.yaml` with every value and its origin; it can be trained again
-as it is. Relative paths are looked for from the working directory.
+`{function: my_rewards.py:score}`. The run folder keeps `config.yaml` with every value and its origin; it can be trained
+again as it is. Relative paths are looked for from the working directory.
 
 YAML is read by the rules of YAML 1.2: `1e-6` is a number, `true` and `false` are the only truth values, and `yes`,
 `on`, `0123` and `2026-01-01` are text. A key that is written twice and a key that does not exist are errors.
