@@ -74,6 +74,7 @@ def test_the_test_of_the_example_passes(package: Path):
     assert "4 passed" in run(package, "-m", "pytest", "-p", "no:cacheprovider", "test_best_minus_second.py").stdout
 
 
+@pytest.mark.slow
 def test_the_algorithm_of_the_example_trains(package: Path):
     assert "2 steps" in run(package, "-c", TRAIN, str(package / "run")).stdout
 

@@ -95,11 +95,12 @@ def whole(folder) -> Path:
     return folder / "whole"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills",
     [
         pytest.param((("02-rm", "1"), ("export", "end")), id="in a stage and after the export"),
-        pytest.param(KILLS, id="everywhere", marks=pytest.mark.slow),
+        pytest.param(KILLS, id="everywhere"),
     ],
 )
 def test_kills_in_stages_and_between_them_change_no_bit(folder, whole, kills):

@@ -215,7 +215,9 @@ api.train(json.loads(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("killed_after", [FIRES_AT - 2, FIRES_AT, 7])
+@pytest.mark.parametrize(
+    "killed_after", [FIRES_AT, *(pytest.param(step, marks=pytest.mark.slow) for step in (FIRES_AT - 2, 7))]
+)
 def test_a_run_that_was_killed_fires_where_the_other_did(folder, gamed, killed_after):
     config = config_of(folder, f"killed-{killed_after}")
     done = subprocess.run([sys.executable, "-c", KILLED, json.dumps(config), str(killed_after)], capture_output=True)
@@ -231,6 +233,7 @@ def test_a_run_that_was_killed_fires_where_the_other_did(folder, gamed, killed_a
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_kill_cut_off_is_made_up_for(folder):
     """It comes after the checkpoint of its step: killed between the two, the resumed run measures first."""
     settings = {"evaluation": {"prompts": 4, "samples": 0, "every": 2}}

@@ -516,6 +516,7 @@ print(len(found), float(found.values.sum()), peak[0] - start)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is read from /proc")
+@pytest.mark.slow
 def test_memory_stays_bounded_however_many_answers_are_scored(tmp_path):
     """As tuples in memory the answers of these pairs take 110 MB."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "POSTTRAIN_CACHE": str(tmp_path / "cache")}

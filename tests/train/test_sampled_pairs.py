@@ -234,7 +234,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(sorted(run.glob("checkpoints/step-*"))[-1] / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize(("phase", "count"), [("sample", "2"), ("update", "6")])
+@pytest.mark.parametrize(("phase", "count"), [("sample", "2"), pytest.param("update", "6", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_and_resumed_is_the_same_run(folder, first: Run, phase: str, count: str):
     given = config(folder, f"killed-{phase}")
     file = folder / f"{phase}.json"
