@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from posttrain.advise.plan.api import plan_for
 from posttrain.advise.plan.available import available_memory, control_group_limits, free_disk
-from posttrain.advise.plan.hardware import devices, find_hardware, known_device, this_gpu, this_processor
+from posttrain.advise.plan.hardware import devices, find_hardware, has_bfloat16, known_device, this_gpu, this_processor
+from posttrain.advise.plan.target import Target
+from posttrain.config import load_config
 from posttrain.errors import ConfigError
+from posttrain.models import compute
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,34 @@ def test_this_processor_is_measured():
     assert own.device.price is None
     assert 1e8 < own.device.float32 < 1e14
     assert 1e8 < own.device.bandwidth < 1e13
+
+
+@pytest.mark.parametrize(
+    ("facts", "has"),
+    [
+        ({"flags": "fpu sse2 avx2 avx512f avx512_bf16"}, True),
+        ({"flags": "avx512f amx_bf16 amx_tile"}, True),
+        ({"Features": "fp asimd bf16"}, True),
+        ({"flags": "fpu sse2 avx2 avx512f"}, False),
+        ({}, False),
+    ],
+)
+def test_a_processor_says_whether_it_multiplies_bfloat16(facts, has):
+    assert has_bfloat16(facts) == has
+
+
+def test_only_instructions_for_bfloat16_make_it_faster_and_the_choice_of_auto():
+    """Precision `auto` takes it for large models alone, as models/compute.py does."""
+    with_it, without = (this_processor(2**40, (1e11, 1e10), bfloat16=has) for has in (True, False))
+    assert with_it.rate("bfloat16") == 2 * with_it.rate("float32") == 2 * without.rate("bfloat16")
+    config = load_config({"model": "0.5b", "algorithm": "sft", "data": {"train": "t.jsonl"}, "train": {"steps": 5}})
+    chosen = [plan_for(config.config, Target(hardware=one)).workload.precision for one in (with_it, without)]
+    assert chosen == ["bfloat16", "float32"]
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu, "get_capabilities"), reason="this PyTorch cannot say")
+def test_the_planner_sees_the_instructions_that_pytorch_sees():
+    assert has_bfloat16() == compute.has_bfloat16()
 
 
 def test_the_nearest_limit_of_a_control_group_counts_and_its_file_cache_does_not(tmp_path):

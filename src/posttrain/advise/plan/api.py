@@ -26,7 +26,7 @@ from posttrain.advise.plan.records import MemoryPlan, Workload
 from posttrain.advise.plan.target import Target, target_of
 from posttrain.advise.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
 from posttrain.advise.plan.verdict import Verdict
-from posttrain.advise.plan.workload import Computing, workload_of
+from posttrain.advise.plan.workload import workload_of
 from posttrain.advise.ranges import Remark, remarks
 from posttrain.config import RunConfig, check, load_config
 from posttrain.config_algorithm import SOURCE, algorithm_names
@@ -191,11 +191,10 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
     """What decides memory and time: the config, on that hardware."""
     accelerator = target.hardware.device
     known = {"engine": target.engine, "prompt_tokens": target.prompt_tokens}
-    without_bfloat16 = accelerator.key != "cpu" and accelerator.bfloat16 is None and config.model.precision == "auto"
     return workload_of(
         config,
         device="cpu" if accelerator.key == "cpu" else "cuda",
-        computing=Computing(precision="float32") if without_bfloat16 else None,
+        bfloat16=accelerator.bfloat16 is not None,
         ranks=target.hardware.count,
         sharding=target.sharding,
         engine_ranks=target.engine_ranks,

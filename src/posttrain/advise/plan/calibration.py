@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.advise.plan.hardware import Hardware
+from posttrain.advise.plan.hardware import Hardware, processor_facts
 from posttrain.advise.plan.records import MemoryPlan, Phase
 from posttrain.cache import cache_folder
 from posttrain.files import write_durably
@@ -100,13 +100,7 @@ def _entries() -> Mapping[str, Any]:
 @functools.cache
 def processor() -> str:
     """This processor by its name, what it can do, and how many cores a run may use."""
-    told: dict[str, str] = {}
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            told.setdefault(name.strip(), value.strip())
-    except OSError:  # not Linux
-        pass
+    told = processor_facts()
     flags = hashlib.sha256(told.get("flags", "").encode()).hexdigest()[:8]
     name = told.get("model name") or platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

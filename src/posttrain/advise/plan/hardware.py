@@ -196,13 +196,18 @@ def _words(text: str) -> list[str]:
 # --- this machine ----------------------------------------------------------------------------------------------------
 
 
-def this_processor(free_memory: int, rates: tuple[float, float] | None = None) -> Hardware:
-    """The processor that runs this, with these rates of products and of memory; None: those of a short measurement."""
+def this_processor(
+    free_memory: int, rates: tuple[float, float] | None = None, *, bfloat16: bool | None = None
+) -> Hardware:
+    """The processor that runs this, with these rates of products in float32 and of memory; None: those of a short
+    measurement. `bfloat16`: it multiplies bfloat16 by instructions of its own; None: as it says."""
     flops, bandwidth = rates or measured_processor()
+    shares = dict(table()["processor_efficiency"])
+    times = shares.pop("bfloat16_times")
     device = Device(
         key="cpu",
         title=f"this machine ({_cores()} CPU cores)",
-        bfloat16=None,
+        bfloat16=times * flops if (has_bfloat16() if bfloat16 is None else bfloat16) else None,
         float32=flops,
         memory=free_memory,
         bandwidth=bandwidth,
@@ -210,8 +215,27 @@ def this_processor(free_memory: int, rates: tuple[float, float] | None = None) -
         price=None,
         source="measured in a few milliseconds",
     )
-    shares = Efficiency(**table()["processor_efficiency"])
-    return Hardware(device=device, efficiency=shares, free_memory=free_memory)
+    return Hardware(device=device, efficiency=Efficiency(**shares), free_memory=free_memory)
+
+
+@functools.cache
+def processor_facts(file: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
+    """What the kernel says of the first core; empty where it says nothing."""
+    told: dict[str, str] = {}
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            told.setdefault(name.strip(), value.strip())
+    except OSError:  # not Linux
+        pass
+    return told
+
+
+def has_bfloat16(facts: Mapping[str, str] | None = None) -> bool:
+    """As models/compute.py asks PyTorch; a processor of which nothing is known counts as one without."""
+    told = processor_facts() if facts is None else facts
+    words = {*told.get("flags", "").split(), *told.get("Features", "").split()}
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
 
 @functools.cache

@@ -43,11 +43,11 @@ class Computing:
         return Computing(precision=saved["dtype"], onednn=onednn, packed=packed)
 
     @staticmethod
-    def assumed(config: RunConfig, parameters: int, device: str) -> Computing:
-        """What a run chooses mostly: a GPU has bfloat16; a CPU may, decodes from a copy, and multiplies through oneDNN
-        where the model is worth the measurement."""
+    def assumed(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Computing:
+        """What a run chooses mostly: bfloat16 where the device has it (`bfloat16`), on a CPU for large models alone; a
+        CPU decodes from a copy, and multiplies through oneDNN where the model is worth the measurement."""
         asked, on_cpu = config.model.precision, device == "cpu"
-        half = asked == "bfloat16" or (asked == "auto" and (not on_cpu or parameters >= LARGE))
+        half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (not on_cpu or parameters >= LARGE))
         measured = on_cpu and parameters >= SMALL
         return Computing(precision="bfloat16" if half else "float32", onednn=measured and not half, packed=measured)
 
@@ -57,16 +57,18 @@ def workload_of(
     *,
     device: Literal["cpu", "cuda"] = "cpu",
     computing: Computing | None = None,
+    bfloat16: bool = True,
     **known: Any,
 ) -> Workload:
-    """What this configuration asks of one device; `known` are fields of `Workload` that the caller knows better.
+    """What this configuration asks of one device, which has instructions for `bfloat16` or not; `known` are fields of
+    `Workload` that the caller knows better.
 
     Lengths are the longest that the configuration admits; where it names none, they are assumed. Raises as
     `read_architecture` does.
     """
     declared, train, sampling = config.algorithm.declared, config.train, config.sampling
     architecture = known.pop("architecture", None) or model_architecture(config.model.path)
-    computing = computing or Computing.assumed(config, architecture.parameters, device)
+    computing = computing or Computing.assumed(config, architecture.parameters, device, bfloat16=bfloat16)
     kind: DataKind = "pairs" if config.sampled_pairs is not None else declared.data_kind  # type: ignore[assignment]
     online = kind == "prompts"
     prompt, completion = _lengths(config, architecture, online=online)
