@@ -47,6 +47,23 @@ def test_seeds_and_examples_both_count():
     assert found.high - found.mean == pytest.approx(12.7062047 * math.sqrt(0.0625 + 0.0625), rel=1e-6)
 
 
+def test_an_answer_that_one_seed_could_not_score_makes_no_new_examples_of_the_others():
+    """Each example counts once, however many seeds answered it: else the interval were too narrow."""
+    scores = {s: {str(e): float(e % 2) for e in range(40)} for s in range(4)}
+    whole = estimate(scores, 0.95)
+    del scores[0]["0"], scores[0]["1"]
+    found = estimate(scores, 0.95)
+    assert found.mean == pytest.approx(whole.mean)
+    assert found.high - found.low == pytest.approx(whole.high - whole.low, rel=1e-6)
+
+
+def test_seeds_with_examples_of_their_own_have_all_of_them():
+    scores = {s: {f"{s}:{e}": float(e % 2) for e in range(40)} for s in range(4)}
+    (_, of_seeds), (error, of_examples) = estimate(scores, 0.95).parts
+    assert (of_seeds, of_examples) == (3, 159)
+    assert error == pytest.approx(math.sqrt(0.25 * 160 / 159 / 160))
+
+
 def test_equal_answers_do_not_prove_equality():
     same = {seed: {str(e): float(e % 2) for e in range(100)} for seed in range(3)}
     found = difference(same, same, 0.95, share=True)
@@ -106,7 +123,7 @@ def simulated(dice: random.Random, seeds: int, *, seed_spread: float, arm_spread
     return estimate(differences, 0.95, pseudo=(-1.0, 0.0, 0.0, 1.0))
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize(("seed_spread", "arm_spread"), [(0.0, 0.5), (0.3, 0.3), (1.5, 0.0)])
 @pytest.mark.parametrize("shared", [True, False])
 def test_false_claims_are_no_more_frequent_than_stated(seeds, seed_spread, arm_spread, shared):

@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.experiments.compare.synthetic import compared, write_run
 
 from posttrain.experiments.compare.api import conclude
-from posttrain.experiments.compare.work import run_folder
+from posttrain.experiments.compare.work import ATTEMPTS, keep_attempt, read_attempts, run_folder
+from posttrain.experiments.pool import cores
 
 
 def test_a_clear_win(tmp_path: Path):
@@ -144,3 +145,24 @@ def test_seconds_under_load_are_not_compared(tmp_path: Path):
     assert found.verdict[-1].startswith(
         "Seconds of these runs are not comparable: other programs were at work (load 30.0 on"
     )
+
+
+def test_the_threads_of_a_comparison_are_no_other_program(tmp_path: Path):
+    """One run at a time on all cores makes as much load as there are cores."""
+    attempt = {"arm": "a", "seed": 0, "exit_code": 0, "reason": "", "seconds": 9.0, "workers": 1, "threads": cores()}
+    keep_attempt(tmp_path, attempt | {"load": float(cores())})
+    assert "other programs" not in " ".join(compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]}).verdict)
+    (tmp_path / ATTEMPTS).unlink()
+    keep_attempt(tmp_path, attempt | {"threads": 1, "load": 1.8})
+    assert "other programs were at work (load 1.8" in " ".join(conclude(tmp_path).verdict)
+
+
+def test_a_line_that_a_kill_cut_off_loses_nothing_else(tmp_path: Path):
+    attempt = {"arm": "a", "seed": 0, "exit_code": 0, "reason": "", "seconds": 9.0, "workers": 1, "load": 0.0}
+    (tmp_path / ATTEMPTS).write_text(json.dumps(attempt) + "\n" + json.dumps(attempt)[:30])
+    assert compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]}).analysis.conditions["workers"] == [1]
+    keep_attempt(tmp_path, attempt | {"workers": 3})
+    assert [found["workers"] for found in read_attempts(tmp_path)] == [1, 3]
+    answers = run_folder(tmp_path, "a", 0) / "evaluations" / "trained.jsonl"
+    answers.write_text(answers.read_text()[:-20])
+    assert conclude(tmp_path).comparable

@@ -25,7 +25,7 @@ from posttrain.experiments.compare.design import Design, read_design
 from posttrain.experiments.compare.outcomes import read_outcome
 from posttrain.experiments.compare.table import render
 from posttrain.experiments.compare.verdict import verdict
-from posttrain.experiments.compare.work import carry_out, read_attempts, tasks_of
+from posttrain.experiments.compare.work import carry_out, places_of, read_attempts
 from posttrain.files import write_atomically
 from posttrain.report.heldout import measure_of
 from posttrain.report.store import mapping, read_run
@@ -115,19 +115,20 @@ def conclude(folder: str | Path) -> Comparison:
 def _analysis(design: Design, folder: Path) -> Analysis:
     attempts = read_attempts(folder)
     reasons = {(attempt["arm"], attempt["seed"]): attempt["reason"] for attempt in attempts}
+    places = places_of(design, folder)
     outcomes = [
         read_outcome(
-            task.arm,
-            task.seed,
-            task.folder,
+            arm,
+            seed,
+            run,
             measures=design.measures,
             by_check=design.score == "check",
             target=design.target,
-            reason=reasons.get((task.arm, task.seed), ""),
+            reason=reasons.get((arm, seed), ""),
         )
-        for task in tasks_of(design, folder)
+        for arm, seed, run in places
     ]
-    sides = [mapping(side) for task in tasks_of(design, folder) for side in _evaluations(task.folder)]
+    sides = [mapping(side) for _, _, run in places for side in _evaluations(run)]
     measure = "check" if design.score == "check" else measure_of(*filter(None, sides))
     return analyse(design, outcomes, measure=measure, conditions=conditions_of(outcomes, attempts))
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
 from posttrain.experiments.compare.outcomes import Outcome
+from posttrain.experiments.pool import cores
 from posttrain.report.store import read_run
 from posttrain.report.svg import compact
 
 BUSY = 0.5
-"""Processes beside those of the comparison, in the median of its runs, from which on the machine counts as shared."""
+"""Load beside the threads of the comparison, in the median of its runs, from which on the machine counts as shared."""
 UNEQUAL = 0.05
 """Relative difference of tokens from which on arms did not get the same."""
 
@@ -24,12 +24,19 @@ def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, A
     resumed = sorted({run.arm for run in outcomes if _was_resumed(run)})
     found = {
         "workers": workers,
-        "cores": os.cpu_count(),
+        "threads": max((_threads(attempt) for attempt in attempts), default=0),
+        "cores": cores(),
         "load": median(loads) if loads else None,
         "resumed": resumed,
         "retried": len(attempts) - len({(attempt["arm"], attempt["seed"]) for attempt in attempts}),
     }
     return found | {"tokens_note": _tokens_note(outcomes), "seconds_note": _seconds_note(found)}
+
+
+def _threads(attempt: Mapping[str, Any]) -> int:
+    """Of all runs at a time: the load that a comparison makes by itself."""
+    workers = int(attempt["workers"])
+    return workers * int(attempt.get("threads", max(1, cores() // workers)))
 
 
 def _tokens_note(outcomes: Sequence[Outcome]) -> str:
@@ -47,7 +54,7 @@ def _seconds_note(found: Mapping[str, Any]) -> str:
     most = max(found["workers"], default=1)
     if len(found["workers"]) > 1:
         reasons.append(f"some were made {found['workers'][0]} and some {most} at a time")
-    if found["load"] is not None and found["load"] > min(most, found["cores"] or 1) + BUSY:
+    if found["load"] is not None and found["load"] > min(found["threads"], found["cores"]) + BUSY:
         reasons.append(f"other programs were at work (load {found['load']:.1f} on {found['cores']} cores)")
     if found["resumed"]:
         reasons.append(f"runs of {', '.join(found['resumed'])} were stopped and resumed")

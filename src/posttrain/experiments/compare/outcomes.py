@@ -94,7 +94,8 @@ def read_outcome(
         baseline=first.mean if first else None,
         examples=dict(_examples(run, name, by_check)) if finished else {},
         start=[
-            str(mapping(line.get("greedy")).get("text")) for line in _lines(folder / "evaluations" / "baseline.jsonl")
+            str(mapping(line.get("greedy")).get("text"))
+            for line in read_lines(folder / "evaluations" / "baseline.jsonl")
         ],
         prompts=frozenset(str(row.get("prompt")) for row in read_rollouts(folder, 1)),
         curve=points,
@@ -201,7 +202,7 @@ def _examples(run: RunRecord, name: str, by_check: bool) -> Iterator[tuple[str, 
 
 
 def _answers(path: Path, name: str, by_check: bool) -> Iterator[tuple[str, float]]:
-    for line in _lines(path):
+    for line in read_lines(path):
         greedy = mapping(line.get("greedy"))
         checked = next(iter(mapping(greedy.get("check")).values()), None)
         score = number(checked if by_check else greedy.get("score"))
@@ -210,12 +211,19 @@ def _answers(path: Path, name: str, by_check: bool) -> Iterator[tuple[str, float
             yield key, float(score >= FULL_MARK) if name == "accuracy" and not by_check else score
 
 
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+def read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The objects of a file of lines; one that a kill or a full disk has cut off is left out."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return
-    yield from (mapping(json.loads(line)) for line in lines if line)
+    for line in lines:
+        try:
+            found = json.loads(line) if line else None
+        except ValueError:
+            continue
+        if isinstance(found, Mapping):
+            yield found
 
 
 def _json(path: Path) -> Mapping[str, Any]:

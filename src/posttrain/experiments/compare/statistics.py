@@ -135,11 +135,13 @@ def smallest_seen(found: Estimate, confidence: float, tests: int = 1, *, as_rati
 
 
 def _by_example(scores: Scores) -> list[float]:
-    """Means over the seeds per example, or every score where the seeds have other examples."""
-    examples = [frozenset(of_seed) for of_seed in scores.values()]
-    if len(set(examples)) > 1:
-        return [value for of_seed in scores.values() for value in of_seed.values()]
-    return [math.fsum(of_seed[e] for of_seed in scores.values()) / len(scores) for e in sorted(examples[0])]
+    """The mean of each example over the seeds that have it: all of them, or, where each seed holds out its own, one.
+    An answer that one seed could not score makes no new examples of the others."""
+    found: dict[Example, list[float]] = {}
+    for of_seed in scores.values():
+        for example, score in of_seed.items():
+            found.setdefault(example, []).append(score)
+    return [math.fsum(values) / len(values) for _, values in sorted(found.items())]
 
 
 def _example_variance(values: Sequence[float], pseudo: Sequence[float], z: float) -> float:

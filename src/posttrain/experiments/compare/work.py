@@ -1,13 +1,10 @@
-"""The runs of a comparison at work: each in its own process, some at a time; how each attempt ended is on file."""
+"""The runs of a comparison at work; how each attempt ended is on file."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,28 +12,41 @@ from typing import Any
 from posttrain.config import to_yaml
 from posttrain.experiments.children import Child, ChildResult, start_child
 from posttrain.experiments.compare.design import Design
-from posttrain.experiments.compare.outcomes import is_settled
+from posttrain.experiments.compare.outcomes import is_settled, read_lines
+from posttrain.experiments.pool import let_orphans_end, share_of_processor, threads_of, work
 from posttrain.files import write_atomically
 
 ATTEMPTS = "attempts.jsonl"
-LOOKED_EVERY = 0.1
-PATIENCE = 60.0
-"""Seconds that runs have to finish their step and save, when a comparison is stopped."""
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Task:
+@dataclass(frozen=True, kw_only=True)
+class RunTask:
     """One run to make."""
 
+    design: Design
     arm: str
     seed: int
     folder: Path
+    environment: Mapping[str, str]
+    ended_as: Callable[[RunTask, ChildResult], None]
+
+    def start(self) -> Child:
+        settings = self.folder.with_name(f"{self.folder.name}.yaml")
+        write_atomically(settings, to_yaml(self.design.resolved(self.arm, self.seed)))
+        return start_child(settings, self.folder, environment=self.environment)
+
+    def look(self, child: Child) -> None:
+        """Nothing stops a run early: all get the same."""
+
+    def ended(self, result: ChildResult) -> None:
+        self.ended_as(self, result)
 
 
-def tasks_of(design: Design, folder: Path) -> list[Task]:
-    """Seed by seed, so that a comparison that is cut off has whole seeds, and all arms suffer the same hours."""
-    return [Task(arm, seed, run_folder(folder, arm, seed)) for seed in design.seeds for arm in design.arms]
+def places_of(design: Design, folder: Path) -> list[tuple[str, int, Path]]:
+    """(arm, seed, run folder), seed by seed, so that a comparison that is cut off has whole seeds, and all arms suffer
+    the same hours."""
+    return [(arm, seed, run_folder(folder, arm, seed)) for seed in design.seeds for arm in design.arms]
 
 
 def run_folder(folder: Path, arm: str, seed: int) -> Path:
@@ -44,86 +54,49 @@ def run_folder(folder: Path, arm: str, seed: int) -> Path:
 
 
 def carry_out(design: Design, folder: Path, *, workers: int, tell: Tell) -> None:
-    """Make every run that is not settled yet, `workers` at a time. A run that fails is on file and stops no other.
+    """Make every run that is not settled yet, `workers` at a time. A run that fails is on file and stops no other."""
+    places = places_of(design, folder)
+    waiting = [place for place in places if not is_settled(place[2])]
+    if any(run.is_dir() for _, _, run in waiting):
+        let_orphans_end()
+    done = len(places) - len(waiting)
 
-    An interrupt lets the runs at work finish their step and save, and is raised again.
-    """
-    waiting = [task for task in tasks_of(design, folder) if not is_settled(task.folder)]
-    total, done = len(design.seeds) * len(design.arms), len(design.seeds) * len(design.arms) - len(waiting)
-    environment = threads_for(workers)
-    working: dict[Child, Task] = {}
-    with _ended_children(working), _terminated_as_interrupted():
-        while waiting or working:
-            while waiting and len(working) < workers:
-                task = waiting.pop(0)
-                working[_start(design, task, environment)] = task
-            for child in [child for child in working if not child.running]:
-                task, result = working.pop(child), child.wait()
-                done += 1
-                _record(folder, task, result, workers)
-                state = "finished" if result.ok else f"did not finish: {result.reason}"
-                tell(f"{done} of {total}: {task.arm}, seed {task.seed}, {state} ({result.seconds:.0f} s)")
-            time.sleep(LOOKED_EVERY)
+    def ended_as(task: RunTask, result: ChildResult) -> None:
+        nonlocal done
+        done += 1
+        keep_attempt(folder, _attempt(task, result, workers))
+        state = "finished" if result.ok else f"did not finish: {result.reason}"
+        tell(f"{done} of {len(places)}: {task.arm}, seed {task.seed}, {state} ({result.seconds:.0f} s)")
 
-
-def threads_for(workers: int) -> dict[str, str]:
-    """The cores are shared out, where nobody has said how many threads a run may have."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
+    environment = share_of_processor(workers)
+    tasks = (
+        RunTask(design=design, arm=arm, seed=seed, folder=run, environment=environment, ended_as=ended_as)
+        for arm, seed, run in waiting
+    )
+    work(tasks, workers)
 
 
 def read_attempts(folder: Path) -> list[dict[str, Any]]:
-    """Every attempt so far, in the order in which they ended."""
+    """Every attempt so far, in the order in which they ended; a line that a kill cut off is none."""
+    return [dict(line) for line in read_lines(folder / ATTEMPTS)]
+
+
+def keep_attempt(folder: Path, attempt: Mapping[str, Any]) -> None:
+    """Put it on file, on a line of its own even behind one that a kill cut off."""
     path = folder / ATTEMPTS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * torn + json.dumps(attempt) + "\n")
 
 
-def _start(design: Design, task: Task, environment: Mapping[str, str]) -> Child:
-    settings = task.folder.with_name(f"{task.folder.name}.yaml")
-    write_atomically(settings, to_yaml(design.resolved(task.arm, task.seed)))
-    return start_child(settings, task.folder, environment=environment)
-
-
-def _record(folder: Path, task: Task, result: ChildResult, workers: int) -> None:
-    attempt = {
+def _attempt(task: RunTask, result: ChildResult, workers: int) -> dict[str, Any]:
+    return {
         "arm": task.arm,
         "seed": task.seed,
         "exit_code": result.exit_code,
         "reason": result.reason,
         "seconds": round(result.seconds, 3),
         "workers": workers,
+        "threads": threads_of(task.environment),
         "load": round(os.getloadavg()[0], 2),
     }
-    with (folder / ATTEMPTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(attempt) + "\n")
-
-
-@contextmanager
-def _ended_children(working: Mapping[Child, Task]) -> Iterator[None]:
-    """However this ends, no run goes on without it."""
-    try:
-        yield
-    finally:
-        for child in working:
-            child.ask_to_stop()
-        for child in working:
-            child.end(PATIENCE)
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends a comparison as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: the caller handles signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from posttrain.config import RunConfig, check, load_config
 from posttrain.config_pipeline_stages import holds_stages
 from posttrain.config_text import leaves, read_mapping, write_tree
 from posttrain.errors import ConfigError
-from posttrain.experiments.children import WATCHED_EVERY
+from posttrain.experiments.pool import let_orphans_end, share_of_processor, work
 from posttrain.experiments.sweep.analysis import boundaries, importance
 from posttrain.experiments.sweep.base import for_trials, given_settings, with_values
 from posttrain.experiments.sweep.confirm import (
@@ -29,10 +28,9 @@ from posttrain.experiments.sweep.confirm import (
 from posttrain.experiments.sweep.course import goodness
 from posttrain.experiments.sweep.knobs import Knob, check_knobs, knob_of, parse_knob
 from posttrain.experiments.sweep.page import write_page
-from posttrain.experiments.sweep.pool import share_of_processor, work
 from posttrain.experiments.sweep.results import SweepResult, best_of, show
 from posttrain.experiments.sweep.settings import SweepSettings, read_settings
-from posttrain.experiments.sweep.study import Pruner, TrialRecord, need_optuna, open_study, records, unfinished
+from posttrain.experiments.sweep.study import Pruner, TrialRecord, need_optuna, open_study, records
 from posttrain.experiments.sweep.trials import Say, trial_tasks
 from posttrain.files import write_atomically
 
@@ -74,9 +72,9 @@ def sweep(
 def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -> SweepResult:
     config, base = settings.config, settings.base
     notes = tuple(filter(None, (for_trials(config, settings.given)[1],)))
+    if (folder / "study.db").exists():
+        let_orphans_end()
     study = open_study(folder / "study.db", pruner=settings.pruner, seed=config.seed, steps=config.train.steps)
-    if any(True for _ in unfinished(study)):
-        time.sleep(2 * WATCHED_EVERY)  # the runs of a sweep that was killed notice it and end
     environment = share_of_processor(workers)
     tasks = trial_tasks(
         study,
