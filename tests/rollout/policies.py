@@ -6,6 +6,7 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from posttrain.types import Prompt, Tokens
 
 VOCAB = 64
 EOS = 2
-_SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -32,11 +33,11 @@ _SIZES = {
     "eos_token_id": EOS,
     "pad_token_id": 0,
 }
-_GPT = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": EOS}
+_GPT: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": EOS}
 
 CONFIGS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
-    "llama": lambda: hf.LlamaConfig(**_SIZES),
-    "qwen2, tied": lambda: hf.Qwen2Config(**_SIZES, tie_word_embeddings=True),
+    "llama": lambda: hf.LlamaConfig(**SIZES),
+    "qwen2, tied": lambda: hf.Qwen2Config(**SIZES, tie_word_embeddings=True),
     "gpt2, learned positions": lambda: hf.GPT2Config(**_GPT, n_embd=32, n_layer=2, n_head=4, n_positions=96),
     "gpt-neox": lambda: hf.GPTNeoXConfig(
         **_GPT,
@@ -47,14 +48,14 @@ CONFIGS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
         max_position_embeddings=96,
     ),
     "qwen3-moe, experts": lambda: hf.Qwen3MoeConfig(
-        **_SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        **SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
     ),
-    "olmoe, experts": lambda: hf.OlmoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2),
-    "gemma2, soft caps and sliding window": lambda: hf.Gemma2Config(**_SIZES, head_dim=8, sliding_window=6),
-    "mistral, sliding window": lambda: hf.MistralConfig(**_SIZES, sliding_window=5),
+    "olmoe, experts": lambda: hf.OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+    "gemma2, soft caps and sliding window": lambda: hf.Gemma2Config(**SIZES, head_dim=8, sliding_window=6),
+    "mistral, sliding window": lambda: hf.MistralConfig(**SIZES, sliding_window=5),
     "bloom, slopes for positions": lambda: hf.BloomConfig(**_GPT, hidden_size=32, n_layer=2, n_head=4),
     "mamba, state space": lambda: hf.MambaConfig(**_GPT, hidden_size=32, num_hidden_layers=2, pad_token_id=0),
-    "lfm2, convolutions": lambda: hf.Lfm2Config(**_SIZES, layer_types=["conv", "full_attention"]),
+    "lfm2, convolutions": lambda: hf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
 }
 
 

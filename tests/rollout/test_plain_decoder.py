@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rollout.policies import EOS, Settings, random_prompts, tiny_model, tiny_tokenizer, trainer_logprobs
+from tests.rollout.policies import EOS, SIZES, Settings, random_prompts, tiny_model, tiny_tokenizer, trainer_logprobs
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, SmolLM3Config
 
 from posttrain.errors import PublishError
 from posttrain.models import onednn
@@ -131,12 +132,13 @@ def test_a_prompt_is_held_once_for_its_group_and_until_its_last_row_has_left():
 class _ClampedMLP(nn.Module):
     """A gated MLP whose inner numbers are limited: on the numbers of a short text nothing shows."""
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp: Any, limit: float = 5) -> None:
         super().__init__()
+        self.limit = limit
         self.gate_proj, self.up_proj, self.down_proj, self.act_fn = mlp.children()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj((self.act_fn(self.gate_proj(x)) * self.up_proj(x)).clamp(-5, 5))
+        return self.down_proj((self.act_fn(self.gate_proj(x)) * self.up_proj(x)).clamp(-self.limit, self.limit))
 
 
 def _cap_logits(model: Any) -> None:
@@ -173,6 +175,52 @@ def test_what_shows_only_at_large_numbers_or_late_positions_is_seen(change: Call
     change(model)
     plain_decoder.PlainDecoder(model)
     assert not in_groups(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (SmolLM3Config(**SIZES, no_rope_layers=[1, 0]), torch.float32),
+        (SmolLM3Config(**SIZES, no_rope_layers=[1, 0]), torch.bfloat16),
+        (HeliumConfig(**SIZES, head_dim=8), torch.bfloat16),
+        (GraniteConfig(**SIZES, residual_multiplier=0.5), torch.bfloat16),
+        (GraniteConfig(**SIZES, embedding_multiplier=1.3), torch.bfloat16),
+    ],
+    ids=["a layer without rotation", "in half precision", "pairs rotated", "less is added", "more is added to"],
+)
+def test_what_small_weights_hide_is_seen(config, dtype):
+    """With the weights of a new model scores are near 0, and attention is the same however queries are rotated."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval().to(dtype)
+    plain_decoder.PlainDecoder(model)
+    assert not in_groups(model)
+
+
+def test_no_hook_of_a_trial_is_left():
+    model = tiny_model()
+    assert in_groups(model)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("where", "other"),
+    [
+        ("model.norm", lambda norm: nn.LayerNorm(norm.weight.numel())),
+        ("model.layers.1.mlp", lambda mlp: _ClampedMLP(mlp, limit=0.1)),
+        ("model.layers.0.self_attn.k_proj", nn.Sequential),
+    ],
+)
+def test_a_module_that_was_replaced_since_is_tried_again(where, other):
+    model = tiny_model()
+    assert in_groups(model)
+    model.set_submodule(where, other(model.get_submodule(where)))
+    assert not in_groups(model)
+    prompt, completion = [3, 4, 5], [6, 7, 8, 9]
+    with torch.no_grad():
+        logits_TV = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    expected = logits_TV.log_softmax(dim=-1)[range(len(completion)), completion].tolist()
+    (found,) = sampler_of(model).score([prompt], [completion], temperature=1.0)
+    assert found == pytest.approx(expected, abs=1e-4)
 
 
 # ---------------------------------------------------------------- joined layers
@@ -220,9 +268,10 @@ def test_joined_weights_that_are_kept_for_another_version_are_found(packed, monk
             kept[key] = fresh(layers)
         return kept[key]
 
-    monkeypatch.setattr(plain_decoder, "joint_linear", stale)
     policy = tiny_model()
     sampler = sampler_of(policy, shared=not packed, packed=packed)
+    assert in_groups(sampler.model)
+    monkeypatch.setattr(plain_decoder, "joint_linear", stale)
     proof = DeliveryProof.from_prompts([p.ids for p in random_prompts((9, 6))], tolerance=1e-3)
     sampler.score([[3, 4]], [[5]], temperature=1.0)
     with torch.no_grad():

@@ -56,15 +56,21 @@ class DecodingPath:
         return _attention(base_model(model), self.implementation)
 
 
-_paths: WeakKeyDictionary[nn.Module, DecodingPath] = WeakKeyDictionary()
+_Kinds = tuple[type[nn.Module], ...]
+_paths: WeakKeyDictionary[nn.Module, tuple[_Kinds, DecodingPath]] = WeakKeyDictionary()
 
 
 def decoding_path(model: nn.Module) -> DecodingPath:
-    """Slots where they give, on a few short rows, the logits of the rows by themselves. Found once per model."""
+    """Slots where they give, on a few short rows, the logits of the rows by themselves.
+
+    Found once per model, and again when modules of other kinds have taken the place of some.
+    """
     causal_lm = base_model(model)
-    path = _paths.get(causal_lm)
-    if path is None:
-        path = _paths[causal_lm] = _find_path(model)
+    kinds: _Kinds = tuple(map(type, causal_lm.modules()))
+    found_for, path = _paths.get(causal_lm, ((), None))
+    if path is None or found_for != kinds:
+        path = _find_path(model)
+        _paths[causal_lm] = kinds, path
     if path.mask_functions is not None and any(map(is_hooked, bypassed(model))):
         return replace(path, mask_functions=None)  # whoever waits for a module to be called is not passed by
     return path
