@@ -8,7 +8,8 @@ a slot per row (rollout/slots.py). Per layer, with K heads for keys and values, 
     slots     [slots, K, columns, d] for keys and for values
 
 For as long as it decodes, a plain decoder has small weights that read the same input side by side in one matrix
-(rollout/joint_linear.py): of copies and of shared modules in float32, without adapters.
+(rollout/joint_linear.py): of copies and of shared modules in float32, without adapters. In half precision shared
+modules run under autocast, which casts their weights: trained ones once for a whole call, frozen ones for each product.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from math import ceil
 from posttrain.advise.plan.architecture import Architecture, Block, Linear
 from posttrain.advise.plan.library import GROUP_COLUMNS, JOINED_WEIGHTS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
 from posttrain.advise.plan.records import BYTES, Workload
+from posttrain.advise.plan.roles import weight_ranks
 
 WIDE = 4
 
@@ -69,12 +71,27 @@ def keys_and_values(workload: Workload) -> int:
 
 def joined_weights(workload: Workload) -> int:
     """Of queries, keys and values, and of gate and up, where a layer's fit together."""
-    half_shared = workload.engine == "shared" and workload.precision != "float32"  # cast anew for every product
     adapted = workload.engine == "shared" and workload.lora is not None
-    if not is_plain(workload.architecture) or half_shared or adapted:
+    if not is_plain(workload.architecture) or is_cast(workload) or adapted:
         return 0
     numbers = sum(number * _joined(block) for number, block in workload.architecture.blocks)
     return BYTES[workload.precision] * numbers
+
+
+def is_cast(workload: Workload) -> bool:
+    """Does it decode with the float32 weights of the policy, in half precision?"""
+    return workload.engine == "shared" and workload.precision != "float32"
+
+
+def casts(workload: Workload) -> int:
+    """Of all matrices where they are trained; else of the adapters, and for a moment of the head, which is the largest.
+    Weights that are divided among ranks come already cast when they are gathered."""
+    if not is_cast(workload) or weight_ranks(workload) > 1:
+        return 0
+    a, lora = workload.architecture, workload.lora
+    layers = a.counts.attention + a.counts.mlp + a.counts.experts
+    kept = layers if lora is None else a.lora_parameters(lora.rank, lora.targets)
+    return BYTES[workload.precision] * (kept + a.vocabulary * a.hidden)
 
 
 def choice(workload: Workload) -> int:

@@ -11,7 +11,7 @@ from math import ceil
 
 from posttrain.advise.plan import training
 from posttrain.advise.plan.activations import Pass
-from posttrain.advise.plan.generate import choice, joined_weights, keys_and_values, prefill, prompt_cache
+from posttrain.advise.plan.generate import casts, choice, joined_weights, keys_and_values, prefill, prompt_cache
 from posttrain.advise.plan.head import Head
 from posttrain.advise.plan.layout import Layout, lay_out, microbatches
 from posttrain.advise.plan.library import PROBE_ROWS, PROBE_SCORED, PROBE_TOKENS, REWARD_TOKENS
@@ -43,11 +43,17 @@ def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) 
 
 
 def _generate(workload: Workload) -> Iterator[Moment]:
-    joined = part("sampler", "joined weights", joined_weights(workload))
+    weights = _decoded_weights(workload)
     cache, logits = part("sampler", "keys and values", keys_and_values(workload)), choice(workload)
-    yield Moment(name="choice of a token", parts=(joined, cache, part("sampler", "logits", logits)))
+    yield Moment(name="choice of a token", parts=(*weights, cache, part("sampler", "logits", logits)))
     prompts = part("sampler", "keys and values", prompt_cache(workload))
-    yield Moment(name="prompts", parts=(joined, prompts, part("sampler", "temporaries", prefill(workload))))
+    yield Moment(name="prompts", parts=(*weights, prompts, part("sampler", "temporaries", prefill(workload))))
+
+
+def _decoded_weights(workload: Workload) -> tuple[Part, ...]:
+    """What a call of the sampler in this process makes of the weights, and drops at its end."""
+    joined = part("sampler", "joined weights", joined_weights(workload))
+    return joined, part("sampler", "casts of the weights", casts(workload))
 
 
 def _engine(workload: Workload) -> Phase:
@@ -99,7 +105,6 @@ def _publish(workload: Workload) -> Iterator[Moment]:
     layout = lay_out(PROBE_TOKENS, PROBE_SCORED, [1] * PROBE_ROWS, prefix=0)
     body = Pass.of(workload, a, layout, adapters=workload.lora)
     head = Head.of(workload, a, layout.scored, trained=False)
-    probe = part("policy", "temporaries", max(body.forward_moment, head.forward_moment))
+    probe = part("policy", "temporaries", max(body.forward_moment, head.forward_moment) + body.cached_casts)
     yield Moment(name="probe of the weights", parts=(probe, records(workload)))
-    joined = part("sampler", "joined weights", joined_weights(workload))
-    yield Moment(name="probe of the sampler", parts=(joined, records(workload)))
+    yield Moment(name="probe of the sampler", parts=(*_decoded_weights(workload), records(workload)))
