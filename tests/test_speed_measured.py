@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +65,38 @@ def test_a_ratio_is_that_of_medians_with_its_lowest_and_highest_round():
     ours = rounds.summary([{"seconds": s, "peak_bytes": 2**20} for s in (1.0, 2.0, 2.0)])
     theirs = rounds.summary([{"seconds": s, "peak_bytes": 2**22} for s in (4.0, 6.0, 8.0)])
     assert rounds.ratio(ours, theirs) == {"speed": 3.0, "lowest": 3.0, "highest": 4.0, "memory": 0.25}
+
+
+STUBBORN = """
+import signal, tempfile
+
+def run(folder, settings, gate):
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a training run does until its step has ended
+    place = tempfile.mkdtemp()
+    gate.turn(place=place)
+    if settings:
+        raise ValueError(place)
+    gate.turn()
+"""
+
+
+def test_a_side_that_is_closed_leaves_no_folder_whether_it_worked_or_failed(tmp_path, monkeypatch):
+    sides = tmp_path / "benchmarks" / "speed" / "sides"
+    sides.mkdir(parents=True)
+    (sides / "stubborn.py").write_text(STUBBORN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    worker = rounds.Worker(rounds.Side(name="ours", side="stubborn", task="run"), tmp_path, tmp_path / "log")
+    place = Path(worker.ready["place"])
+    assert place.exists()
+    worker.step()
+    worker.close()
+    assert not place.exists()
+    assert worker._process.returncode == 0, "it ended by itself and was not killed"
+    failing = rounds.Side(name="ours", side="stubborn", task="run", settings={"fail": True})
+    worker = rounds.Worker(failing, tmp_path, tmp_path / "log")
+    with pytest.raises(rounds.SideFailed, match="ValueError") as error:
+        worker.step()
+    worker.close()
+    assert not Path(str(error.value).removeprefix("ValueError: ")).exists()
+    with pytest.raises(rounds.SideFailed, match="no attribute 'other'"):
+        rounds.Worker(rounds.Side(name="ours", side="stubborn", task="other"), tmp_path, tmp_path / "log")

@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -43,12 +44,13 @@ class SideFailed(RuntimeError):
 
 
 class Worker:
-    """A side that waits at its gate."""
+    """A side that waits at its gate. Its runs and whatever else it writes as temporary files go when it is closed."""
 
     def __init__(self, side: Side, folder: Path, log: Path) -> None:
         job = {"side": side.side, "task": side.task, "folder": str(folder), "settings": side.settings}
         python = interpreter(side.side)
         self.side, self._log = side, log
+        self._scratch = tempfile.TemporaryDirectory(prefix="side-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.speed.worker", json.dumps(job)],
             cwd=ROOT,
@@ -56,9 +58,15 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(os.cpu_count()), "TOKENIZERS_PARALLELISM": "false"},
+            env=os.environ
+            | {"OMP_NUM_THREADS": str(os.cpu_count()), "TOKENIZERS_PARALLELISM": "false"}
+            | {"TMPDIR": self._scratch.name},
         )
-        self.ready = self._reply()
+        try:
+            self.ready = self._reply()
+        except BaseException:
+            self.close()
+            raise
 
     def step(self) -> dict[str, Any]:
         """Do one step; what the side says about it."""
@@ -68,12 +76,16 @@ class Worker:
         return self._reply()
 
     def close(self) -> None:
+        """A training run takes the signal as a wish to end after its step; the end of its input ends its wait."""
+        assert self._process.stdin is not None
         self._process.terminate()
+        self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._scratch.cleanup()
 
     def _reply(self) -> dict[str, Any]:
         assert self._process.stdout is not None
