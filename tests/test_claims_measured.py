@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from benchmarks.claims.page import CLAIMS, PAGE, PICTURES, RESULT, ROOT, Number, judged, page_of, picture
+from benchmarks.claims.catalogue import CLAIMS, Number
+from benchmarks.claims.page import PAGE, PICTURES, RESULT, ROOT, judged, page_of, picture
 
 from posttrain.experiments.compare.design import read_design
 
@@ -34,6 +35,22 @@ def test_each_claim_is_on_the_page_whether_it_was_measured_or_not(claim):
 def test_the_results_are_those_of_the_file_as_it_is_now(claim):
     design = read_design(ROOT / "benchmarks" / "claims" / f"{claim.key}.yaml")
     assert RESULTS[claim.key]["design"] == json.loads(json.dumps(design.record()))
+
+
+@measured
+def test_the_page_says_what_was_changed_after_trial_runs_and_what_the_seconds_are_worth():
+    page = PAGE.read_text()
+    sections = dict(zip([claim.key for claim in CLAIMS], page.split("\n## ")[1:], strict=True))
+    for claim in CLAIMS:
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| [{claim.says}]")]
+        assert ("** †" in line) == bool(claim.changed)
+        assert (f"† Changed after trial runs: {claim.changed}." in sections[claim.key]) == bool(claim.changed)
+    assert (sum(bool(claim.changed) for claim in CLAIMS), len(CLAIMS)) == (5, 7)
+    assert "**† Five of the seven settings were changed after trial runs**" in page
+    target = read_design(ROOT / "benchmarks" / "claims" / "dynamic_sampling.yaml").target
+    assert f"The target is {target:.0%} held out." in sections["dynamic_sampling"]
+    busy = "not comparable" in RESULTS["ppo_time"]["conditions"]["seconds_note"]
+    assert ("the factor is rough" in sections["ppo_time"]) == busy
 
 
 def result(mean: float, low: float, high: float, p: float, *, ratio: bool) -> dict[str, Any]:

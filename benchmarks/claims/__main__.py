@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.page import CLAIMS, RESULT, ROOT, write
+from benchmarks.claims.catalogue import CLAIMS
+from benchmarks.claims.page import RESULT, ROOT, write
 
 HERE = Path(__file__).parent
 FOLDER = ROOT / "runs" / "claims"

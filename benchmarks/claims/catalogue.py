@@ -1,0 +1,106 @@
+"""The claims: what each says, by which numbers it is judged, and how its setting came about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+SCORE = "held-out accuracy"
+
+
+@dataclass(frozen=True)
+class Number:
+    """What a claim says of one number: `first` has more of it, less, or about half as much, than `second`."""
+
+    name: str
+    first: str
+    second: str
+    says: Literal["more", "less", "about half"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the field: benchmarks/claims/KEY.yaml measures it."""
+
+    key: str
+    says: str
+    source: str
+    numbers: Sequence[Number]
+    """The first decides."""
+    note: str = ""
+    """What the setting is like, and what limits the answer."""
+    changed: str = ""
+    """What of its setting is not as it was first written down, before any run: a result of such a setting is a lead, no
+    test of something foretold."""
+
+
+CLAIMS = (
+    Claim(
+        "ppo_time",
+        "A step of PPO takes longer than one of REINFORCE++.",
+        "REINFORCE++, arXiv:2501.03262",
+        [Number("training seconds per step", "ppo", "reinforce_plus_plus", "more")],
+        "The seconds are those of scoring and updating, without sampling, which both do alike. PPO updates a critic of "
+        "the policy's size and asks a reference. Made one run at a time, at the highest priority of a busy machine.",
+    ),
+    Claim(
+        "memory",
+        "Without a critic, about half of PPO's memory is enough.",
+        "GRPO, arXiv:2402.03300; REINFORCE++, arXiv:2501.03262",
+        [Number("peak memory, GB", "reinforce_plus_plus", "ppo", "about half")],
+        "Resident memory of the whole process, a random Llama of 50 million parameters in float32, short answers. "
+        "Python and its libraries are in it, on both sides.",
+    ),
+    Claim(
+        "length_bias",
+        "GRPO lets wrong answers grow longer than Dr. GRPO does.",
+        "Dr. GRPO, arXiv:2503.20783",
+        [Number("tokens of a wrong answer", "grpo", "dr_grpo", "more")],
+        "Answers of six letters with room for 24 tokens: a wrong answer can be much longer than a right one.",
+        "the learning rate from 3e-4 to 2e-4 and the steps from 50 to 60",
+    ),
+    Claim(
+        "clip_higher",
+        "A wider upper clip (0.28 instead of 0.2) keeps the entropy higher.",
+        "DAPO, arXiv:2503.14476",
+        [
+            Number("entropy at the end", "clip-0.28", "clip-0.2", "more"),
+            Number("share of tokens clipped above", "clip-0.28", "clip-0.2", "less"),
+        ],
+        "Eight updates per batch, so that ratios reach the clip at all. The runs are short: the entropy hardly falls.",
+        "the learning rate from 2e-4 to 1e-4",
+    ),
+    Claim(
+        "dynamic_sampling",
+        "Dynamic sampling needs fewer updates.",
+        "DAPO, arXiv:2503.14476",
+        [
+            Number("steps to the target", "dynamic", "as-sampled", "less"),
+            Number(SCORE, "dynamic", "as-sampled", "more"),
+        ],
+        "Equal steps, so that dynamic sampling has sampled more: the tokens say how much.",
+        "the learning rate from 3e-4 to 1e-4, the prompts of a step from 16 to 32, and the target, which decides, from "
+        "40% to 30%",
+    ),
+    Claim(
+        "gspo_moe",
+        "On a mixture of experts, GSPO is steadier than GRPO.",
+        "GSPO, arXiv:2507.18071",
+        [
+            Number("spread of token ratios", "gspo", "grpo", "less"),
+            Number("largest KL within a step", "gspo", "grpo", "less"),
+        ],
+        "16 experts, 4 per token, four updates per batch; the sampler computes like the trainer.",
+        "the learning rate from 2e-4 to 1e-4 and the steps from 30 to 40",
+    ),
+    Claim(
+        "stale",
+        "On stale samples, the decoupled loss is better than the naive one.",
+        "Hilton et al., arXiv:2110.00641; AReaL, arXiv:2505.24298",
+        [Number(SCORE, "decoupled", "naive", "more"), Number("largest KL within a step", "decoupled", "naive", "less")],
+        "The sampler gets new weights every eighth step (`train.publish_every`); samples are 3.5 steps old on average.",
+        "the learning rate from 3e-4 to 2e-4, the prompts of a step from 16 to 32, and a third arm, naive on fresh "
+        "samples, was taken out, so that what staleness itself costs here is not measured",
+    ),
+)
