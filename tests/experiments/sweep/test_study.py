@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import random
+import statistics
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from posttrain.experiments.sweep.api import alone_in, settings_for, sweep
 from posttrain.experiments.sweep.course import read_course
 from posttrain.experiments.sweep.knobs import parse_knob
 from posttrain.experiments.sweep.settings import read_settings
-from posttrain.experiments.sweep.study import TrialRecord, open_study, records
+from posttrain.experiments.sweep.study import BEFORE_PRUNING, TrialRecord, open_study, records
 from posttrain.experiments.sweep.trials import TrialTask, trial_tasks
 
 pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
@@ -164,6 +166,21 @@ def test_a_trial_that_falls_behind_is_asked_to_stop_and_counts_as_pruned(tmp_pat
     last.ended(ChildResult(folder=last.folder, exit_code=1, seconds=1.0))
     found = records(study, KNOBS)[-1]
     assert (found.outcome, found.score, found.step) == ("pruned", 0.3, 2)
+
+
+def test_the_median_is_of_as_few_trials_as_rarely_stop_one_of_the_best_quarter():
+    dice, times = random.Random(0), 20_000
+    normal = statistics.NormalDist()
+
+    def stopped(others: int) -> float:
+        """Share of the best quarter below the median of so many others."""
+        scores = (normal.inv_cdf(dice.uniform(0.75, 1.0)) for _ in range(times))
+        return sum(score < statistics.median(dice.gauss() for _ in range(others)) for score in scores) / times
+
+    shares = {others: stopped(others) for others in range(1, BEFORE_PRUNING + 1)}
+    assert shares[BEFORE_PRUNING] == pytest.approx(0.03, abs=0.005)
+    assert shares[1] == pytest.approx(0.125, abs=0.01)
+    assert min(others for others, share in shares.items() if share < 0.05) == BEFORE_PRUNING
 
 
 def test_without_a_pruner_nothing_is_stopped(tmp_path):

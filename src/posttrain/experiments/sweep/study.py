@@ -26,7 +26,12 @@ Pruner = Literal["median", "hyperband", "none"]
 PRUNERS: tuple[Pruner, ...] = ("median", "hyperband", "none")
 NAME = "sweep"
 BEFORE_PRUNING = 4
-"""Finished trials that the median is of, at least."""
+"""Finished trials that the median is of, at least.
+
+Of trials from the best quarter, 12.5 % fall below the score of a single other one, 5.5 % below the median of three, 3 %
+below that of four (scores normally distributed): four are the fewest with less than 5 %. With eight it would be 1 %, at
+the price of four more runs to their end. The noise of a held-out score comes on top: evaluate on more rows, not later.
+"""
 LEFT_ALONE = 3
 """Of each trial the first third is left alone: learning rates that are best in the end are often behind at first."""
 AT_RANDOM = 8
