@@ -17,7 +17,10 @@ from posttrain.cli.train import split_arguments
 from posttrain.errors import ConfigError
 from posttrain.tasks import demo
 
-VERBS = ("demo", "check", "train", "resume", "eval", "chat", "explain", "data check")
+VERBS = (
+    "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "resume", "eval", "chat", "explain", "explore",
+    "data check", "reward test", "reward audit", "export",
+)  # fmt: skip
 
 
 # --- help ------------------------------------------------------------------------------------------------------------
@@ -29,6 +32,10 @@ def test_help_has_examples_of_the_verb(posttrain, verb):
     assert exit_code == 0
     assert err == ""
     assert re.search(rf"Examples: *\n +posttrain {verb}", out), out
+
+
+def test_no_verb_is_left_out_here():
+    assert sorted(VERBS) == sorted(re.findall(r"(?m)^## posttrain (.+)$", cli_page()))
 
 
 def test_help_lists_every_verb(posttrain):
@@ -43,7 +50,7 @@ import sys
 from posttrain.cli import run
 for verb in {VERBS!r}:
     assert run([*verb.split(), "--help"]) == 0, verb
-heavy = {{"torch", "transformers", "datasets", "peft", "pyarrow"}} & set(sys.modules)
+heavy = {{"torch", "transformers", "datasets", "peft", "pyarrow", "optuna"}} & set(sys.modules)
 assert not heavy, heavy
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -55,7 +62,10 @@ def test_the_page_of_the_verbs_is_up_to_date():
     assert page.read_text() == cli_page(), "python -m posttrain.cli.page > docs/cli.md"
 
 
-@pytest.mark.parametrize("verb", ["", "train", "resume", "eval", "chat", "data", "data check"])
+NEED_AN_ARGUMENT = ("train", "compare", "sweep", "resume", "eval", "chat", "data check", "reward test", "export")
+
+
+@pytest.mark.parametrize("verb", ["", "data", "reward", *NEED_AN_ARGUMENT])
 def test_a_verb_without_its_argument_shows_its_help_and_did_not_work(posttrain, verb):
     exit_code, out, _ = posttrain(*verb.split())
     assert exit_code == 2
@@ -72,6 +82,9 @@ COMMANDS = (
     "explain tis",
     "data check train.jsonl",
     "data check train.jsonl --model model",
+    "advise --data pairs",
+    "init project -y",
+    "plan run.yaml",
     "train run.yaml --dry-run",
     "train run.yaml",
     "eval finished -k 1",
@@ -119,6 +132,12 @@ def test_what_is_not_finite_is_null_in_the_object(posttrain, place):
         ("eval model --samples -1", "UsageError", 2),
         ("train run.yaml train.steps=0", "ConfigError", 2),
         ("data check missing.jsonl", "DataError", 2),
+        ("advise --data nonsense", "ConfigError", 2),
+        ("init --data nonsense -y", "ConfigError", 2),
+        ("plan missing.yaml", "ConfigError", 2),
+        ("compare run.yaml --algorithms grpo", "ConfigError", 2),
+        ("sweep run.yaml train.learning_rat=log(1e-5,1e-2)", "ConfigError", 2),
+        ("explore --colour", "UsageError", 2),
         ("train run.yaml train.steps=9 guards.no_signal_steps=1 'rewards=[{name: exact_match}]'", "GuardStop", 4),
     ],
 )
