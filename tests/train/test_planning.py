@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from posttrain.advise.plan.api import plan_for
 from posttrain.advise.plan.architecture import size_classes
@@ -156,3 +157,12 @@ def test_what_is_not_known_of_a_stage_is_left_to_its_beginning(tmp_path):
 def test_a_model_that_the_hub_does_not_give_is_left_to_whoever_loads_it(tmp_path):
     said = plan_into(tmp_path / "run", config_with(**{"model.path": "nobody/has-this-model-of-3b"}))
     assert said.startswith("plan: cannot tell whether it fits: model 'nobody/has-this-model-of-3b' is no folder")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_what_an_earlier_run_of_this_process_has_freed_on_a_gpu_is_there_for_the_next():
+    before = planning._hardware(torch.device("cuda")).memory
+    used = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    assert planning._hardware(torch.device("cuda")).memory <= before - 2**30
+    del used
+    assert planning._hardware(torch.device("cuda")).memory == pytest.approx(before, rel=0.01)

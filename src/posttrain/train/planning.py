@@ -106,7 +106,8 @@ def _hardware(device: torch.device) -> Hardware:
     if device.type != "cuda":
         return processor_here()
     free, total = torch.cuda.mem_get_info(device)
-    return gpu_here(torch.cuda.get_device_name(device), total=total, free=free)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what an earlier run has freed
+    return gpu_here(torch.cuda.get_device_name(device), total=total, free=free + kept)
 
 
 def least_verdict(plan: Plan) -> Verdict:

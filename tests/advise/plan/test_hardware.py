@@ -139,7 +139,7 @@ def test_the_nearest_limit_of_a_control_group_counts_and_its_file_cache_does_not
     for folder, limit in ((inner, "1000000"), (inner.parent, "max")):
         (folder / "memory.max").write_text(limit)
         (folder / "memory.current").write_text("600000")
-        (folder / "memory.stat").write_text("anon 400000\ninactive_file 150000\n")
+        (folder / "memory.stat").write_text("anon 400000\ninactive_file 50000\nactive_file 100000\nshmem 50000\n")
     own.write_text("0::/outer/inner\n")
     assert list(control_group_limits(groups, own)) == [550_000]
     found = available_memory(groups, own)
@@ -151,7 +151,8 @@ def test_control_groups_of_version_1_are_read_too(tmp_path):
     folder.mkdir(parents=True)
     (folder / "memory.limit_in_bytes").write_text("2000")
     (folder / "memory.usage_in_bytes").write_text("500")
-    (folder / "memory.stat").write_text("total_inactive_file 100\n")
+    own_and_below = "inactive_file 0\nactive_file 0\ntotal_inactive_file 70\ntotal_active_file 30\n"
+    (folder / "memory.stat").write_text(own_and_below)
     own = tmp_path / "cgroup"
     own.write_text("5:cpuset:/other\n4:memory:/job\n")
     assert list(control_group_limits(tmp_path, own)) == [1600]

@@ -67,13 +67,18 @@ def control_group_limits(groups: Path, own: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit_name: str, usage_name: str) -> int | None:
-    """None where there is no limit, or nothing to read. The file cache of a group is given back when it is needed."""
+    """None where there is no limit, or nothing to read.
+
+    The file cache of a group is given back when it is needed: weights that were read twice, too, which are in its
+    active part. In version 1 `total_` counts the groups below, as the usage does.
+    """
     try:
         limit, usage = int((folder / limit_name).read_text()), int((folder / usage_name).read_text())
-        cache = re.search(r"(?m)^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text())
+        told = dict(re.findall(r"(?m)^(\w+) (\d+)$", (folder / "memory.stat").read_text()))
     except (OSError, ValueError):  # "max" is no number: no limit
         return None
-    return max(0, limit - usage + (int(cache[1]) if cache else 0))
+    cache = sum(int(told.get(f"total_{part}", told.get(part, 0))) for part in ("inactive_file", "active_file"))
+    return max(0, limit - usage + cache)
 
 
 def free_disk(folder: Path) -> int:
