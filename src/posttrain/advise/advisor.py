@@ -21,6 +21,8 @@ from posttrain.errors import ConfigError
 
 RECOMMENDED = 3
 RUNNERS_UP = 4
+ALGORITHM = "algorithm."
+"""Before the names of an algorithm's own settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class Standing:
     reasons: tuple[Reason, ...]
     vetoes: tuple[Reason, ...]
     settings: Mapping[str, Any]
+    """That the rules ask for with it, dotted."""
 
     @property
     def possible(self) -> bool:
@@ -104,10 +107,11 @@ def _reason(rule: Rule, points: float, key: str) -> Reason:
 
 def _recommended(standing: Standing, facts: Facts) -> Recommendation:
     card = card_of(standing.algorithm)
-    settings = settings_for(card, facts, standing.settings)
-    config = starter(card, facts, settings)
+    asked, beside = _own_and_others(standing.settings)
+    settings = settings_for(card, facts, asked)
+    config = starter(card, facts, settings, beside)
     if changes := changes_to_fit(config, facts):
-        config = starter(card, facts, settings, changes)
+        config = starter(card, facts, settings, {**beside, **changes})
     return Recommendation(
         algorithm=card.key,
         title=card.title,
@@ -121,6 +125,13 @@ def _recommended(standing: Standing, facts: Facts) -> Recommendation:
         settings=settings,
         config=config,
     )
+
+
+def _own_and_others(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(settings of the algorithm by their names, dotted ones of other sections)."""
+    own = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
+    others = {name: value for name, value in settings.items() if name not in own}
+    return {name.removeprefix(ALGORITHM): value for name, value in own.items()}, others
 
 
 def _needs(card: AlgorithmCard, settings: Mapping[str, Any]) -> Iterator[str]:

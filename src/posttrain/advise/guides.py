@@ -37,7 +37,7 @@ class Rule:
     """Key -> points; groups are resolved."""
     veto: frozenset[str] = frozenset()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Key -> settings of the algorithm that the situation asks for."""
+    """Key -> what the situation asks for beside the algorithm: dotted settings of any section."""
     reason: Said
     apart: Mapping[str, Said] = field(default_factory=dict)
     """Key -> what is said of it in place of `reason`."""
