@@ -100,6 +100,35 @@ def test_small_models_stand_larger_rates(tmp_path):
     assert remarks(small) == []
 
 
+@pytest.mark.parametrize(
+    ("steps", "data", "passes", "ids"),
+    [
+        (10, {"eval": "e.jsonl"}, 1.0, []),  # 640 rows, 64 of them in each step
+        (30, {"eval": "e.jsonl"}, 3.0, []),
+        (45, {"eval": "e.jsonl"}, 4.5, ["passes-over-pairs"]),
+        (5, {"eval": "e.jsonl"}, 0.5, ["passes-over-pairs"]),
+        (9, {}, 1.0, []),  # a tenth is held out
+        (15, {"eval": "e.jsonl", "part": "2/3"}, 4.5, ["passes-over-pairs"]),
+        (10, {"eval": "e.jsonl", "max_rows": 128}, 5.0, ["passes-over-pairs"]),
+    ],
+)
+def test_pairs_are_to_be_seen_once_to_three_times(tmp_path, steps, data, passes, ids):
+    (tmp_path / "pairs.jsonl").write_text("{}\n" * 640 + "\n")
+    data = {"train": str(tmp_path / "pairs.jsonl"), **data}
+    told = config(
+        algorithm="dpo",
+        rewards=[],
+        data=data,
+        train={"steps": steps, "prompts_per_step": 64, "learning_rate": 5e-7},
+    )
+    assert facts_of(told)["passes"] == passes
+    assert [remark.range.id for remark in remarks(told)] == ids
+
+
+def test_passes_over_what_is_not_here_are_not_known():
+    assert facts_of(offline("dpo"))["passes"] is None
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_our_recipes_are_within_the_ranges(path):
     stages = read_pipeline(path).stages if holds_stages(path) else ()

@@ -33,7 +33,7 @@ class Range:
 
     id: str
     setting: str
-    """Dotted; `rows` are those of a step, `updates` those of a batch."""
+    """Dotted; `rows` are those of a step, `updates` those of a batch, `passes` those over the data."""
     when: Condition
     low: float | None
     high: float | None
@@ -128,8 +128,28 @@ def facts_of(config: RunConfig) -> dict[str, Any]:
         "rows": train.prompts_per_step * (config.sampling.group_size if card.online else 1),
         "updates": train.minibatches * train.epochs,
         "steps": train.steps,
+        "passes": passes_of(config),
         "learned_reward": any(reward.model is not None for reward in config.rewards),
     }
+
+
+def passes_of(config: RunConfig) -> float | None:
+    """How often the run learns from each row of its data, to a tenth; None where rows cannot be counted by lines."""
+    data, train = config.data, config.train
+    files = [Path(name).expanduser() for name in ([data.train] if isinstance(data.train, str) else data.train)]
+    if not all(file.suffix == ".jsonl" and file.is_file() for file in files):
+        return None
+    rows = sum(min(lines := _lines(file), data.max_rows or lines) for file in files)
+    held_out = 0 if data.eval is not None else data.eval_fraction
+    parts = 1 if data.part is None else int(data.part.partition("/")[2])
+    learned = rows * (1 - held_out) / parts
+    return round(train.steps * train.prompts_per_step * train.epochs / learned, 1) if rows else None
+
+
+def _lines(file: Path) -> int:
+    """That are not empty."""
+    with file.open("rb") as lines:
+        return sum(not line.isspace() for line in lines)
 
 
 def parameters_of(model: str) -> float | None:
