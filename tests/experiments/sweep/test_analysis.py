@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -138,6 +139,7 @@ def seeds(default: list[float | None], best: list[float | None], measure: str = 
         ([0.40], [0.60], "score", 0),
         ([0.40, 0.42, 0.41, 0.39], [0.60, 0.61, 0.62, None], "score", 0),
         ([0.40, 0.42, 0.41, None], [0.60, 0.61, 0.62, None], "score", 1),
+        ([0.60, 0.61, 0.62, None], [0.40, 0.42, 0.41, 0.39], "score", 0),
     ],
 )
 def test_better_is_said_where_the_paired_interval_shows_it_and_the_best_one_collapses_no_oftener(
@@ -185,6 +187,28 @@ def test_the_sentences_claim_no_more_than_the_interval_and_name_the_bias_of_choo
     assert "Collapsed: 1 of 3 runs of the best one, 0 of 3 of the default." in fell
 
 
+def test_a_best_one_that_loses_more_runs_is_not_called_better_whatever_lost_them():
+    shown = seeds([0.4, 0.42, 0.41, 0.43], [0.6, 0.61, 0.62, 0.61])
+    assert shown.verdict == 1
+    first, *others = shown.scores
+    killed = SeedScore(first.side, first.seed, None, reason="its process was ended by SIGKILL")
+    missing = replace(shown, scores=(killed, *others))
+    assert missing.verdict == 0
+    said = " ".join(result(trials_with_an_edge(), missing).sentences())
+    assert "not shown to be better" in said
+    assert "Failed otherwise: 1 of 4 runs of the best one, 0 of 4 of the default." in said
+
+
+def test_secrets_are_in_no_result():
+    found = result(trials_with_an_edge())
+    given = {
+        **found.settings.given,
+        "rewards": [{"name": "exact_match", "settings": {"api_key": "sk-1234567890abcdef"}}],
+    }
+    text = json.dumps(replace(found, settings=replace(found.settings, given=given)).to_json())
+    assert "1234567890abcdef" not in text
+
+
 def test_a_default_that_wins_and_a_sweep_without_a_finished_trial_are_said_to_be_that():
     default = trial(0, 5e-4, 0, 8, 0.9, is_default=True)
     assert "nothing that was tried beats it" in " ".join(result([default, trial(1, 1e-3, 0, 8, 0.5)]).sentences())
@@ -198,9 +222,12 @@ def test_the_page_and_the_picture_show_every_trial_and_nothing_acts_on_them():
     told = [*trials_with_an_edge(), trial(50, 1e-4, 0, 2, None, outcome="failed", reason="<script>alert(1)</script>")]
     found = result(told, seeds([0.4, 0.42], [0.6, 0.61])).to_json()
     page = render(found, "train: <b>")
-    assert "<script" not in page
+    assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
+    assert "script-src 'sha256-" in page
     assert page.count("<tr>") == 1 + len(told) + 1 + 2
+    assert 'href="#trials"' in page
+    assert page.count('<th scope="col">') == page.count("<th") == 4 + 5 + len(KNOBS)
     for knob in knobs_of(found):
         chart = knob_chart(found, knob)
         assert chart.count("<title>") == len(told) - 1  # the failed one has no place on it

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from posttrain.config_text import redact
 from posttrain.experiments.compare.analysis import Analysis, Pair
 from posttrain.experiments.compare.charts import cost_plot, difference_bars, learning_plots, score_bars
-from posttrain.experiments.compare.table import table
+from posttrain.experiments.compare.table import table as arm_table
 from posttrain.experiments.compare.verdict import amount, claims, verdict
+from posttrain.experiments.html import Link, table
 from posttrain.files import write_atomically
 from posttrain.report.document import Section, cards, document
 from posttrain.report.svg import compact
@@ -70,7 +72,7 @@ def _result(found: Analysis) -> str:
 
 
 def _arms(found: Analysis) -> str:
-    head, rows = table(found)
+    head, rows = arm_table(found)
     pairs = _pair_table(found)
     bars = difference_bars(found)
     figure = (
@@ -80,7 +82,7 @@ def _arms(found: Analysis) -> str:
     )
     lead = "Means over the runs that finished, scores with intervals."
     return (
-        f'<h2>Arms</h2><p class="lead">{lead}</p>{_table(head, rows)}'
+        f'<h2>Arms</h2><p class="lead">{lead}</p>{table(head, rows)}'
         f'<h3 class="apart">Pair by pair</h3>{pairs}<div class="charts apart">{figure}</div>'
         f'<p class="hint apart">{escaped(METHOD)}</p>'
     )
@@ -122,7 +124,7 @@ def _measures(found: Analysis) -> str:
         return ""
     lead = "Paired by seed. A × says how many times as large the first is; else it is the first less the second."
     head = ["number", "arms", "difference", _level(found), "p (Holm)"]
-    return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{_table(head, rows)}'
+    return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{table(head, rows)}'
 
 
 def _pair_table(found: Analysis) -> str:
@@ -142,7 +144,7 @@ def _pair_table(found: Analysis) -> str:
         for pair in found.pairs
         if pair.estimate.seeds
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _level(found: Analysis) -> str:
@@ -163,31 +165,25 @@ def _runs(found: Analysis, folder: Path) -> str:
     for arm in found.arms:
         for run in arm.runs:
             where = run.folder.relative_to(folder).as_posix() if run.folder.is_relative_to(folder) else ""
-            name = escaped(f"{run.arm}, seed {run.seed}")
+            name = f"{run.arm}, seed {run.seed}"
             linked = where and (run.folder / "report.html").exists()
-            shown = f'<a href="{escaped(where)}/report.html">{name}</a>' if linked else name
+            shown = Link(name, f"{where}/report.html") if linked else name
             state = "collapsed" if run.collapsed and run.status == "finished" else run.status
             score = "-" if run.score is None else compact(run.score)
             start = "-" if run.baseline is None else compact(run.baseline)
             cells = [start, score, str(run.steps), compact(run.tokens), f"{run.seconds:.1f}", state, run.reason]
-            rows.append(f"<tr><td>{shown}</td>{''.join(f'<td>{escaped(cell)}</td>' for cell in cells)}</tr>")
-    head = "".join(f"<th>{t}</th>" for t in ("run", "before", "after", "steps", "tokens", "seconds", "state", "why"))
-    return f'<h2>Runs</h2><div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+            rows.append([shown, *cells])
+    head = ("run", "before", "after", "steps", "tokens", "seconds", "state", "why")
+    return f"<h2>Runs</h2>{table(head, rows)}"
 
 
 def _design(found: Analysis) -> str:
     rows = [
-        [name, ", ".join(f"{key} = {value}" for key, value in changes.items())]
+        [name, ", ".join(f"{key} = {value}" for key, value in redact(changes).items())]
         for name, changes in found.design.arms.items()
     ]
     conditions = [[key, str(value)] for key, value in found.conditions.items() if not key.endswith("_note")]
     words = {True: "yes", False: "no", None: "not on file"}
     conditions.append(["arms of a seed gave the same answers before training", words[found.same_start]])
     conditions.append(["arms of a seed drew the same prompts first", words[found.same_prompts]])
-    return f"<h2>Design</h2>{_table(['arm', 'changes'], rows)}{_table(['conditions', ''], conditions)}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    titles = "".join(f"<th>{escaped(title)}</th>" for title in head)
-    body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{titles}</tr>{body}</table></div>'
+    return f"<h2>Design</h2>{table(['arm', 'changes'], rows)}{table(['conditions', 'found'], conditions)}"

@@ -130,15 +130,20 @@ class Confirmation:
     def collapses(self, side: str) -> int:
         return sum(found.collapsed for found in self.of(side))
 
+    def lost(self, side: str) -> int:
+        """Runs without a score, for whatever reason: those might have been its worst."""
+        return sum(found.score is None for found in self.of(side))
+
     @property
     def verdict(self) -> int:
-        """1: the best one is shown to be better; -1: worse; 0: neither. Never better where it collapses more often."""
+        """1: the best one is shown to be better; -1: worse; 0: neither. Neither side is called better where more of its
+        runs were lost, by a collapse or otherwise."""
         if len(self.pairs) < 2:
             return 0
         low, high = sorted(goodness(self.measure, edge) for edge in self.difference[1:3])
-        if low > 0 and self.collapses("best") <= self.collapses("default"):
+        if low > 0 and self.lost("best") <= self.lost("default"):
             return 1
-        return -1 if high < 0 else 0
+        return -1 if high < 0 and self.lost("default") <= self.lost("best") else 0
 
     def to_json(self) -> dict[str, Any]:
         mean, low, high, n = self.difference

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.experiments.html import table
 from posttrain.experiments.sweep.plots import Found, compact_value, course_chart, knob_chart, knobs_of
 from posttrain.files import write_atomically
+from posttrain.report.document import Section, document
 from posttrain.report.svg import compact
 from posttrain.report.text import escaped
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def write_page(found: Found, folder: Path) -> Path:
@@ -25,37 +24,23 @@ def write_page(found: Found, folder: Path) -> Path:
 
 def render(found: Found, best_config: str = "") -> str:
     """The page as text."""
-    style = (importlib.resources.files("posttrain.report") / "assets" / "report.css").read_text(encoding="utf-8")
-    name = escaped(Path(found["folder"]).name)
-    sections = [
-        ("result", _result(found)),
-        ("knobs", _knobs(found)),
-        ("collapse", _collapse(found)),
-        ("fresh", _fresh(found)),
-        ("course", _course(found)),
-        ("trials", _trials(found)),
-        ("best", f"<h2>The best configuration</h2><pre>{escaped(best_config)}</pre>" if best_config else ""),
+    name = Path(found["folder"]).name
+    sections: list[Section] = [
+        ("result", "Result", _result(found)),
+        ("knobs", "Settings", _knobs(found)),
+        ("collapse", "Collapse", _collapse(found)),
+        ("fresh", "Fresh seeds", _fresh(found)),
+        ("course", "Steps", _course(found)),
+        ("trials", "Trials", _trials(found)),
+        ("best", "Best", f"<h2>The best configuration</h2><pre>{escaped(best_config)}</pre>" if best_config else ""),
     ]
-    body = "\n".join(f'<section id="{key}">{content}</section>' for key, content in sections if content)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{name} · sweep · posttrain</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<header class="title"><h1><span dir="auto">{name}</span><span class="status finished">sweep</span></h1>
-<p>{len(found["trials"])} trials of {escaped(", ".join(found["settings"]["knobs"]))}</p></header>
-{body}
-<footer><p>Written by posttrain from the files of this folder. Each trial has its own report below trials/.</p></footer>
-</main>
-</body>
-</html>
-"""
+    facts = f"{len(found['trials'])} trials of {', '.join(found['settings']['knobs'])}"
+    title = (
+        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status finished">sweep</span>'
+        f"</h1><p>{escaped(facts)}</p></header>"
+    )
+    footer = "Written by posttrain from the files of this folder. Each trial has its own report below trials/."
+    return document(name, title, sections, [], footer=footer)
 
 
 def _result(found: Found) -> str:
@@ -131,9 +116,9 @@ def _fresh(found: Found) -> str:
         (str(seed), _score(sides["default"]), _score(sides["best"]), _difference(sides))
         for seed, sides in by_seed.items()
     ]
-    table = _table(("seed", "default", "best", "difference"), rows)
+    shown = table(("seed", "default", "best", "difference"), rows)
     lead = "Seeds that had no part in the choice; both configurations with each of them."
-    return f'<h2>On fresh seeds</h2><p class="lead">{lead}</p>{table}'
+    return f'<h2>On fresh seeds</h2><p class="lead">{lead}</p>{shown}'
 
 
 def _score(score: Mapping[str, Any]) -> str:
@@ -170,8 +155,8 @@ def _trials(found: Found) -> str:
     ended = [trial["tokens"] for trial in found["trials"] if trial["outcome"] == "finished"]
     uneven = ended and max(ended) > 1.2 * statistics.median(ended)
     note = '<p class="hint">Not every trial cost the same: look at the tokens.</p>' if uneven else ""
-    table = _table(("trial", "", found["measure"], *keys, "tokens", "reason"), rows)
-    return f"<h2>All trials</h2>{note}{table}"
+    shown = table(("trial", "outcome", found["measure"], *keys, "tokens", "reason"), rows)
+    return f"<h2>All trials</h2>{note}{shown}"
 
 
 def _span(trial: Mapping[str, Any]) -> str:
@@ -179,9 +164,3 @@ def _span(trial: Mapping[str, Any]) -> str:
         return ""
     interval = "" if trial["low"] is None else f" ({trial['low']:.3g} to {trial['high']:.3g})"
     return f"{trial['score']:.4g}{interval}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escaped(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.config_text import redact
 from posttrain.experiments.sweep.analysis import Boundary
 from posttrain.experiments.sweep.confirm import Confirmation
 from posttrain.experiments.sweep.course import goodness
@@ -86,11 +87,13 @@ class SweepResult:
 
     def _fell(self) -> str:
         assert self.confirmation is not None
-        fell = {side: self.confirmation.collapses(side) for side in ("best", "default")}
-        if not any(fell.values()):
-            return ""
-        runs = len(self.confirmation.of("best"))
-        return f"Collapsed: {fell['best']} of {runs} runs of the best one, {fell['default']} of {runs} of the default."
+        c, runs = self.confirmation, len(self.confirmation.of("best"))
+        kinds = {"Collapsed": c.collapses, "Failed otherwise": lambda side: c.lost(side) - c.collapses(side)}
+        return " ".join(
+            f"{kind}: {best} of {runs} runs of the best one, {default} of {runs} of the default."
+            for kind, of in kinds.items()
+            if (best := of("best")) + (default := of("default"))
+        )
 
     def _bias(self) -> str:
         if self.best is None or self.best.is_default:
@@ -117,7 +120,7 @@ class SweepResult:
             "report": str(self.report),
             "best_config": None if self.best_config is None else str(self.best_config),
             "measure": self.measure,
-            "settings": self.settings.to_json(),
+            "settings": redact(self.settings.to_json()),
             "default": self.settings.default,
             "counts": self.counts,
             "best": None if self.best is None else asdict(self.best),
