@@ -56,6 +56,20 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
     assert architecture_of(told).parameters == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
+        ("qwen2_moe", {"decoder_sparse_step": 3, "num_experts": 4}),
+        ("qwen3_moe", {"mlp_only_layers": [0, 2]}),
+        ("deepseek_v3", {"first_k_dense_replace": 9, **OTHER_SIZES["deepseek_v3"]}),
+    ],
+)
+def test_layers_of_a_mixture_without_experts_are_counted_as_such(kind: str, settings: dict[str, Any]) -> None:
+    model: Any = built(kind, **SMALL, **settings)
+    assert architecture_of(model.config.to_dict()).parameters == sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.parametrize("size", list(size_classes()))
 def test_size_classes_have_the_published_number_of_parameters(size: str) -> None:
     known = size_classes()[size]

@@ -108,11 +108,18 @@ def size_classes() -> Mapping[str, dict[str, Any]]:
 def _blocks(read: _Reader, hidden: int, heads: tuple[int, int, int, int]) -> Iterator[tuple[int, Block]]:
     family, layers = read.family, read.number("num_hidden_layers")
     experts = family.experts
-    dense = layers if experts is None else (read.number(experts.dense_layers) if experts.dense_layers else 0)
+    dense = layers if experts is None else _dense_layers(read, experts, layers)
     if dense:
         yield dense, _block(read, hidden, heads, experts=None)
     if layers > dense:
         yield layers - dense, _block(read, hidden, heads, experts=experts)
+
+
+def _dense_layers(read: _Reader, experts: Experts, layers: int) -> int:
+    """How many layers of a mixture have a plain MLP: the first few, those that are named, all but one in so many."""
+    first = read.number(experts.dense_layers) if experts.dense_layers else 0
+    named, step = read.get("mlp_only_layers", ()), read.get("decoder_sparse_step", 1)
+    return sum(layer < first or layer in named or (layer + 1) % step > 0 for layer in range(layers))
 
 
 def _block(read: _Reader, hidden: int, heads: tuple[int, int, int, int], *, experts: Experts | None) -> Block:
