@@ -48,6 +48,7 @@ def grpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
         "max_completion_length": max(lengths),
         "loss_type": "grpo",
         "shuffle_dataset": False,
+        "router_aux_loss_coef": 0.0,  # of mixtures of experts; ours adds no such term
     }
     config = GRPOConfig(**_common(len(lengths), defaults | settings))
     namespace: dict[str, Any] = {}
