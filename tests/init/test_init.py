@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from posttrain.advise.advisor import advise
+from posttrain.advise.facts import Facts
+from posttrain.advise.ranges import remarks
 from posttrain.cli import run
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
@@ -57,6 +60,34 @@ def test_each_config_is_one_of_a_run_whatever_is_answered(kind, model, tmp_path)
         check(load_config(folder / "config.yaml").config)
         assert 10 <= len(text.splitlines()) <= 18
         assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("where", "goal"), [("auto", "balance"), ("cpu", "memory"), ("gpu", "quality")])
+def test_sizes_rates_and_adapters_of_a_real_model_are_those_that_advise_says(kind, where, goal, tmp_path):
+    make_project(Answers(data=kind, model="Qwen/Qwen3-0.6B", where=where, goal=goal, folder=tmp_path))
+    ours = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    facts = {"data": kind, "model": "Qwen/Qwen3-0.6B", "answer_length": 256}
+    facts |= {"auto": {}, "cpu": {"gpus": 0}, "gpu": {"gpus": 1}}[where]
+    facts |= {} if goal == "balance" else {"priority": goal}
+    facts |= {"online": False} if kind in ("pairs", "thumbs", "demonstrations") else {}
+    theirs = yaml.safe_load(advise(facts).best.config)
+    assert ours["algorithm"] == theirs["algorithm"]
+    assert {name: ours.get(name) for name in ("train", "sampling", "lora")} == {
+        name: theirs.get(name) for name in ("train", "sampling", "lora")
+    }
+    assert ("lora" in ours) == (goal == "memory")
+    assert remarks(load_config(ours).config) == []
+
+
+def test_the_advisor_and_the_project_understand_each_others_words():
+    assert Answers(data="verifier") == Answers(data="answers")
+    assert Facts(data="answers") == Facts(data="verifier", reward="exact")
+    assert Facts(data="function") == Facts(data="nothing", reward="noisy")
+    assert Facts(data="function,pairs") == Facts(data="pairs", reward="noisy")
+    assert Facts(data="answers", reward="noisy") == Facts(data="verifier", reward="noisy")
+    for kind in KINDS:
+        assert advise(data=kind).best is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,6 +24,11 @@ Trouble = Literal["unstable", "entropy", "length", "likelihood", "overfitting"]
 
 GIGABYTE = 2**30
 """As the makers of GPUs count."""
+WORDS: Mapping[str, Mapping[str, Any]] = {
+    "answers": {"data": "verifier", "reward": "exact"},
+    "function": {"data": "nothing", "reward": "noisy"},
+}
+"""Words of `posttrain init` for data: right answers to compare with, and a function of one's own that scores."""
 TRAINED_BYTES = 16
 """Per parameter: weights, gradients and both moments of AdamW in float32."""
 FROZEN_BYTES = 4
@@ -37,6 +42,17 @@ def _listed(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(value) if isinstance(value, (list, set, frozenset)) else value
+
+
+def _expanded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Words for data that stand for several facts, written out; what is said beside them goes first."""
+    data = _listed(given.get("data") or ())
+    if not isinstance(data, tuple) or not any(isinstance(word, str) and word in WORDS for word in data):
+        return dict(given)
+    meant = {word: WORDS.get(word, {"data": word}) for word in data}
+    kinds = dict.fromkeys(facts["data"] for facts in meant.values())
+    named = tuple(kind for kind in kinds if kind != "nothing") or ("nothing",)
+    return {name: value for facts in meant.values() for name, value in facts.items()} | {**given, "data": named}
 
 
 def _billions(value: Any) -> Any:
@@ -118,6 +134,7 @@ class Facts(BaseModel):
     learnt by heart)."""
 
     def __init__(self, /, **given: Any) -> None:
+        given = _expanded(given)
         mixture = size_classes().get(str(given.get("size")).lower()) if "-a" in str(given.get("size")) else None
         if mixture is not None:  # 30b-a3b
             given = {"moe": True} | given | {"size": mixture["parameters"] / 1e9}

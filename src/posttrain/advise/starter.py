@@ -49,7 +49,10 @@ def model_for(facts: Facts) -> str:
 
 
 def wants_lora(facts: Facts) -> bool:
-    """Adapters, where training all weights does not fit, or a CPU would have to train a billion of them."""
+    """Adapters, where training all weights does not fit, a CPU would have to train a billion of them, or memory matters
+    most and nothing says that there is enough."""
+    if "memory" in facts.priority and not facts.full_training_fits:
+        return True
     return facts.full_training_fits is False or (facts.gpus == 0 and facts.size is not None and facts.size >= 1)
 
 

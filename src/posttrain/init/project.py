@@ -14,9 +14,9 @@ from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
 from posttrain.init.questions import Answers
 from posttrain.init.readme import commands_of, readme_text
-from posttrain.init.recommendation import Recommendation, recommend, usual_rate
+from posttrain.init.recommendation import Recommendation, recommend
 from posttrain.init.samples import Row, sample
-from posttrain.init.settings import SAMPLED, config_text, lines_of, settings_of, with_rate
+from posttrain.init.settings import SAMPLED, config_text, lines_of, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +71,7 @@ def make_project(answers: Answers) -> Project:
 def project_files(answers: Answers, found: Recommendation) -> dict[str, str]:
     """Name -> content. The settings are those of a run, or this raises."""
     lines, rows = lines_of(answers, found), sample(answers.data, tiny=answers.tiny)
-    config = load_config(settings_of(lines)).config
-    check(config)
-    if not answers.tiny:
-        lines = with_rate(lines, usual_rate(config))
+    check(load_config(settings_of(lines)).config)
     reward = {"reward.py": _reward(answers)} if answers.data in SAMPLED else {}
     return {
         "config.yaml": config_text(lines, "posttrain train config.yaml        README.md says what to expect"),

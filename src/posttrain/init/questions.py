@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from posttrain.errors import ConfigError
@@ -23,15 +23,18 @@ class Question:
     default: str
     choices: Mapping[str, str]
     """Allowed answer -> what it means; empty where any text may be given."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Other words for an answer -> the answer."""
 
     def check(self, answer: str) -> str:
-        """The answer, or a ConfigError that lists what can be chosen."""
+        """The answer by its own word, or a ConfigError that lists what can be chosen."""
+        answer = self.others.get(answer, answer)
         if not self.choices or answer in self.choices:
             return answer
-        close = difflib.get_close_matches(answer, self.choices, n=1)
+        close = difflib.get_close_matches(answer, [*self.choices, *self.others], n=1)
         raise ConfigError(
             given=f"--{self.key} {answer}",
-            allowed=", ".join(self.choices),
+            allowed=", ".join([*self.choices, *self.others]),
             fix=f"Did you mean {close[0]}?" if close else f"{self.default} is what is taken when nothing is said.",
         )
 
@@ -48,6 +51,7 @@ QUESTIONS = (
             "thumbs": "single answers with a thumb up or down",
             "demonstrations": "good answers to imitate",
         },
+        others={"verifier": "answers"},
     ),
     Question(
         key="model",
@@ -90,7 +94,7 @@ class Answers:
 
     def __post_init__(self) -> None:
         for question in QUESTIONS:
-            question.check(str(getattr(self, question.key)))
+            object.__setattr__(self, question.key, question.check(str(getattr(self, question.key))))
         object.__setattr__(self, "folder", Path(self.folder))
         object.__setattr__(self, "model", find_model(self.model))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from posttrain.config_text import write_value
@@ -31,7 +31,7 @@ def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
     models = "put a folder or a Hugging Face name in its place" if answers.tiny else "a folder or a Hugging Face name"
     return [
         Line(key="model", value=_model(answers), comment=models),
-        *_adapters(answers),
+        *_adapters(answers, found),
         Line(
             key="algorithm",
             value={"name": found.algorithm, **found.settings},
@@ -39,8 +39,8 @@ def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
         ),
         Line(key="data", value={"train": "train.jsonl", "eval": "eval.jsonl"}, comment="eval: never trained on"),
         *_rewards(answers),
-        *_sampling(answers),
-        Line(key="train", value=_train(answers), comment=""),
+        *_sampling(answers, found),
+        Line(key="train", value=_train(answers, found), comment=""),
         _evaluation(answers),
         Line(key="checkpoint", value={"every": 50}, comment="steps; where `posttrain resume` goes on"),
         Line(key="seed", value=0, comment="the same seed, the same run"),
@@ -52,20 +52,15 @@ def settings_of(lines: list[Line]) -> dict[str, Any]:
     return {line.key: line.value for line in lines}
 
 
-def with_rate(lines: list[Line], learning_rate: float) -> list[Line]:
-    """The same with another learning rate."""
-    return [
-        replace(line, value={**line.value, "learning_rate": learning_rate}) if line.key == "train" else line
-        for line in lines
-    ]
-
-
 def config_text(lines: list[Line], title: str) -> str:
     """The file: a line for each section, and in `train`, where most is changed, one for each setting."""
     text = [f"# {title}"]
     for line in lines:
         if line.key == "train":
-            text += ["train:", *(_written(f"  {name}", value, _TRAIN[name]) for name, value in line.value.items())]
+            text += [
+                "train:",
+                *(_written(f"  {name}", value, _TRAIN.get(name, "")) for name, value in line.value.items()),
+            ]
         else:
             text.append(_written(line.key, line.value, line.comment))
     return "\n".join(text) + "\n"
@@ -75,6 +70,7 @@ _TRAIN = {
     "steps": "",
     "prompts_per_step": "rows of the data in each step",
     "learning_rate": "the first setting to try others of: posttrain sweep",
+    "minibatches": "updates with the answers of a step",
     "schedule": "down to 0 at the end",
     "warmup_steps": "up from 0 at the beginning",
 }
@@ -91,11 +87,9 @@ def _model(answers: Answers) -> Any:
     return path if device is None else {"path": path, "device": device}
 
 
-def _adapters(answers: Answers) -> list[Line]:
-    """A real model on a CPU, or where memory is short, trains adapters."""
-    if answers.tiny or not (answers.where == "cpu" or answers.goal == "memory"):
-        return []
-    return [Line(key="lora", value={"rank": 16}, comment="trains adapters instead of all weights; null trains all")]
+def _adapters(answers: Answers, found: Recommendation) -> list[Line]:
+    lora = None if answers.tiny else found.config.get("lora")
+    return [] if lora is None else [Line(key="lora", value=lora, comment="adapters, not all weights; null trains all")]
 
 
 def _rewards(answers: Answers) -> list[Line]:
@@ -112,21 +106,21 @@ def _rewards(answers: Answers) -> list[Line]:
     return []
 
 
-def _sampling(answers: Answers) -> list[Line]:
+def _sampling(answers: Answers, found: Recommendation) -> list[Line]:
     if answers.data not in SAMPLED:
         return []
-    length = WORD + 2 if answers.tiny else 256
-    value = {"group_size": 8, "max_completion_length": length}
+    value = {"group_size": 8, "max_completion_length": WORD + 2} if answers.tiny else found.config["sampling"]
     return [Line(key="sampling", value=value, comment="answers to each prompt; tokens of the longest")]
 
 
-def _train(answers: Answers) -> Mapping[str, Any]:
-    if answers.tiny and answers.data in SAMPLED:
+def _train(answers: Answers, found: Recommendation) -> Mapping[str, Any]:
+    """The advisor's; of a tiny model, which learns its task from nothing, what does that in a minute."""
+    if not answers.tiny:
+        return found.config["train"]
+    if answers.data in SAMPLED:
         course = {"schedule": "linear", "warmup_steps": 10}
         return {"steps": 100, "prompts_per_step": 32, "learning_rate": 4e-4, **course}
-    if answers.tiny:
-        return {"steps": 40, "prompts_per_step": 32, "learning_rate": 5e-4}
-    return {"steps": 100, "prompts_per_step": 8, "learning_rate": 1e-6}
+    return {"steps": 40, "prompts_per_step": 32, "learning_rate": 5e-4}
 
 
 def _evaluation(answers: Answers) -> Line:
