@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import AsJson, Quiet, answer
+from posttrain.cli.output import AsJson, Quiet, answer, lines_for
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +47,6 @@ def compare(
     """
     from posttrain.experiments.compare.api import compare as compare_arms
 
-    stream = sys.stderr if json else sys.stdout
     found = compare_arms(
         source,
         algorithms=[name.strip() for name in (algorithms or "").split(",") if name.strip()],
@@ -58,7 +56,7 @@ def compare(
         out=out,
         workers=workers,
         overrides=settings or [],
-        tell=lambda line: None if quiet else print(line, file=stream, flush=True),
+        tell=lines_for(quiet=quiet, as_json=json),
     )
     content = found.to_json()
     answer(content, f"\n{found.render()}\n\ncomparison {found.folder}\nreport     {content['report']}", as_json=json)

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,6 +66,12 @@ def view_for(*, quiet: bool, as_json: bool, show_samples: bool = False) -> Termi
     from posttrain.report.terminal import TerminalView
 
     return TerminalView(stream=sys.stderr if as_json else sys.stdout, quiet=quiet, show_samples=show_samples)
+
+
+def lines_for(*, quiet: bool, as_json: bool) -> Callable[[str], None]:
+    """What a verb of many runs says as it goes, line by line; on stderr where stdout carries JSON."""
+    stream = sys.stderr if as_json else sys.stdout
+    return lambda line: None if quiet else print(line, file=stream, flush=True)
 
 
 def finish(run: Run | Pipeline, *, as_json: bool) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import AsJson, Quiet, answer
+from posttrain.cli.output import AsJson, Quiet, answer, lines_for
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +52,6 @@ def sweep(
     from posttrain.experiments.sweep.knobs import is_knob
 
     turned, fixed = [text for text in knobs or [] if is_knob(text)], [text for text in knobs or [] if not is_knob(text)]
-    stream = sys.stderr if json else sys.stdout
     found = search(
         source,
         turned,
@@ -63,7 +61,7 @@ def sweep(
         pruner=pruner,  # pyright: ignore[reportArgumentType]  # checked with the other settings
         seeds=seeds,
         folder=out,
-        tell=lambda line: None if quiet else print(line, file=stream, flush=True),
+        tell=lines_for(quiet=quiet, as_json=json),
     )
     answer(found.to_json(), f"\n{found.render()}", as_json=json)
     return 0 if found.best is not None else 1

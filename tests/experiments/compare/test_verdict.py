@@ -166,3 +166,27 @@ def test_a_line_that_a_kill_cut_off_loses_nothing_else(tmp_path: Path):
     answers = run_folder(tmp_path, "a", 0) / "evaluations" / "trained.jsonl"
     answers.write_text(answers.read_text()[:-20])
     assert conclude(tmp_path).comparable
+
+
+def test_a_run_without_a_full_mark_is_judged_by_the_number_of_all_others(tmp_path: Path):
+    """Parts of a mark: by itself such a run has a mean score, which is no share of right answers."""
+    compared(tmp_path, {"partly": [0.0, 0.0, 0.0], "right": [0.30, 0.31, 0.29]}, before=0.0)
+    score = {"mean": 0.6, "low": 0.55, "high": 0.65, "n": 100}
+    for seed in range(3):
+        folder = run_folder(tmp_path, "partly", seed)
+        trained = json.loads((folder / "evaluation.json").read_text())["trained"]
+        trained = {"greedy": {**trained["greedy"], "score": score}, "score_range": [0.0, 0.6]}
+        (folder / "evaluation.json").write_text(json.dumps({"baseline": trained, "trained": trained}))
+        answers = folder / "evaluations" / "trained.jsonl"
+        answers.write_text(answers.read_text().replace('"score": 0.0', '"score": 0.6'))
+    found = conclude(tmp_path)
+    assert found.analysis.measure == "accuracy"
+    assert found.verdict[0].startswith("right is better than partly by 30.0 points")
+
+
+def test_a_budget_of_tokens_that_is_passed_is_not_told_to_become_one(tmp_path: Path):
+    compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]}, budget={"tokens": 3500})
+    path = run_folder(tmp_path, "b", 0) / "metrics.jsonl"
+    path.write_text(path.read_text().replace("4000", "9000"))
+    said = " ".join(conclude(tmp_path).verdict)
+    assert "different numbers of tokens (a 4,000, b 6,500); a larger budget would hide the last step." in said

@@ -116,11 +116,14 @@ def _analysis(design: Design, folder: Path) -> Analysis:
     attempts = read_attempts(folder)
     reasons = {(attempt["arm"], attempt["seed"]): attempt["reason"] for attempt in attempts}
     places = places_of(design, folder)
+    sides = [mapping(side) for _, _, run in places for side in _evaluations(run)]
+    measure = measure_of(*filter(None, sides))
     outcomes = [
         read_outcome(
             arm,
             seed,
             run,
+            measure=measure,
             measures=design.measures,
             by_check=design.score == "check",
             target=design.target,
@@ -128,9 +131,9 @@ def _analysis(design: Design, folder: Path) -> Analysis:
         )
         for arm, seed, run in places
     ]
-    sides = [mapping(side) for _, _, run in places for side in _evaluations(run)]
-    measure = "check" if design.score == "check" else measure_of(*filter(None, sides))
-    return analyse(design, outcomes, measure=measure, conditions=conditions_of(outcomes, attempts))
+    judged_by = "check" if design.score == "check" else measure
+    conditions = conditions_of(outcomes, attempts, budget=design.budget.unit)
+    return analyse(design, outcomes, measure=judged_by, conditions=conditions)
 
 
 def _evaluations(folder: Path) -> list[Any]:

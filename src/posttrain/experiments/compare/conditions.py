@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from posttrain.experiments.compare.design import Unit
 from posttrain.experiments.compare.outcomes import Outcome
 from posttrain.experiments.pool import cores
 from posttrain.report.store import read_run
@@ -17,7 +18,7 @@ UNEQUAL = 0.05
 """Relative difference of tokens from which on arms did not get the same."""
 
 
-def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, Any]], budget: Unit) -> dict[str, Any]:
     """Workers, load and resumes; `seconds_note` and `tokens_note` say why those cannot be compared, or nothing."""
     workers = sorted({int(attempt["workers"]) for attempt in attempts})
     loads = [float(attempt["load"]) for attempt in attempts]
@@ -30,7 +31,7 @@ def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, A
         "resumed": resumed,
         "retried": len(attempts) - len({(attempt["arm"], attempt["seed"]) for attempt in attempts}),
     }
-    return found | {"tokens_note": _tokens_note(outcomes), "seconds_note": _seconds_note(found)}
+    return found | {"tokens_note": _tokens_note(outcomes, budget), "seconds_note": _seconds_note(found)}
 
 
 def _threads(attempt: Mapping[str, Any]) -> int:
@@ -39,14 +40,17 @@ def _threads(attempt: Mapping[str, Any]) -> int:
     return workers * int(attempt.get("threads", max(1, cores() // workers)))
 
 
-def _tokens_note(outcomes: Sequence[Outcome]) -> str:
-    """Equal steps or seconds are not equal tokens."""
+def _tokens_note(outcomes: Sequence[Outcome], budget: Unit) -> str:
+    """Equal steps or seconds are not equal tokens, and a small budget of tokens is passed by the last step."""
     arms = dict.fromkeys(run.arm for run in outcomes if run.status == "finished")
     spent = {arm: fmean(run.tokens for run in outcomes if run.arm == arm and run.status == "finished") for arm in arms}
     if len(spent) < 2 or max(spent.values()) <= (1 + UNEQUAL) * min(spent.values()):
         return ""
     shown = ", ".join(f"{arm} {compact(tokens)}" for arm, tokens in spent.items())
-    return f"Arms went through different numbers of tokens ({shown}); a budget in tokens would make them equal."
+    way = (
+        "a larger budget would hide the last step" if budget == "tokens" else "a budget in tokens would make them equal"
+    )
+    return f"Arms went through different numbers of tokens ({shown}); {way}."
 
 
 def _seconds_note(found: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.experiments.compare.measures import COST, FULL_MARK, STABILITY, TO_TARGET, Measure, spikes
-from posttrain.report.heldout import LOWER_IS_BETTER, headline_span, kind_of, measure_of
+from posttrain.report.heldout import LOWER_IS_BETTER, headline_span, kind_of
 from posttrain.report.spans import Span, span
 from posttrain.report.store import RunRecord, mapping, number, read_rollouts, read_run
 
@@ -70,17 +70,18 @@ def read_outcome(
     seed: int,
     folder: Path,
     *,
+    measure: str,
     measures: Mapping[str, Measure],
     by_check: bool,
     target: float | None = None,
     reason: str = "",
 ) -> Outcome:
-    """`reason` is what the last attempt failed of, where the folder does not say it."""
+    """`measure` is the number that tells most of the runs of all arms: one run by itself, none of whose answers reached
+    the full mark, may say another. `reason` is what the last attempt failed of, where the folder does not say it."""
     run = read_run(folder)
     before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
-    name = measure_of(before, after)
-    points, spans = _curve(run, name, by_check)
-    first, last = (_headline(side, name, by_check) for side in (before, after))
+    points, spans = _curve(run, measure, by_check)
+    first, last = (_headline(side, measure, by_check) for side in (before, after))
     finished = run.status == "finished"
     told = "" if finished else _reason(run, reason)
     spent = list(accumulate(value for _, value in run.series("time/step")))
@@ -92,7 +93,7 @@ def read_outcome(
         reason=told,
         score=last.mean if finished and last else None,
         baseline=first.mean if first else None,
-        examples=dict(_examples(run, name, by_check)) if finished else {},
+        examples=dict(_examples(run, measure, by_check)) if finished else {},
         start=[
             str(mapping(line.get("greedy")).get("text"))
             for line in read_lines(folder / "evaluations" / "baseline.jsonl")
@@ -102,11 +103,11 @@ def read_outcome(
         steps=run.metrics[-1]["step"] if run.metrics else 0,
         tokens=max((value for _, value in run.series("num_tokens")), default=0.0),
         seconds=spent[-1] if spent else 0.0,
-        collapsed=_collapsed(spans, name),
+        collapsed=_collapsed(spans, measure),
         spikes=spikes(run),
         entropy_kept=_kept(run),
-        measures={label: measure.of(run) for label, measure in {**COST, **STABILITY, **measures}.items()}
-        | _to_target(points, target, name),
+        measures={label: how.of(run) for label, how in {**COST, **STABILITY, **measures}.items()}
+        | _to_target(points, target, measure),
         alarms=sum(event.get("kind") == "alarm" for event in run.events),
     )
 
