@@ -28,7 +28,22 @@ def test_flags_become_facts_and_text_is_printed(capsys):
     assert (code, err) == (0, "")
     assert "1. gspo" in out
     assert "algorithm:\n      name: gspo" in out
-    assert "Sources" in out
+    assert "Sources" not in out
+
+
+def test_the_answer_has_what_is_needed_first_and_details_have_the_rest(capsys):
+    """The pick, why, its memory and its config come before anything else, and the others in a line or two each."""
+    facts = ("--data", "verifier", "--size", "7b", "--gpus", "8xH100")
+    _, short, _ = shell(capsys, *facts)
+    _, full, _ = shell(capsys, *facts, "--details", "1")
+    assert short.startswith("1. grpo  GRPO")
+    places = [short.index(part) for part in ("a program checks", "Memory: 1 model", "Config", "Otherwise", "First")]
+    assert places == sorted(places)
+    assert "Measure the present model" in short
+    assert "With --details 1" in short
+    rest = ("Needs", "Goes wrong when", "Considered, and not", "Where guides disagree", "Would change", "Sources")
+    assert all(part in full and part not in short for part in rest)
+    assert len(short.splitlines()) < 60 < len(full.splitlines())
 
 
 def test_json_is_one_object(capsys):

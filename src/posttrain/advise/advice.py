@@ -12,6 +12,11 @@ from posttrain.advise.facts import Facts
 from posttrain.advise.plan.verdict import size
 
 WIDTH = 100
+NOTHING = "No algorithm: there is nothing to learn from yet.\n"
+MORE = (
+    "With --details 1: what it needs, how it goes wrong, what else was considered, where guides disagree, what would\n"
+    "change the answer, and the sources.\n"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +119,25 @@ class Advice:
         facts = {name: value for name, value in self.facts.model_dump().items() if value not in (None, ())}
         return {"facts": facts, **{name: [_plain(entry) for entry in entries] for name, entries in told.items()}}
 
-    def render(self, *, details: int = 1) -> str:
-        """Text; the first `details` recommendations with all that is known of them, the others in short."""
+    def render(self, *, details: int = 0) -> str:
+        """Text: what to take, why, at what cost and with which config, and what to do first; with `details` all that is
+        known of so many recommendations, of what else was considered, and who says so."""
+        return self._in_full(details) if details else self._in_short()
+
+    def _in_short(self) -> str:
+        best, others = self.best, self.recommendations[1:]
+        parts = [
+            self._only_after(),
+            _pick(best) if best is not None else NOTHING,
+            _section("Otherwise", [_in_a_line(told, best) for told in others]),
+            _section("First", [point.text for point in self.before]),
+            _section("These wishes contradict each other", [point.text for point in self.contradictions]),
+            _section("Taken to be so", self.assumed),
+            MORE if best is not None else "",
+        ]
+        return "\n".join(filter(None, parts))
+
+    def _in_full(self, details: int) -> str:
         cite = Citations()
         parts = [
             _section("Taken to be so", self.assumed),
@@ -123,7 +145,7 @@ class Advice:
             _section("These wishes contradict each other", [cite(p.text, p.sources) for p in self.contradictions]),
             self._only_after(),
             *(_recommended(n, told, cite, full=n <= details) for n, told in enumerate(self.recommendations, 1)),
-            "" if self.recommendations else "No algorithm: there is nothing to learn from yet.\n",
+            "" if self.recommendations else NOTHING,
             _section("Considered, and not above", [f"{told.algorithm}: {told.why_not}" for told in self.runners_up]),
             _section("Where guides disagree", [cite(point.text, point.sources) for point in self.disagreements]),
             _section("Would change the answer", _changes(self.would_change)),
@@ -183,21 +205,42 @@ def _listed(line: str, mark: str = "- ") -> str:
 
 
 def _recommended(place: int, told: Recommendation, cite: Citations, *, full: bool) -> str:
-    head = f"{place}. {told.algorithm}  {told.title}  ({told.score:g} points)\n"
-    return head + "".join(f"{line}\n" for line in (_in_full(told, cite) if full else _in_short(told, cite)))
+    lines = _told_in_full(told, cite) if full else _told_in_short(told, cite)
+    return _head(place, told) + "".join(f"{line}\n" for line in lines)
+
+
+def _head(place: int, told: Recommendation) -> str:
+    return f"{place}. {told.algorithm}  {told.title}  ({told.score:g} points)\n"
+
+
+def _pick(told: Recommendation) -> str:
+    """The first recommendation without what can be read later."""
+    marked = [("+ ", reason) for reason in told.reasons] + [("- ", reason) for reason in told.concerns]
+    lines = [_listed(reason.text, mark) for mark, reason in marked]
+    cost = textwrap.fill(f"Memory: {_models(told.cost)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    config = textwrap.indent(told.config, "    ").rstrip("\n")
+    return _head(1, told) + "".join(f"{line}\n" for line in (*lines, cost, "  Config", config))
+
+
+def _in_a_line(told: Recommendation, best: Recommendation | None) -> str:
+    """A recommendation beside the first, with what speaks for it alone."""
+    common = {reason.text for reason in best.reasons} if best is not None else set()
+    why = next((reason.text for reason in told.reasons if reason.text not in common), told.title)
+    needed = f", {size(told.cost.bytes)}" if told.cost.bytes is not None else ""
+    return f"{told.algorithm}: {why} ({_number_of_models(told.cost)}{needed})"
 
 
 def _reasons(reasons: Sequence[Reason], mark: str, cite: Citations) -> Iterator[str]:
     return (_listed(cite(f"{reason.text} ({reason.rule})", reason.sources), mark) for reason in reasons)
 
 
-def _in_short(told: Recommendation, cite: Citations) -> Iterator[str]:
+def _told_in_short(told: Recommendation, cite: Citations) -> Iterator[str]:
     yield from _reasons(told.reasons[:1], "+ ", cite)
     yield from _reasons(told.concerns[:1], "- ", cite)
     yield textwrap.fill(_models(told.cost), WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
-def _in_full(told: Recommendation, cite: Citations) -> Iterator[str]:
+def _told_in_full(told: Recommendation, cite: Citations) -> Iterator[str]:
     yield from _reasons(told.reasons, "+ ", cite)
     yield from _reasons(told.concerns, "- ", cite)
     yield textwrap.fill(f"Memory: {_models(told.cost)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
@@ -212,7 +255,11 @@ def _in_full(told: Recommendation, cite: Citations) -> Iterator[str]:
     yield textwrap.indent(told.config, "    ").rstrip("\n")
 
 
+def _number_of_models(cost: Cost) -> str:
+    return f"{cost.models} model{'s' * (cost.models > 1)}"
+
+
 def _models(cost: Cost) -> str:
-    number = f"{cost.models} model{'s' * (cost.models > 1)}"
+    number = _number_of_models(cost)
     needed = f", {size(cost.bytes)} at the peak of a step" if cost.bytes is not None else ""
     return number + needed + (f" ({cost.note})" if cost.note else "")

@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def advise(
-    details: Annotated[int, typer.Option(min=0, max=3, help="Recommendations to tell in full.")] = 1,
+    details: Annotated[int, typer.Option(min=0, max=3, help="Recommendations to tell in full.")] = 0,
     write: Annotated[Path | None, typer.Option(help="Write the config of the first recommendation here.")] = None,
     ask: Annotated[
         bool | None,

@@ -70,8 +70,8 @@ _WORDS = {
     ),
 }
 _REAL = (
-    "So few rows show that everything works, for which `train.steps=2 train.warmup_steps=0` is enough; they do not make\n"
-    "a better model. Put your own data in before you judge what it learns."
+    "So few rows show that everything works, for which `train.steps=2 train.warmup_steps=0` is enough; they do not\n"
+    "make a better model. Put your own data in before you judge what it learns."
 )
 _TESTS = (
     "`reward test` shows that the reward tells\nright from wrong, and whether this model will learn anything from it. "
