@@ -67,8 +67,9 @@ def moments(workload: Workload) -> Iterator[Moment]:
     layout, number = microbatches(workload)
     whole = gradients(workload)
     passes = trained_passes(workload, layout)
-    ready: dict[Role, int] = {role: size if number > 1 else 0 for role, size in whole.items()}
     in_block, always = workload.device == "cpu", (records(workload),)
+    begun = number > 1 or (in_block and workload.critic == "shared")  # whose own weights come before the head
+    ready: dict[Role, int] = {role: size if begun else 0 for role, size in whole.items()}
     for place in reversed(range(len(passes))):
         one, others = passes[place], [*_alive(passes[:place]), *always]
         collected = one.waiting if in_block or number > 1 else 0  # elsewhere it becomes the gradient itself
