@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import statistics
@@ -153,8 +154,16 @@ def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
-    """How many times as fast we are: of the medians, and the lowest and the highest of single rounds."""
-    pairs = [their / our for our, their in zip(ours["rounds"], theirs["rounds"])]  # noqa: B905
+    """How many times as fast we are: of the medians, and the lowest and the highest of single rounds.
+
+    A side that was measured once stands beside every round of the other.
+
+    >>> ratio({"seconds": 2.0, "rounds": [1.0, 2.0, 4.0]}, {"seconds": 8.0, "rounds": [8.0]})
+    {'speed': 4.0, 'lowest': 2.0, 'highest': 8.0}
+    """
+    both = ours["rounds"], theirs["rounds"]
+    side_by_side = itertools.product(*both) if 1 in map(len, both) else zip(*both)  # noqa: B905
+    pairs = [their / our for our, their in side_by_side]
     memory = (
         {"memory": round(ours["peak_mb"] / theirs["peak_mb"], 2)} if "peak_mb" in ours and "peak_mb" in theirs else {}
     )
