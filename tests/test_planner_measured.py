@@ -36,6 +36,7 @@ def test_the_page_is_that_of_the_results_and_of_the_planner_as_it_is():
 @on_file
 def test_the_planner_reaches_its_goals_on_the_measurements_on_file():
     errors = [abs(one.error) for one in compare(KNOWN)]
+    assert len(errors) >= 12
     assert max(errors) <= EACH
     assert median(errors) <= MEDIAN
 
@@ -50,6 +51,7 @@ def test_single_phases_are_as_near():
 @on_file
 def test_resident_memory_of_cases_above_a_gigabyte_is_near_what_was_planned():
     found = [one for one in compare(KNOWN) if one.resident is not None]
+    assert len(found) >= 6
     assert all(one.resident > 1e9 and abs(one.resident_error or 0) <= RESIDENT for one in found)
 
 

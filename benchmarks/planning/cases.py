@@ -98,7 +98,7 @@ CASES = (
         name="SFT, checkpointing", shape="135M", algorithm=SFT, settings=_train(8, 512, **CHECKPOINTING), resident=True
     ),
     Case(name="GRPO", shape="135M", algorithm=GRPO, settings=_train(2, 512), resident=True),
-    Case(name="DPO, LoRA", shape="135M", algorithm=DPO, settings=_train(4, 512) | {"lora": {}}, resident=True),
+    Case(name="DPO, LoRA", shape="135M", algorithm=DPO, settings=_train(8, 1024) | {"lora": {}}, resident=True),
     Case(name="PPO, separate critic", shape="135M", algorithm=PPO, settings=_train(8, 512), resident=True),
     Case(
         name="PPO, shared critic", shape="135M", algorithm=PPO,
