@@ -76,16 +76,17 @@ def test_no_more_at_a_time_than_asked_and_the_next_is_asked_for_late(tmp_path: P
 def test_an_interrupt_lets_the_runs_save_and_is_raised_again(tmp_path: Path, number: int):
     saving = f"trap 'touch {tmp_path}/saved$$; exit 1' TERM; touch {tmp_path}/ready$$; while :; do sleep 0.02; done"
     log: list[str] = []
+    tasks = [Program(tmp_path, line, log) for line in [saving, saving, "true"]]
 
     def interrupt() -> None:
-        while len(list(tmp_path.glob("ready*"))) < 2:
+        while len(list(tmp_path.glob("ready*"))) < 2 or not all(task.looks for task in tasks[:2]):
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        work((Program(tmp_path, line, log) for line in [saving, saving, "true"]), 2)
+        work(iter(tasks), 2)
     assert len(list(tmp_path.glob("saved*"))) == 2
     assert len(log) == 2, "nothing begins after it"
     assert signal.getsignal(signal.SIGTERM) == before

@@ -14,15 +14,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.files import write_atomically
 
+CHILD = "posttrain.cli.child"
+"""What its process runs, with the arguments PARENT SETTINGS FOLDER [STEPS]."""
 WATCHED_EVERY = 0.5
 """Seconds between two looks of a child for whoever started it."""
 
@@ -126,7 +127,7 @@ def start_child(
         settings = written
     log, answer = folder.with_name(f"{folder.name}.log"), folder.with_name(f".{folder.name}.answer.json")
     limit = [] if steps is None else [str(steps)]
-    command = [sys.executable, "-m", __name__, str(os.getpid()), str(settings), str(folder), *limit]
+    command = [sys.executable, "-m", CHILD, str(os.getpid()), str(settings), str(folder), *limit]
     with log.open("ab") as errors, answer.open("wb") as said:
         process = subprocess.Popen(
             command,
@@ -148,40 +149,3 @@ def run_child(
 ) -> ChildResult:
     """`start_child`, and wait for it."""
     return start_child(settings, folder, steps=steps, environment=environment).wait()
-
-
-# --- in the child ----------------------------------------------------------------------------------------------------
-
-
-def die_with(parent: int, *, ended: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL)) -> None:
-    """Call `ended` as soon as the process that started this one is gone: it is then the child of another."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(WATCHED_EVERY)
-        ended()
-
-    threading.Thread(target=watch, daemon=True, name="watch-parent").start()
-
-
-def arguments_for(settings: str, folder: str, steps: Sequence[str]) -> list[str]:
-    """The command line of this run: one that has begun is resumed."""
-    from posttrain.train.store import holds_run
-
-    if holds_run(Path(folder)):
-        return ["resume", folder, *(["--steps", *steps] if steps else []), "--quiet", "--json"]
-    limit = [f"train.steps={steps[0]}"] if steps else []
-    return ["train", settings, *limit, "--output", folder, "--quiet", "--json"]
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Of the child: PARENT SETTINGS FOLDER [STEPS]."""
-    from posttrain.cli import run
-
-    parent, settings, folder, *steps = arguments
-    die_with(int(parent))
-    return run(arguments_for(settings, folder, steps))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

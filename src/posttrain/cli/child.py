@@ -1,0 +1,49 @@
+"""The process of a run that experiments/children.py started: `posttrain train` or `resume`, and never an orphan.
+
+python -m posttrain.cli.child PARENT SETTINGS FOLDER [STEPS]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from posttrain.cli import run
+from posttrain.experiments.children import WATCHED_EVERY
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do the run of this folder, or go on with it, and return its exit code."""
+    parent, settings, folder, *steps = arguments
+    die_with(int(parent))
+    return run(arguments_for(settings, folder, steps))
+
+
+def arguments_for(settings: str, folder: str, steps: Sequence[str]) -> list[str]:
+    """The command line of this run: one that has begun is resumed."""
+    from posttrain.train.store import holds_run
+
+    if holds_run(Path(folder)):
+        return ["resume", folder, *(["--steps", *steps] if steps else []), "--quiet", "--json"]
+    limit = [f"train.steps={steps[0]}"] if steps else []
+    return ["train", settings, *limit, "--output", folder, "--quiet", "--json"]
+
+
+def die_with(parent: int) -> None:
+    """Be killed as soon as the process that started this one is gone: it is then the child of another."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCHED_EVERY)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="watch-parent").start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
