@@ -81,6 +81,7 @@ def _facts(model: str | None) -> Facts:
     if model is None:
         return Facts()
     from posttrain.config import ModelConfig
+    from posttrain.models.context import context_window
     from posttrain.models.reading import ModelSource, find_source, read_config, read_tokenizer
     from posttrain.models.special_tokens import find_eos_ids
     from posttrain.tasks.tiny import resolve_model_path
@@ -92,7 +93,7 @@ def _facts(model: str | None) -> Facts:
     source = find_source(config)
     tokenizer, text = read_tokenizer(config, source), read_config(config, source).get_text_config()
     eos_ids = find_eos_ids(tokenizer, _generation_config(source.path), text.vocab_size)
-    return Facts(tokenizer, eos_ids, getattr(text, "max_position_embeddings", None))
+    return Facts(tokenizer, eos_ids, context_window(text))
 
 
 def _generation_config(path: str) -> GenerationConfig | None:

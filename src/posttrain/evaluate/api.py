@@ -227,12 +227,13 @@ def _prompts(
     room = (loaded.context_length or sys.maxsize) - max_completion_length
     if room < 1:
         raise ConfigError(
-            given=f"max_completion_length = {max_completion_length}, but the context is {loaded.context_length} tokens",
+            given=f"max_completion_length = {max_completion_length}, but the context is {loaded.context_length} tokens"
+            f"{loaded.context_reason}",
             allowed="less than the context, with room for the prompts",
             fix=f"Set max_completion_length = {(loaded.context_length or 2) // 2}.",
         )
     renderer = Renderer.of(config, loaded.tokenizer, model.chat_template_kwargs)
-    return render_prompts(rows, config, renderer, max_prompt_length=room, what="held-out data").prompts
+    return render_prompts(rows, config, renderer, max_prompt_length=room, what=loaded.named("held-out data")).prompts
 
 
 def _reward_set(rewards: Sequence[RewardArgument], folder: Path | None) -> RewardSet:

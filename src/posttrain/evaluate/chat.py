@@ -43,7 +43,7 @@ class ChatSession:
         self.turns: list[dict[str, str]] = []
         """The conversation so far, as chat messages."""
         loaded = load_model(model)
-        self._context_length = loaded.context_length
+        self._context_length, self._context_reason = loaded.context_length, loaded.context_reason
         self._sampler = LocalSampler.of(loaded)
         tokenizer, kwargs = loaded.tokenizer, model.chat_template_kwargs
         renderer = (
@@ -73,7 +73,7 @@ class ChatSession:
         if room < 1:
             raise DataError(
                 given=f"the conversation has {used} tokens",
-                allowed=f"fewer than the model's context of {self._context_length}",
+                allowed=f"fewer than the model's context of {self._context_length}{self._context_reason}",
                 fix="Start a new conversation.",
             )
         length = min(self._sampling.max_completion_length, room)

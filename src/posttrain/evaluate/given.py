@@ -28,6 +28,7 @@ from posttrain.data.steps import render_steps
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.trained import trained_model
 from posttrain.functional.step_scores import aggregate
+from posttrain.models.load import LoadedModel
 from posttrain.report.lines import evaluation_line
 from posttrain.rewards.model import TOKENS_PER_PASS
 from posttrain.rewards.step_model import load_model_reward
@@ -171,7 +172,7 @@ def _of_policy(subject: _Subject) -> tuple[Measure, Kept]:
     loaded = load_policy(config)
     forward = policy_forward(config, loaded, config.algorithm.build())
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    limits = _limits(longest_row(config, loaded), config.data.max_dropped)
+    limits = _limits(loaded, longest_row(config, loaded), config.data.max_dropped)
     if kind == "examples":
         found = render_examples(rows, renderer, eos_ids=loaded.eos_ids, **limits)
         return HeldOutLoss(config, forward, found.examples, loaded.pad_id), found
@@ -189,7 +190,7 @@ def _of_scores(subject: _Subject) -> tuple[Measure, Kept]:
     reward = load_model_reward(subject.path, {})
     loaded, facts, rows = reward.loaded, reward.facts, subject.rows
     longest = min(loaded.context_length or sys.maxsize, subject.data.get("max_length") or sys.maxsize)
-    limits = _limits(longest, subject.data.get("max_dropped", 0.5))
+    limits = _limits(loaded, longest, subject.data.get("max_dropped", 0.5))
     batching = {"pad_id": loaded.pad_id, "tokens_per_microbatch": TOKENS_PER_PASS}
     found: Kept
     if subject.kind == "steps":
@@ -207,8 +208,8 @@ def _of_scores(subject: _Subject) -> tuple[Measure, Kept]:
     return HeldOutScores(heldout, subject.confidence), found
 
 
-def _limits(max_length: int, max_dropped: float) -> dict[str, Any]:
-    return {"max_length": max_length, "max_dropped": max_dropped, "what": "the data"}
+def _limits(loaded: LoadedModel, max_length: int, max_dropped: float) -> dict[str, Any]:
+    return {"max_length": max_length, "max_dropped": max_dropped, "what": loaded.named("the data")}
 
 
 def _scores(path: str) -> bool:

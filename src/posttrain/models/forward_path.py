@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import ModelError
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
+from posttrain.models.context import RotaryLimit, context_window, rotary_limit
 from posttrain.models.packed_attention import packed_rows
 from posttrain.models.packing import Bucket, Packed, make_buckets, pack, pack_whole
 from posttrain.types import Tokens
@@ -48,6 +49,8 @@ class ForwardPath:
     """The attention implementation in the model's config."""
     shares_prefixes: bool
     """What rows have in common at their beginning is computed once."""
+    rotary_limit: RotaryLimit | None = None
+    """The longest row where rotary factors depend on it."""
     note: str = ""
     """Why a faster way was not taken; empty for `packed` with shared prefixes."""
 
@@ -60,7 +63,12 @@ class ForwardPath:
         return pack_whole(tokens, share=self.shares_prefixes)
 
     def hidden(self, ids_L: Tensor, packed: Packed) -> Tensor:
-        """`[L, D]` hidden states of the packed tokens; rows do not see each other."""
+        """`[L, D]` hidden states of the packed tokens; rows do not see each other.
+
+        Raises DataError for a row so long that the rotary factors of all would be others (context.py).
+        """
+        if self.rotary_limit is not None:
+            self.rotary_limit.check(int(packed.position_ids_L.max()) + 1)
         return _HIDDEN[self.attention](self.body, ids_L, packed)
 
     def score(
@@ -235,6 +243,7 @@ def _fastest(probe: _Probe, implementation: str) -> dict[str, Any]:
                 "attention": attention,
                 "shares_prefixes": unshared is None,
                 "implementation": _implementation(probe.lm),
+                "rotary_limit": rotary_limit(probe.lm.config),
                 "note": "; ".join(reasons),
             }
         reasons.append(f"{attention}: {reason}")
@@ -247,9 +256,9 @@ def _fastest(probe: _Probe, implementation: str) -> dict[str, Any]:
 
 
 def _probe_rows(lm: PreTrainedModel) -> Tokens:
-    """A few short rows of different lengths. Three of them begin with the same tokens, as many as pay."""
-    lengths_B, prefix = torch.tensor([15, 18, 3, 13]), 12
-    places_T = torch.arange(18)
+    """A few short rows of different lengths, none beyond the context; three begin alike, with as many tokens as pay."""
+    width, prefix = min(18, context_window(lm.config) or 18), 12
+    lengths_B, places_T = torch.tensor([15, 18, 3, 13]).clamp(max=width), torch.arange(width)
     row_B1 = torch.tensor([0, 1, 2, 3])[:, None].where(places_T >= prefix, torch.tensor([0, 0, 2, 0])[:, None])
     ids_BT = ((row_B1 * 18 + places_T) * 5 + 3) % lm.config.get_text_config().vocab_size
     return Tokens(input_ids_BT=ids_BT.to(lm.device), lengths_B=lengths_B)

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.compute import Compute, choose_compute_dtype
+from posttrain.models.context import context_window, window_note, window_reason
 from posttrain.models.reading import (
     ModelSource,
     check_vocabulary,
@@ -40,7 +41,7 @@ class LoadedModel:
     pad_id: int
     """Not one of `eos_ids` unless the vocabulary has nothing else."""
     context_length: int | None
-    """Most tokens of prompt and completion together; None where the architecture sets no limit."""
+    """Most tokens of prompt and completion together (context.py); None where the architecture sets no limit."""
     device: torch.device
     compute: Compute = field(default_factory=Compute)
     """How products run. As it is loaded a model computes in the plain way; a run chooses, see `choose_compute`."""
@@ -51,6 +52,16 @@ class LoadedModel:
     def compute_dtype(self) -> torch.dtype:
         """Of the computation under `autocast()`; the weights stay float32."""
         return self.compute.dtype
+
+    @property
+    def context_reason(self) -> str:
+        """Behind the length of the context in a message: why it ends there; "" where the architecture ends."""
+        return window_reason(self.model.config)
+
+    def named(self, rows: str) -> str:
+        """What the rows are called in an error, with the context where that is shorter than one may expect."""
+        reason = self.context_reason
+        return f"{rows} in a context of {self.context_length} tokens{reason}" if reason else rows
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Inside, matrix products run in `compute_dtype`. Sampler and trainer both compute inside."""
@@ -82,7 +93,8 @@ def make_ready(
     vocab_size = check_vocabulary(config, model, tokenizer)
     eos_ids = find_eos_ids(tokenizer, generation_config, vocab_size)
     pad_id = choose_pad_id(tokenizer, (generation_config, model.config), eos_ids, vocab_size)
-    notes = [*_attention_note(config, model), *_set_pad(tokenizer, model.config, pad_id, eos_ids)]
+    notes = [*_attention_note(config, model), *window_note(model.config)]
+    notes += _set_pad(tokenizer, model.config, pad_id, eos_ids)
     if config.chat_template is not None:
         tokenizer.chat_template = _read_chat_template(config.chat_template, tokenizer)
     disable_dropout(model)
@@ -96,7 +108,7 @@ def make_ready(
         tokenizer=tokenizer,
         eos_ids=eos_ids,
         pad_id=pad_id,
-        context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        context_length=context_window(model.config),
         device=place,
         compute=Compute(dtype=choose_compute_dtype(config.precision, place), precision=config.precision),
         notes=tuple(notes),

@@ -121,7 +121,8 @@ class ModelReward:
         context = self.loaded.context_length
         if not isinstance(row, Outcome) and context is not None and len(row.ids) > context:
             return Outcome(
-                kind="exception", message=f"{len(row.ids)} tokens in the reward model's context of {context}"
+                kind="exception",
+                message=f"{len(row.ids)} tokens in the reward model's context of {context}{self.loaded.context_reason}",
             )
         return row
 

@@ -28,6 +28,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import ConfigError, DataError, NonFiniteError, PublishError
+from posttrain.models.context import context_window, window_reason
 from posttrain.rollout.choosing import Draw, Score
 from posttrain.rollout.decoding import base_model
 from posttrain.rollout.decoding_path import decoding_path
@@ -247,11 +248,12 @@ class LocalSampler:
                 allowed="at least one token to continue from",
                 fix="Remove empty prompts, or use a tokenizer or chat template that begins with a token.",
             )
-        window = getattr(base_model(self.model).config.get_text_config(), "max_position_embeddings", None)
+        config = base_model(self.model).config
+        window = context_window(config)
         if window is not None and len(prompt_ids) + num_new > window:
             raise ConfigError(
                 given=f"{where} has {len(prompt_ids)} tokens and its completion may have {num_new}",
-                allowed=f"{window} tokens together, the context window of the model",
+                allowed=f"{window} tokens together, the context window of the model{window_reason(config)}",
                 fix=f"Set data.max_prompt_length = {window - num_new}, or lower sampling.max_completion_length."
                 if num_new < window
                 else f"Set sampling.max_completion_length below {window}.",

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posttrain.models.context import context_window
 from posttrain.rollout.decoding import base_model
 from posttrain.rollout.group_attention import attend_prompt
 from posttrain.rollout.group_rows import MaskFunction, prompt_mask
@@ -83,7 +84,7 @@ def _check_head(model: nn.Module, decoder: PlainDecoder) -> None:
 def _check_layers(model: nn.Module, functions: tuple[MaskFunction, ...]) -> None:
     """At the end of the context window, and with scores that tell tokens apart, the layers compute the same."""
     lm = base_model(model)
-    window = getattr(lm.config.get_text_config(), "max_position_embeddings", None) or _TOKENS
+    window = context_window(lm.config) or _TOKENS
     places_T = torch.arange(_TOKENS, device=lm.device)
     positions_T = places_T + (window - _TOKENS)
     with _loud(model) as attended:

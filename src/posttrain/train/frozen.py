@@ -58,8 +58,8 @@ def check_context(section: str, config: RunConfig, student: LoadedModel, frozen:
         return
     room = frozen.context_length - config.sampling.max_completion_length
     raise ConfigError(
-        given=f"the {section}'s context is {frozen.context_length} tokens, and prompt and completion may have "
-        f"{'any number' if longest is None else longest} together",
+        given=f"the {section}'s context is {frozen.context_length} tokens{frozen.context_reason}, and prompt "
+        f"and completion may have {'any number' if longest is None else longest} together",
         allowed=f"rows that fit the {section}'s context",
         fix=f"Set data.max_prompt_length = {room}."
         if room > 0

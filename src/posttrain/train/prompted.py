@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
@@ -33,15 +34,16 @@ def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Pr
     room = context - longest
     if room < 1:
         raise ConfigError(
-            given=f"sampling.max_completion_length = {longest} in a context of {context} tokens: no prompt fits",
+            given=f"sampling.max_completion_length = {longest} in a context of {context} tokens"
+            f"{loaded.context_reason}: no prompt fits",
             allowed="less than the context, with room for the prompts",
             fix=f"Set sampling.max_completion_length = {context // 2}.",
         )
-    train = render_prompts(rows.train, config.data, renderer, max_prompt_length=room, what="training data")
+    render = partial(render_prompts, config=config.data, renderer=renderer, max_prompt_length=room)
+    train = render(rows.train, what=loaded.named("training data"))
     if not rows.heldout:
         return train, PromptSet(prompts=())
-    heldout = render_prompts(rows.heldout, config.data, renderer, max_prompt_length=room, what="held-out data")
-    return train, heldout
+    return train, render(rows.heldout, what=loaded.named("held-out data"))
 
 
 def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:

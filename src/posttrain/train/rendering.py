@@ -24,7 +24,7 @@ def render_both(
             renderer,
             max_length=longest_row(config, loaded),
             max_dropped=config.data.max_dropped,
-            what=what,
+            what=loaded.named(what),
         )
         for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data"))
         if part

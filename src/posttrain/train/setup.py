@@ -224,7 +224,7 @@ def auxiliary(
         eos_ids=loaded.eos_ids,
         max_length=context_length(loaded),
         max_dropped=config.data.max_dropped,
-        what="data.auxiliary",
+        what=loaded.named("data.auxiliary"),
     )
     add_gradient = Auxiliary(
         coef=algorithm.auxiliary_coef,

@@ -15,6 +15,7 @@ import torch
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.prompts import Renderer
 from posttrain.errors import ConfigError, ModelError
+from posttrain.models.context import context_window, window_reason
 from posttrain.models.identity import model_identity
 from posttrain.models.load import load_model
 from posttrain.rewards.judge.records import Conversation, Reply
@@ -123,11 +124,12 @@ class LocalJudge:
         else:
             text = "\n\n".join(message["content"] for message in conversation.messages) + "\n"
         ids = renderer.ids(text, is_chat=chat)
-        window = getattr(base_model(sampler.model).config.get_text_config(), "max_position_embeddings", None)
+        config = base_model(sampler.model).config
+        window = context_window(config)
         if window is not None and len(ids) + self.settings.max_tokens > window:
             return Reply(
                 error=f"the question has {len(ids)} tokens and the reply may have {self.settings.max_tokens} "
-                f"(judge.max_tokens), in the judge's context of {window}"
+                f"(judge.max_tokens), in the judge's context of {window}{window_reason(config)}"
             )
         return ids
 

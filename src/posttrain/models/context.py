@@ -1,0 +1,99 @@
+"""How long a row of a model may be: to the end of its context, and no longer than its numbers are its own.
+
+Two kinds of rotary embedding choose their factors anew in every forward pass, from its longest row (transformers,
+`modeling_rope_utils.dynamic_rope_update`):
+
+    longrope   other factors for all rows once one is longer than `original_max_position_embeddings` (arXiv:2402.13753)
+    dynamic    a base that grows with the longest row from `max_position_embeddings` on
+
+Up to that length the factors are the same in every pass. Beyond it the log-probabilities of a row depend on the rows
+beside it, so that a gradient depends on how a batch is split, and an answer is sampled under one set of factors and
+trained under another. The context of such a model therefore ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedConfig
+
+from posttrain.errors import DataError
+
+
+class RotaryLimit(NamedTuple):
+    """The length up to which rotary factors are the same in every pass."""
+
+    tokens: int
+    rope_type: str
+
+    @property
+    def reason(self) -> str:
+        """Why a row may not be longer, to stand behind the length."""
+        return f"beyond them the model's {self.rope_type} rotary factors depend on the longest row of a pass"
+
+    def check(self, length: int) -> None:
+        """Raises DataError for a pass with a row of more tokens."""
+        if length > self.tokens:
+            raise DataError(
+                given=f"a row has {length} tokens in a forward pass",
+                allowed=f"{self.tokens} tokens, its context ({self.reason})",
+                fix="Shorten the rows, or take a model with a longer context.",
+            )
+
+
+def context_window(config: PreTrainedConfig) -> int | None:
+    """Most tokens of a row, prompt and completion together; None where the architecture sets no limit."""
+    limit = rotary_limit(config)
+    return own_window(config) if limit is None else limit.tokens
+
+
+def window_reason(config: PreTrainedConfig) -> str:
+    """Behind the length of the context in a message: why it ends there; "" where the architecture ends."""
+    limit = rotary_limit(config)
+    return "" if limit is None else f" ({limit.reason})"
+
+
+def window_note(config: PreTrainedConfig) -> list[str]:
+    """A sentence for the log where the context is shorter than the model declares."""
+    limit, own = rotary_limit(config), own_window(config)
+    if limit is None or limit.tokens == own:
+        return []
+    return [
+        f"the context is {limit.tokens} tokens, not {own}: {limit.reason}, so that a row's log-probabilities would "
+        "depend on the rows beside it"
+    ]
+
+
+def own_window(config: PreTrainedConfig) -> int | None:
+    """What the model declares, whatever its rotary factors do."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def rotary_limit(config: PreTrainedConfig) -> RotaryLimit | None:
+    """None for a model whose rotary factors do not depend on the longest row, or that has none."""
+    own = own_window(config)
+    limits = [
+        RotaryLimit(min(end for end in (tokens, own) if end is not None), rope_type)
+        for rope_type, tokens in _changing(config.get_text_config(), own)
+        if tokens is not None
+    ]
+    return min(limits, default=None)
+
+
+def _changing(text_config: PreTrainedConfig, own: int | None) -> Iterator[tuple[str, int | None]]:
+    """(rope type, length up to which its factors are the same) of the kinds of layers whose factors change."""
+    pretrained = getattr(text_config, "original_max_position_embeddings", own)
+    for parameters in _by_layer_type(text_config):
+        rope_type = parameters.get("rope_type", "default")
+        if rope_type == "longrope":
+            yield rope_type, parameters.get("original_max_position_embeddings", pretrained)
+        elif "dynamic" in rope_type:
+            yield rope_type, own
+
+
+def _by_layer_type(text_config: PreTrainedConfig) -> list[Mapping[str, Any]]:
+    """The rotary settings: one set for all layers, or one for each type of layer."""
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    nested = [part for part in parameters.values() if isinstance(part, Mapping)]
+    return nested or [parameters]
