@@ -71,7 +71,15 @@ def test_no_more_at_a_time_than_asked_and_the_next_is_asked_for_late(tmp_path: P
     assert all(ended >= number - 1 for number, ended in enumerate(asked)), "a sweep learns from what has ended"
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as in a terminal: what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("quick", "interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_lets_the_runs_save_and_is_raised_again(tmp_path: Path, number: int):
     saving = f"trap 'touch {tmp_path}/saved$$; exit 1' TERM; touch {tmp_path}/ready$$; while :; do sleep 0.02; done"
