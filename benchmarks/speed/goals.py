@@ -47,7 +47,7 @@ def reached(goal: Goal, result: dict[str, Any]) -> tuple[float, bool] | None:
 
 SMALL_SAMPLER = "half of each of the 128 passes over few rows is the cost of its calls; vLLM makes fewer, in C++"
 """Half of our step of the small model is sampling."""
-HALF_SMALL = "calls, as in a step; few rows gain nothing from bfloat16, and `auto` takes float32 here, which is the faster one"
+HALF_SMALL = "calls, as in a step; few rows gain nothing from bfloat16: `auto` takes float32, the faster one here"
 WITHIN_ROUNDS = "missed by less than rounds differ"
 IMPORTS_ALONE = "torch and a model of transformers, imported, take 0.33 GB, of the 0.38 GB asked"
 WHAT_A_STEP_HOLDS = (
