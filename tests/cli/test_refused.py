@@ -118,3 +118,11 @@ def test_a_full_disk_behind_stdout_is_exit_code_3():
     assert found.stderr.startswith("DoesNotFit: The output cannot be written: No space left on device")
     assert "Traceback" not in found.stderr
     assert "Exception ignored" not in found.stderr
+
+
+def test_an_error_is_told_where_stdout_was_closed():
+    command = ["sh", "-c", 'exec "$0" -m posttrain plan --model 7b >&-', sys.executable]
+    found = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert found.returncode == 2
+    assert found.stderr.startswith("ConfigError: ")
+    assert "Traceback" not in found.stderr

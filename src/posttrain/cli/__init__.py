@@ -132,7 +132,8 @@ def _report(kind: str, message: str, exit_code: int, as_json: bool, notes: Seque
         if as_json:
             said = {"type": kind, "message": message, "notes": list(notes), "exit_code": exit_code}
             print(json.dumps({"error": said}))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before the start: >&-
+            sys.stdout.flush()
     except OSError:  # a full disk behind a redirected stdout may be what the error is about
         _leave_stdout()
     return exit_code
