@@ -17,7 +17,7 @@ from posttrain.advise.plan.arithmetic import Step
 from posttrain.advise.plan.cost import Trained, Work
 from posttrain.advise.plan.hardware import Efficiency, find_hardware, this_processor
 from posttrain.advise.plan.records import Adapters, Workload
-from posttrain.advise.plan.timing import busy_devices, cost_of_step, step_of
+from posttrain.advise.plan.timing import cost_of_step, step_of, useful_devices
 
 SPEED = Path(__file__).parents[3] / "benchmarks" / "results" / "speed.json"
 SIZES = {
@@ -184,7 +184,7 @@ def test_devices_without_a_prompt_do_not_make_a_step_faster():
         took = {count: seconds(few, f"{count}xh100")[name] for count in (8, 12, 16, 64)}
         assert took[8] == took[12], "some of twelve devices still have two prompts"
         assert took[16] == took[64] < took[8]
-    assert [busy_devices(replace(few, ranks=count)) for count in (1, 8, 12, 16, 64)] == [1, 8, 8, 16, 16]
+    assert [useful_devices(replace(few, ranks=count)) for count in (1, 8, 12, 16, 64)] == [1, 8, 8, 16, 16]
 
 
 @pytest.mark.parametrize("devices", [2, 8, 12, 64])

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from posttrain.advise.plan.hardware import table
-from posttrain.advise.plan.timing import busy_devices
+from posttrain.advise.plan.timing import useful_devices
 from posttrain.advise.plan.verdict import size
 from posttrain.report.svg import percent, seconds
 
@@ -183,17 +183,17 @@ def _time(plan: Plan) -> list[str]:
         f"{most}{duration(plan.step_seconds)} a step ({parts})",
         f"{duration(plan.run_seconds)} for {plan.workload.steps:,} steps and {evaluations}",
         f"a step is {operations(work.flops)} and moves {size(work.bytes)} of memory{between}",
-        *_idle(plan),
+        *_wasted(plan),
     ]
 
 
-def _idle(plan: Plan) -> list[str]:
-    """Devices that a step leaves without work."""
-    busy, all_devices, w = busy_devices(plan.workload), plan.hardware.count, plan.workload
-    if busy == all_devices:
+def _wasted(plan: Plan) -> list[str]:
+    """Devices without which a step would take as long."""
+    useful, all_devices, w = useful_devices(plan.workload), plan.hardware.count, plan.workload
+    if useful == all_devices:
         return []
     kind = "prompts" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "rows"
-    given = f"a step of {w.prompts_per_step:,} {kind} gives work to {busy} of {all_devices} devices"
+    given = f"with {w.prompts_per_step:,} {kind} a step {all_devices} devices compute as long as {useful} would"
     return [f"{given}: raise train.prompts_per_step, or take fewer devices"]
 
 

@@ -74,8 +74,9 @@ def cost_of_step(workload: Workload, hardware: Hardware) -> StepCost:
     return StepCost(parts=tuple(_timed(workload, hardware, step.prompts / own.prompts, *part) for part in parts))
 
 
-def busy_devices(workload: Workload) -> int:
-    """Of those that train together, the ones that get prompts (or given rows): all rows of a prompt go to one."""
+def useful_devices(workload: Workload) -> int:
+    """As many as would take no longer than all that train together: the fewest of which none has more prompts (or given
+    rows) than the one with most of them has now; all rows of a prompt go to one."""
     prompts = workload.prompts_per_step
     return -(-prompts // _share_of(step_of(workload), workload.ranks).prompts)
 
