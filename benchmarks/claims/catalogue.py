@@ -31,8 +31,7 @@ class Claim:
     note: str = ""
     """What the setting is like, and what limits the answer."""
     changed: str = ""
-    """What of its setting is not as it was first written down, before any run: a result of such a setting is a lead, no
-    test of something foretold."""
+    """What of its setting is not as it was first written down, before any run. Its runs on file have other seeds."""
 
 
 CLAIMS = (
@@ -42,7 +41,7 @@ CLAIMS = (
         "REINFORCE++, arXiv:2501.03262",
         [Number("training seconds per step", "ppo", "reinforce_plus_plus", "more")],
         "The seconds are those of scoring and updating, without sampling, which both do alike. PPO updates a critic of "
-        "the policy's size and asks a reference. Made one run at a time, at the highest priority of a busy machine.",
+        "the policy's size and asks a reference. Made one run at a time.",
     ),
     Claim(
         "memory",

@@ -93,10 +93,10 @@ all else is *not shown*, effects included that are too small for so few runs. So
 setting, and what does not**; what does not show here may well be true of large models and long answers.
 
 **† Five of the seven settings were changed after trial runs**, between the first version of the file and the runs on
-this page; each section says what. A p-value holds for what was fixed before anybody looked. Where a setting is kept
-because something showed in it, chance passes for an effect more often than p says. So a result with a † is a lead in
-this setting, not a test passed, whichever way it came out; none of them was repeated on other seeds since, which is
-what would settle it. The two without a † were measured as they were first written down.
+this page; each section says what. A p-value holds for what was fixed before anybody looked, and where a setting is kept
+because something showed in it, chance passes for an effect more often than p says. So the runs of these five were made
+anew on seeds that no trial run had used, with everything fixed before, and are on this page whichever way they came
+out. What remains is that the setting itself was chosen: a result says something about it, less about others.
 
     python -m benchmarks.claims            all of them
     posttrain compare benchmarks/claims/clip_higher.yaml --workers 2       one of them, with a page of its own
