@@ -196,6 +196,15 @@ def test_what_small_weights_hide_is_seen(config, dtype):
     assert not in_groups(model)
 
 
+def test_layers_that_add_nothing_yet_are_plain():
+    """As those are that were put between others to be trained (LLaMA Pro, arXiv:2401.02415)."""
+    model: Any = tiny_model()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.zero_()
+        model.model.layers[1].mlp.down_proj.weight.zero_()
+    assert in_groups(model)
+
+
 def test_no_hook_of_a_trial_is_left():
     model = tiny_model()
     assert in_groups(model)

@@ -130,8 +130,9 @@ def _loud(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _scaled(x: Tensor, size: float = 1.0) -> Tensor:
-    """With root mean square `size`."""
-    return x * (size / x.float().square().mean().sqrt()).to(x.dtype)
+    """With root mean square `size`; nothing but zeros stay what they are."""
+    found = x.float().square().mean().sqrt()
+    return x * (size / found).to(x.dtype) if found > 0 else x
 
 
 def _noise(like: Tensor) -> Tensor:
