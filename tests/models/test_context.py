@@ -232,3 +232,12 @@ def test_a_kind_of_layers_whose_factors_change_decides_for_the_model():
 def test_an_architecture_without_a_limit_has_none():
     config = hf.MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2)
     assert (context_window(config), window_reason(config)) == (None, "")
+
+
+def test_settings_that_are_null_count_as_not_given():
+    """As a model's own code may keep them."""
+    config = hf.LlamaConfig(**SIZES, max_position_embeddings=64)
+    config.rope_parameters = {"rope_type": None, "rope_theta": 100.0}
+    assert context_window(config) == 64
+    config.rope_parameters = {**LONGROPE, "original_max_position_embeddings": None}
+    assert context_window(config) == 64

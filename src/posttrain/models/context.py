@@ -85,9 +85,9 @@ def _changing(text_config: PreTrainedConfig, own: int | None) -> Iterator[tuple[
     """(rope type, length up to which its factors are the same) of the kinds of layers whose factors change."""
     pretrained = getattr(text_config, "original_max_position_embeddings", own)
     for parameters in _by_layer_type(text_config):
-        rope_type = parameters.get("rope_type", "default")
+        rope_type = parameters.get("rope_type") or "default"
         if rope_type == "longrope":
-            yield rope_type, parameters.get("original_max_position_embeddings", pretrained)
+            yield rope_type, parameters.get("original_max_position_embeddings") or pretrained
         elif "dynamic" in rope_type:
             yield rope_type, own
 
