@@ -217,6 +217,13 @@ def test_models_in_memory(facts, algorithm, models):
     assert (best.algorithm, best.cost.models) == (algorithm, models)
 
 
+def test_a_cpu_trains_adapters_of_a_model_of_unknown_size():
+    named = {"data": "pairs", "model": "someone/a-model-that-no-table-knows"}
+    assert "lora:" in advise(**named, gpus=0).best.config
+    assert "lora:" not in advise(**named, gpus=1).best.config
+    assert "lora:" not in advise(data="pairs", model="Qwen/Qwen3-0.6B", gpus=0).best.config
+
+
 def test_adapters_where_training_all_weights_does_not_fit():
     best = advise(data="verifier", size="7b", gpus=1, gpu_memory=24).best
     assert "lora:" in best.config

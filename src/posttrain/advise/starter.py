@@ -49,11 +49,13 @@ def model_for(facts: Facts) -> str:
 
 
 def wants_lora(facts: Facts) -> bool:
-    """Adapters, where training all weights does not fit, a CPU would have to train a billion of them, or memory matters
-    most and nothing says that there is enough."""
+    """Adapters, where training all weights does not fit, a CPU would have to train a billion of them (which a model
+    that is named and of which nothing else is known may have), or memory matters most and nothing says that there is
+    enough."""
     if "memory" in facts.priority and not facts.full_training_fits:
         return True
-    return facts.full_training_fits is False or (facts.gpus == 0 and facts.size is not None and facts.size >= 1)
+    large = facts.model is not None if facts.size is None else facts.size >= 1
+    return facts.full_training_fits is False or (facts.gpus == 0 and large)
 
 
 def settings_for(card: AlgorithmCard, facts: Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
