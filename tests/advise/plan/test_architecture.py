@@ -114,6 +114,13 @@ def test_architectures_that_cannot_be_counted_are_named() -> None:
         architecture_of({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {}})
 
 
+def test_a_model_that_was_trained_further_has_the_shape_of_the_model() -> None:
+    for name in ("Qwen/Qwen2.5-7B-Instruct", "qwen/qwen2.5-7b-it"):
+        assert read_architecture(name).counts == read_architecture("7b").counts
+    with pytest.raises(ConfigError, match="no model that is known by name"):
+        read_architecture("Qwen/Qwen2.5-7B-Coder")
+
+
 def test_a_name_that_says_nothing_is_answered_with_the_size_classes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'6\.9b' is no folder.*0.5b, .*7b.*30b-a3b"):
         read_architecture("6.9b")

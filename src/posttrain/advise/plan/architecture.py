@@ -10,6 +10,7 @@ The records are those of shape.py.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -35,10 +36,14 @@ __all__ = [
 SIZES = Path(__file__).with_name("sizes.yaml")
 EXPERT_NUMBERS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Versions of transformers write the number of experts under different names."""
+TRAINED_FURTHER = re.compile(r"-(instruct|chat|base|it)$")
+"""How names of models end that have the shape of the model without it."""
 
 
 def read_architecture(model: str) -> Architecture:
     """Of a folder or a config.json, of a size class such as "7b", or of a model that `sizes.yaml` knows by its name.
+
+    A name may end in -Instruct, -Chat, -Base or -it.
 
     Nothing is downloaded. Raises ModelError for a file that is none, ConfigError for a name that says nothing.
     """
@@ -52,6 +57,10 @@ def read_architecture(model: str) -> Architecture:
     cached = _cached_config(model)
     if cached is not None:
         return architecture_of(_read_config(cached), name=model)
+    kin = TRAINED_FURTHER.sub("", model.lower())
+    for known in size_classes().values():
+        if kin == known["model"].lower():
+            return architecture_of(known["config"], name=model)
     raise ConfigError(
         given=f"model {model!r} is no folder with a config.json, no size class and no model that is known by name",
         allowed=f"a folder, a config.json, a model in the local cache of the Hub, or {', '.join(size_classes())}",
