@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from tests.models.tiny_architectures import VOCAB, gradients
+from tests.rollout.policies import SIZES as POLICY_SIZES
 from tests.tiny import tiny_model as tiny_folder
 from tests.tiny import tiny_tokenizer
 from torch import Tensor
@@ -30,17 +31,7 @@ from posttrain.train.rendering import render_both
 from posttrain.types import Tokens
 
 WINDOW = 32
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SIZES = {name: size for name, size in POLICY_SIZES.items() if name != "max_position_embeddings"}
 LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 100.0,
