@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "algorithms": PURE
     | {"torch", "pydantic", "pydantic_core"}
     | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors")},
+    "control_groups.py": PURE | {"os", "pathlib"},
     "errors.py": {"__future__"},
     "files.py": PURE | {"contextlib", "errno", "os", "pathlib", "threading", "posttrain.errors"},
 }
@@ -110,7 +111,7 @@ ADVISE = imports_nothing_of(
     {"torch", "transformers", "peft", "datasets"}
     | {
         f"posttrain.{part}"
-        for part in PARTS - {"advise", "cache", "errors", "files", "report", "tasks"}
+        for part in PARTS - {"advise", "cache", "control_groups", "errors", "files", "report", "tasks"}
         if not part.startswith(("config", "_"))
     }
 )

@@ -16,6 +16,8 @@ from typing import Any, Literal
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from posttrain.control_groups import cores
+
 Level = Literal["OK", "WARN", "FAIL"]
 
 TESTED = {
@@ -124,12 +126,7 @@ def _accelerator() -> Finding:
         precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
         found = f"{card.name}, {card.total_memory / 2**30:.0f} GiB, {precision}"
         return Finding(level="OK", what="accelerator", found=found)
-    return Finding(level="OK", what="accelerator", found=f"none: CPU with {_cores()} cores, float32")
-
-
-def _cores() -> int:
-    """Those that this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Finding(level="OK", what="accelerator", found=f"none: CPU with {cores()} cores, float32")
 
 
 def _memory() -> Finding:

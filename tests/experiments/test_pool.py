@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.control_groups import cores
 from posttrain.experiments import pool
 from posttrain.experiments.children import Child, ChildResult
-from posttrain.experiments.pool import cores, share_of_processor, threads_of, work
+from posttrain.experiments.pool import share_of_processor, threads_of, work
 
 
 class Program:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+from posttrain.control_groups import cores
 from posttrain.experiments.children import WATCHED_EVERY, Child, ChildResult
 
 LOOKED_AFTER_EVERY = 0.2
@@ -57,11 +58,6 @@ def work(tasks: Iterator[Task], workers: int) -> None:
                     task.ended(child.wait())
             if at_work:
                 time.sleep(LOOKED_AFTER_EVERY)
-
-
-def cores() -> int:
-    """Those that this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_of_processor(workers: int) -> Mapping[str, str]:

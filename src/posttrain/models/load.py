@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.control_groups import cores
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.compute import Compute, choose_compute_dtype
 from posttrain.models.context import context_window, window_note, window_reason
@@ -93,7 +95,7 @@ def make_ready(
     vocab_size = check_vocabulary(config, model, tokenizer)
     eos_ids = find_eos_ids(tokenizer, generation_config, vocab_size)
     pad_id = choose_pad_id(tokenizer, (generation_config, model.config), eos_ids, vocab_size)
-    notes = [*_attention_note(config, model), *window_note(model.config)]
+    notes = [*hold_to_quota(), *_attention_note(config, model), *window_note(model.config)]
     notes += _set_pad(tokenizer, model.config, pad_id, eos_ids)
     if config.chat_template is not None:
         tokenizer.chat_template = _read_chat_template(config.chat_template, tokenizer)
@@ -151,6 +153,19 @@ def train_every_token(model: PreTrainedModel) -> None:
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding):
         embedding.padding_idx = None
+
+
+def hold_to_quota() -> list[str]:
+    """PyTorch starts a thread for each core that it sees; of those that a container may not use, all wait for all.
+
+    A sentence for the log where that was changed. `OMP_NUM_THREADS` is obeyed.
+    """
+    seen, usable = torch.get_num_threads(), cores()
+    if seen <= usable or "OMP_NUM_THREADS" in os.environ:
+        return []
+    torch.set_num_threads(usable)
+    threads = "1 thread" if usable == 1 else f"{usable} threads"
+    return [f"{threads}, not {seen}: this container may use no more of the processor"]
 
 
 def _attention_note(config: ModelConfig, model: PreTrainedModel) -> list[str]:

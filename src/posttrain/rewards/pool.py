@@ -10,7 +10,6 @@ call between two messages, so that whoever handed in the work can do something e
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import threading
@@ -20,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from posttrain.control_groups import cores
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Abandoned, Outcome, Signature
 from posttrain.rewards.load import Target
@@ -43,7 +43,7 @@ class WorkerPool:
     """
 
     def __init__(self, size: int | None = None) -> None:
-        self.size = size or min(4, os.cpu_count() or 1)
+        self.size = size or min(4, cores())
         self._workers: list[WorkerProcess] = []
         self._driving = threading.Lock()
         """Held by whoever talks to the workers."""

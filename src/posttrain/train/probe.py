@@ -34,7 +34,7 @@ from posttrain.advise.plan.verdict import size
 from posttrain.advise.plan.workload import Computing, workload_of
 from posttrain.config import RunConfig, load_config, to_yaml
 from posttrain.models.compute import dtype_name, has_bfloat16
-from posttrain.models.load import choose_device
+from posttrain.models.load import choose_device, hold_to_quota
 from posttrain.report.svg import compact, percent
 from posttrain.report.terminal import TerminalView
 from posttrain.train import api
@@ -101,6 +101,7 @@ def probe_and_plan(config: RunConfig, target: Target | None = None) -> Probed:
     here = target_here(config)
     before = plan_for(config, here if target is None else replace(target, hardware=here.hardware))
     device = choose_device(config.model.device)
+    hold_to_quota()
     rates, small = _rates(device), _small_step(config, device)
     cost, memory = cost_of_step(small.workload, before.hardware), predict(small.workload)
     calibration = Calibration(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.experiments.compare.synthetic import compared, write_run
 
+from posttrain.control_groups import cores
 from posttrain.experiments.compare.api import conclude
 from posttrain.experiments.compare.work import ATTEMPTS, keep_attempt, read_attempts, run_folder
-from posttrain.experiments.pool import cores
 
 
 def test_a_clear_win(tmp_path: Path):

@@ -6,11 +6,9 @@ kernel would give back (file cache) counts as free. Swap is told apart: a run th
 
 from __future__ import annotations
 
-import re
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,8 +16,7 @@ import psutil
 
 from posttrain.advise.plan.calibration import apply_to, processor, saved
 from posttrain.advise.plan.hardware import Hardware, this_gpu, this_processor
-
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
+from posttrain.control_groups import CONTROL_GROUPS, OWN_GROUPS, memory_left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,53 +29,16 @@ class Available:
     """What bounds the memory."""
 
 
-def available_memory(groups: Path = CONTROL_GROUPS, own: Path = Path("/proc/self/cgroup")) -> Available:
+def available_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> Available:
     """Of main memory: what the machine, its control groups and the limit of this process leave, the least of them."""
     free = psutil.virtual_memory().available
     limits = [(free, "what the machine has free")]
-    limits += [(left, "the limit of the control group") for left in control_group_limits(groups, own)]
+    limits += [(left, "the limit of the control group") for left in memory_left(groups, own)]
     bound, _ = resource.getrlimit(resource.RLIMIT_AS)
     if bound != resource.RLIM_INFINITY:
         limits.append((max(0, bound - psutil.Process().memory_info().vms), "the limit of this process (ulimit -v)"))
     memory, limit = min(limits)
     return Available(memory=memory, swap=psutil.swap_memory().free if memory == free else 0, limit=limit)
-
-
-def control_group_limits(groups: Path, own: Path) -> Iterator[int]:
-    """Bytes that each control group around this process leaves it, version 2 and version 1."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = groups, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, names = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        below = root / path.lstrip("/")
-        for folder in (below, *below.parents):
-            if folder == root.parent:
-                break
-            if (left := _left(folder, *names)) is not None:
-                yield left
-
-
-def _left(folder: Path, limit_name: str, usage_name: str) -> int | None:
-    """None where there is no limit, or nothing to read.
-
-    The file cache of a group is given back when it is needed: weights that were read twice, too, which are in its
-    active part. In version 1 `total_` counts the groups below, as the usage does.
-    """
-    try:
-        limit, usage = int((folder / limit_name).read_text()), int((folder / usage_name).read_text())
-        told = dict(re.findall(r"(?m)^(\w+) (\d+)$", (folder / "memory.stat").read_text()))
-    except (OSError, ValueError):  # "max" is no number: no limit
-        return None
-    cache = sum(int(told.get(f"total_{part}", told.get(part, 0))) for part in ("inactive_file", "active_file"))
-    return max(0, limit - usage + cache)
 
 
 def free_disk(folder: Path) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any
 from posttrain.advise.plan.hardware import Hardware, processor_facts
 from posttrain.advise.plan.records import MemoryPlan, Phase
 from posttrain.cache import cache_folder
+from posttrain.control_groups import cores
 from posttrain.files import write_durably
 
 EXACT = ("weights", "adapters", "gradients", "optimizer state", "copy of the weights")
@@ -103,5 +103,4 @@ def processor() -> str:
     told = processor_facts()
     flags = hashlib.sha256(told.get("flags", "").encode()).hexdigest()[:8]
     name = told.get("model name") or platform.processor() or platform.machine()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name} (instructions {flags}), {cores} cores"
+    return f"{name} (instructions {flags}), {cores()} cores"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from posttrain.control_groups import cores
 from posttrain.errors import ConfigError
 
 FILE = Path(__file__).with_name("hardware.yaml")
@@ -197,17 +197,19 @@ def _words(text: str) -> list[str]:
 
 
 def this_processor(
-    free_memory: int, rates: tuple[float, float] | None = None, *, bfloat16: bool | None = None
+    free_memory: int, rates: tuple[float, float] | None = None, *, facts: Mapping[str, str] | None = None
 ) -> Hardware:
-    """The processor that runs this, with these rates of products in float32 and of memory; None: those of a short
-    measurement. `bfloat16`: it multiplies bfloat16 by instructions of its own; None: as it says."""
+    """The processor that runs this, with these rates of plain products in float32 and of memory; None: those of a short
+    measurement. `facts` are those of `processor_facts`, from which it is known what it multiplies faster."""
     flops, bandwidth = rates or measured_processor()
     shares = dict(table()["processor_efficiency"])
-    times = shares.pop("bfloat16_times")
+    onednn, bfloat16 = shares.pop("onednn_times"), shares.pop("bfloat16_times")
+    if "avx512f" in (processor_facts() if facts is None else facts).get("flags", "").split():
+        flops *= onednn
     device = Device(
         key="cpu",
-        title=f"this machine ({_cores()} CPU cores)",
-        bfloat16=times * flops if (has_bfloat16() if bfloat16 is None else bfloat16) else None,
+        title=f"this machine ({cores()} CPU cores)",
+        bfloat16=bfloat16 * flops if has_bfloat16(facts) else None,
         float32=flops,
         memory=free_memory,
         bandwidth=bandwidth,
@@ -253,7 +255,7 @@ def measured_processor() -> tuple[float, float]:
     target = np.empty_like(source)
     product = _best_seconds(lambda: np.matmul(matrix, matrix, out=out), tries=200)
     copy = _best_seconds(lambda: np.copyto(target, source), tries=3)
-    return _cores() * 2 * size**3 / product, 2 * source.nbytes / copy
+    return cores() * 2 * size**3 / product, 2 * source.nbytes / copy
 
 
 def _best_seconds(work: Callable[[], object], tries: int) -> float:
@@ -264,10 +266,6 @@ def _best_seconds(work: Callable[[], object], tries: int) -> float:
         work()
         seconds.append(time.perf_counter() - start)
     return max(min(seconds), 1e-9)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def this_gpu(name: str, total: int, free: int) -> Hardware:

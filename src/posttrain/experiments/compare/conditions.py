@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from posttrain.control_groups import cores
 from posttrain.experiments.compare.design import Unit
 from posttrain.experiments.compare.outcomes import Outcome
-from posttrain.experiments.pool import cores
 from posttrain.report.store import read_run
 from posttrain.report.svg import compact
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from posttrain.control_groups import cores
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Abandoned, Outcome, run_call
 from posttrain.rewards.code.bench import Rules
@@ -83,7 +84,7 @@ class CodeRunner:
     def __init__(self, settings: Mapping[str, Any], size: int | None = None) -> None:
         """`size` programs run at a time; by default one per core."""
         self._kind = settings.get("sandbox", "auto")
-        self._size = size or len(os.sched_getaffinity(0))
+        self._size = size or cores()
         self._sandbox: Sandbox | None = None
 
     def run(

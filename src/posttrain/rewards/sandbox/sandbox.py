@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from posttrain.control_groups import cores
 from posttrain.errors import ConfigError, SandboxUnavailable
 from posttrain.rewards.sandbox import selftest, tiers
 from posttrain.rewards.sandbox.forkserver import Command, ForkServer
@@ -108,7 +108,7 @@ def open_sandbox(kind: str = "auto", limits: Limits | None = None, *, size: int 
     `auto` takes bubblewrap if that works and Landlock if not; what is named is what is used, or nothing is. `size` is
     how many programs `run_many` runs at a time; one per core if it is not given.
     """
-    limits, size = limits or Limits(), size or len(os.sched_getaffinity(0))
+    limits, size = limits or Limits(), size or cores()
     if sys.platform != "linux":
         raise SandboxUnavailable(
             given=f"programs can be confined on Linux only, and this is {sys.platform}",
