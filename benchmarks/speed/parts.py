@@ -90,7 +90,7 @@ def samplers(case: Case) -> list[Side]:
     ]
 
 
-TRAINER_RATIOS = [(OURS, TRL), (OURS, TRL_FAST), (OURS_32, TRL_32), (OURS_16, TRL)]
+TRAINER_RATIOS = [(OURS, TRL), (OURS, TRL_FAST), (OURS_32, TRL_32), (OURS_16, TRL), (OURS_16, TRL_FAST)]
 SAMPLER_RATIOS = [
     (OURS_32, "generate float32"),
     (OURS_16, "generate bfloat16"),

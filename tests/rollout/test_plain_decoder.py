@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, Smol
 
 from posttrain.errors import PublishError
 from posttrain.models import onednn
-from posttrain.rollout import DeliveryProof, LocalSampler, joint_linear, plain_decoder
+from posttrain.rollout import DeliveryProof, LocalSampler, group_rows, joint_linear, plain_decoder
 from posttrain.rollout.decoding_path import DecodingPath, decoding_path
 from posttrain.rollout.engine import Arrival
 from posttrain.rollout.group_attention import Groups, Heads, attend_rows
 from posttrain.rollout.group_cache import SlotBlocks
-from posttrain.rollout.group_rows import GroupRows
+from posttrain.rollout.group_rows import GroupRows, filled_up
 from posttrain.rollout.packed_linear import PackedLinear
+from posttrain.types import Completion
 
 PLAIN = ["llama", "qwen2, tied", "qwen3-moe, experts", "mistral, sliding window"]
 OTHERS = ["gpt2, learned positions", "gpt-neox", "olmoe, experts", "gemma2, soft caps and sliding window"]
@@ -44,20 +45,26 @@ def in_groups(model: nn.Module) -> bool:
     prompt_n=st.lists(st.integers(0, 3), min_size=1, max_size=7),
     per_key=st.integers(1, 3),
     keys=st.integers(1, 3),
+    extra=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
-def test_rows_that_share_prompts_attend_as_each_would_alone(prompt_n, per_key, keys, seed):
-    """Against softmax(scaling q K + mask) V over the row's prompt and the row's own columns, in float64."""
+def test_rows_that_share_prompts_attend_as_each_would_alone(prompt_n, per_key, keys, extra, seed):
+    """Against softmax(scaling q K + mask) V over the row's prompt and the row's own columns, in float64.
+
+    Rows that fill up change nothing.
+    """
     torch.manual_seed(seed)
     heads = Heads(query=keys * per_key, key=keys, width=4, scaling=0.3)
-    num_rows, tokens = len(prompt_n), heads.query + 2 * keys
+    num_rows, tokens = len(prompt_n) + extra, heads.query + 2 * keys
     qkv = torch.randn(num_rows, tokens, 4, dtype=torch.float64)
     prompts, rows = ([torch.randn(n, keys, c, 4).double() for _ in range(2)] for n, c in ((4, 5), (num_rows, 3)))
     visible = torch.rand(num_rows, 8) < 0.7
     visible[:, -1] = True
     mask = torch.zeros(num_rows, 1, 8).double().masked_fill(~visible[:, None], -torch.inf)
     stored = [(k.transpose(2, 3).flatten(0, 1), v.flatten(0, 1)) for k, v in (prompts, rows)]
-    found = attend_rows(qkv, Groups.of(prompt_n, 4, heads, qkv.device), *stored, mask, heads)  # type: ignore[arg-type]
+    groups = Groups.of(prompt_n, 4, heads, qkv.device, num_filled=num_rows)
+    found = attend_rows(qkv, groups, *stored, mask, heads)  # type: ignore[arg-type]
+    assert len(found) == num_rows
     for row, prompt in enumerate(prompt_n):
         key, value = (torch.cat([p[prompt], r[row]], dim=1) for p, r in zip(prompts, rows, strict=True))
         key, value = (x.repeat_interleave(per_key, dim=0) for x in (key, value))
@@ -127,6 +134,84 @@ def test_a_prompt_is_held_once_for_its_group_and_until_its_last_row_has_left():
         rows.step(torch.full((2,), 3), [Arrival([8, 9], 1, more=False)])
         rows.select([2])
         assert (rows._lengths_P, rows._prompt_n) == ([2], [0])
+
+
+@given(st.integers(0, 5000))
+def test_rows_are_filled_up_by_a_quarter_at_most(rows):
+    assert rows <= filled_up(rows) <= 1.25 * rows
+    assert filled_up(filled_up(rows)) == filled_up(rows)
+
+
+def test_all_numbers_of_rows_come_to_a_few():
+    assert len({filled_up(rows) for rows in range(1, 257)}) == 28
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_fill_up_change_no_completion(dtype, monkeypatch):
+    sampler = sampler_of(tiny_model(), shared=False, packed=True, dtype=dtype)
+    sampler.eos_ids = frozenset((EOS, 2, 5, 17, 40, 9, 33))
+    lengths = Settings(max_completion_length=30)
+    found, computed = _sampled(sampler, lengths, monkeypatch)
+    monkeypatch.setattr(group_rows, "filled_up", lambda rows: rows)
+    expected, needed = _sampled(sampler, lengths, monkeypatch)
+    assert set(computed[1:]) < set(map(filled_up, range(1, 34))), "numbers of rows for which kernels are made"
+    assert len(set(needed)) > len(set(computed)), "the test wants rows that leave one by one"
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    same = [ours.ids == theirs.ids for ours, theirs in zip(found, expected, strict=True)]
+    assert all(same) if dtype == torch.float32 else sum(same) > len(same) / 2
+    for ours, theirs, is_same in zip(found, expected, same, strict=True):
+        assert not is_same or ours.logprobs == pytest.approx(theirs.logprobs, abs=tolerance)
+
+
+def _sampled(
+    sampler: LocalSampler, lengths: Settings, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Completion], list[int]]:
+    """33 completions of three prompts, and the tokens of every pass, the first one with the prompts in it."""
+    assert in_groups(sampler.model), "found out before passes are counted"
+    passes: list[int] = []
+    own = plain_decoder.PlainDecoder.hidden
+
+    def counted(self: plain_decoder.PlainDecoder, ids_L: Tensor, *given: Any, **named: Any) -> Tensor:
+        passes.append(len(ids_L))
+        return own(self, ids_L, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plain_decoder.PlainDecoder, "hidden", counted)
+        groups = sampler.generate(random_prompts((12, 1, 7)), lengths, group_size=11, seed=3)
+    return [completion for group in groups for completion in group], passes
+
+
+def test_products_without_kernels_of_their_own_are_of_the_rows_alone(monkeypatch):
+    sampler = sampler_of(tiny_model())
+    sampler.eos_ids = frozenset((EOS, 2, 5, 17, 40, 9, 33))
+    completions, passes = _sampled(sampler, Settings(max_completion_length=30), monkeypatch)
+    assert sum(passes[1:]) == sum(len(completion.ids) - 1 for completion in completions)
+
+
+class _Counting(nn.Module):
+    """A norm that puts another buffer in the place of its own whenever it is called."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.norm(x)
+
+
+def test_a_buffer_that_is_replaced_in_decoding_can_be_written_and_trained_with():
+    policy: Any = tiny_model()
+    policy.model.norm = _Counting(policy.model.norm)
+    sampler = sampler_of(policy, shared=False)
+    sampler.generate(random_prompts(), Settings(), group_size=2, seed=0)
+    assert sampler.model.model.norm.calls > policy.model.norm.calls == 0  # type: ignore[union-attr]
+    sampler.load_weights(policy, 2)
+    assert sampler.model.model.norm.calls == 0  # type: ignore[union-attr]
+    shared = sampler_of(policy)
+    shared.generate(random_prompts(), Settings(), group_size=2, seed=0)
+    policy(input_ids=torch.tensor([[5, 9, 33]])).logits.sum().backward()
 
 
 class _ClampedMLP(nn.Module):

@@ -301,8 +301,8 @@ def test_a_sampler_that_returns_no_numbers_never_passes():
 def test_a_probe_is_the_end_of_a_prompt_and_fits_wherever_the_prompt_fits():
     (row,) = (p.ids for p in random_prompts((40,)))
     proof = DeliveryProof.from_prompts([row, row[:5], row[:1]], tolerance=1.0)
-    assert proof.prompt_ids == (row[8:32], row[:3], row[:1])
-    assert proof.completion_ids == (row[32:], row[3:5], row[:1])
+    assert proof.prompt_ids == (row[8:36], row[:3], row[:1])
+    assert proof.completion_ids == (row[36:], row[3:5], row[:1] * 2), "what comes after the first token is decoded"
 
 
 def test_a_proof_without_a_probe_is_refused():

@@ -22,11 +22,12 @@ from torch import Tensor
 TYPICAL_ROWS = 64
 """Rows for which weights are laid out. The layout is right for any number; from 16 on it makes no difference."""
 
-KEPT_KERNELS = 512
+KEPT_KERNELS = 256
 """A kernel is compiled for each shape of a product, and kept in case that shape comes again. Those of decoding do in
-every step, some five for each number of rows; those of training passes hardly ever, for other steps have rows of other
-lengths. By default 1,024 are kept, up to half a megabyte each: most of them would be of passes that are over. oneDNN
-keeps kernels and PyTorch their descriptions; both ask the environment once, at the first product."""
+every step, some five for each number of rows, of which a plain decoder has few (rollout/group_rows.py); those of
+training passes hardly ever, for other steps have rows of other lengths. By default 1,024 are kept, up to half a
+megabyte each: most of them would be of passes that are over. oneDNN keeps kernels and PyTorch their descriptions; both
+ask the environment once, at the first product."""
 for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_variable, str(KEPT_KERNELS))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,31 +50,37 @@ class Groups:
     """In the grid: the place of every row's query, `[n, K, G]`."""
 
     @staticmethod
-    def of(prompt_n: Sequence[int], num_prompts: int, heads: Heads, device: torch.device) -> Groups:
-        """`prompt_n`: the prompt of every row."""
+    def of(
+        prompt_n: Sequence[int], num_prompts: int, heads: Heads, device: torch.device, *, num_filled: int = 0
+    ) -> Groups:
+        """`prompt_n`: the prompt of every row. Rows beyond them, up to `num_filled`, ask what row 0 asks."""
         taken = [0] * num_prompts
         place_n = []
         for prompt in prompt_n:
             place_n.append(taken[prompt])
             taken[prompt] += 1
-        places = max(taken)
-        row_Pg = torch.zeros(num_prompts, places, dtype=torch.long)
-        rows_n = torch.arange(len(prompt_n))
-        prompts, own_place = torch.tensor(prompt_n), torch.tensor(place_n)
+        prompts, own_place, rows_n = np.array(prompt_n), np.array(place_n), np.arange(len(prompt_n))
+        places, per_key = max(taken), heads.query // heads.key
+        row_Pg = np.zeros((num_prompts, places), dtype=np.int64)
         row_Pg[prompts, own_place] = rows_n
-        per_key = heads.query // heads.key
-        head_KG = torch.arange(heads.query).view(heads.key, per_key)
+        head_KG = np.arange(heads.query).reshape(heads.key, per_key)
         row_P1g1, head_K1G = row_Pg[:, None, :, None], head_KG[:, None]
         tokens = heads.query + 2 * heads.key
-        key_K1, query_G = torch.arange(heads.key)[:, None], torch.arange(per_key)
-        in_grid = (prompts[:, None, None] * heads.key + key_K1) * places + own_place[:, None, None]
-        from_tokens = [(row_P1g1 * tokens + head_K1G).flatten(), (rows_n[:, None, None] * tokens + head_KG).flatten()]
+        grid_n = prompts * heads.key * places + own_place
+        row_m = np.arange(max(num_filled, len(prompt_n)))
+        asks_m = np.where(row_m < len(prompt_n), row_m, 0)
+        from_grid = (grid_n[asks_m][:, None, None] + np.arange(heads.key)[:, None] * places) * per_key
+        from_tokens = [(row_P1g1 * tokens + head_K1G).ravel(), (asks_m[:, None, None] * tokens + head_KG).ravel()]
+
+        def on_device(index: np.ndarray) -> Tensor:
+            return torch.from_numpy(index).to(device)
+
         return Groups(
             num_prompts=num_prompts,
             places=places,
-            from_tokens=torch.cat(from_tokens).to(device),
-            from_rows=(row_P1g1 * heads.query + head_K1G).flatten().to(device),
-            from_grid=(in_grid * per_key + query_G).flatten().to(device),
+            from_tokens=on_device(np.concatenate(from_tokens)),
+            from_rows=on_device((row_P1g1 * heads.query + head_K1G).ravel()),
+            from_grid=on_device((from_grid + np.arange(per_key)).ravel()),
         )
 
 

@@ -3,7 +3,12 @@
 A row is written where it stands, and moves only when a row before it has left and the last one takes its slot; so do
 prompts, which leave when no row is left that began with them. A prompt whose group still waits for room stays.
 
-n rows in flight, P prompts, V vocabulary, L tokens of a forward pass, C columns of prompts and rows together.
+oneDNN compiles a kernel for each shape of a product. Where products go through it, rows are filled up to one of few
+numbers by copies of row 0: they ask what it asks, read what their slots happen to hold, write nothing, and what comes
+of them is dropped.
+
+n rows in flight, m with those that fill up, P prompts, V vocabulary, L tokens of a forward pass, C columns of prompts
+and rows together.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
@@ -19,6 +25,7 @@ from transformers.masking_utils import causal_mask_function
 from posttrain.rollout.engine import close_ranks
 from posttrain.rollout.group_attention import Groups, Stored, attend_prompt, attend_rows
 from posttrain.rollout.group_cache import Place, SlotBlocks
+from posttrain.rollout.packed_linear import PackedLinear
 from posttrain.rollout.plain_decoder import PlainDecoder
 from posttrain.rollout.requests import Arrival
 
@@ -35,9 +42,9 @@ class _InFlight:
 
     groups: Groups
     slots_n: Tensor
-    starts_n: Tensor
+    starts_m: Tensor
     """Position of the first token after the prompt."""
-    seen_nC: Tensor
+    seen_mC: Tensor
     """Position of what every column holds, or will hold."""
     stored: dict[int, tuple[Stored, Stored]] = field(default_factory=dict)
     """Of prompts and of rows, for every layer that has been asked for."""
@@ -54,14 +61,15 @@ class GroupRows:
         weight = next(model.parameters())
         self.device, self._dtype = weight.device, _autocast_dtype(weight)
         self._mask_functions = mask_functions
+        self._fills_up = _compiles_kernels(model, self._dtype)
         self._heads = self.decoder.heads
         self._prompts = SlotBlocks(self.decoder.num_layers)
         self._rows = SlotBlocks(self.decoder.num_layers)
         self._lengths_P: list[int] = []
         self._prompt_n: list[int] = []
         self._ages: list[int] = []
-        self._ages_n = torch.zeros(0, dtype=torch.long, device=self.device)
         """Tokens after the prompt that each row has stored."""
+        self._ages_m = torch.zeros(0, dtype=torch.long, device=self.device)
         self._in_flight: _InFlight | None = None
         self._held: tuple[int, Tensor] | None = None
         """The prompt whose group waits for room, and the logits `[1, V]` after it."""
@@ -77,7 +85,7 @@ class GroupRows:
         else:
             logits_BV = torch.empty(0, device=self.device)
         self._ages = [age + 1 for age in self._ages]
-        self._ages_n = self._ages_n + 1
+        self._ages_m = self._ages_m + 1
         if not arrivals:
             return logits_BV
         places = [*([held[0]] if held else []), *range(num_prompts, num_prompts + len(fresh))]
@@ -90,7 +98,6 @@ class GroupRows:
         """See `Rows`. Only what changes its place is copied, each to the place of one that leaves."""
         self._rows.close_ranks(kept, self._ages)
         self._ages = [self._ages[row] for row in kept]
-        self._ages_n = self._ages_n[list(kept)]
         self._prompt_n = [self._prompt_n[row] for row in kept]
         needed = set(self._prompt_n) | ({self._held[0]} if self._held else set())
         places = close_ranks(sorted(needed))
@@ -100,7 +107,7 @@ class GroupRows:
         self._prompt_n = [moved[prompt] for prompt in self._prompt_n]
         if self._held:
             self._held = (moved[self._held[0]], self._held[1])
-        self._in_flight = None
+        self._rows_changed()
 
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
         """A row that leaves costs one copy at most."""
@@ -113,17 +120,17 @@ class GroupRows:
         new = [place for place, arrival in zip(places, arrivals, strict=True) for _ in range(arrival.count)]
         self._prompt_n += new
         self._ages += [0] * len(new)
-        self._ages_n = torch.cat([self._ages_n, self._ages_n.new_zeros(len(new))])
-        self._in_flight = None
+        self._rows_changed()
         return [logits_1V.expand(arrival.count, -1) for logits_1V, arrival in zip(after_prompts, arrivals, strict=True)]
 
     def _forward(self, ids_B: Tensor, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Logits `[n + P, V]` after the token of each row and after each new prompt."""
         num_rows, held_prompts = len(self._prompt_n), len(self._lengths_P)
-        row_positions_n, row_masks = self._see(num_rows)
-        ends = list(accumulate(map(len, prompts), initial=num_rows))
+        num_filled = self._computed(num_rows)
+        positions_m, row_masks = self._see(num_rows)
+        ends = list(accumulate(map(len, prompts), initial=num_filled))
         parts = [slice(a, b) for a, b in pairwise(ends)]
-        ids_L, positions_L = ids_B, row_positions_n
+        ids_L, positions_L = torch.cat([ids_B, ids_B[:1].expand(num_filled - num_rows)]), positions_m
         if prompts:
             longest_T = torch.arange(max(map(len, prompts)), device=self.device)
             ids_L = torch.cat([ids_L, torch.tensor([token for ids in prompts for token in ids], device=self.device)])
@@ -133,7 +140,7 @@ class GroupRows:
         def attend(layer: int, qkv_LND: Tensor) -> Tensor:
             qkv_LND, function, outputs = qkv_LND.to(self._dtype), self._mask_functions[layer], []
             if num_rows:
-                outputs.append(self._attend_rows(layer, qkv_LND[:num_rows], row_masks[function]))
+                outputs.append(self._attend_rows(layer, qkv_LND[:num_filled], row_masks[function]))
             for slot, part in enumerate(parts, start=held_prompts):
                 _, key_TKD, value_TKD = self._split(qkv_LND[part])
                 self._prompts.write_prompt(layer, slot, key_TKD, value_TKD)
@@ -143,49 +150,64 @@ class GroupRows:
                 outputs.append(attend_prompt(qkv_LND[part], mask_TT, self._heads))
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-        hidden_LE = self.decoder.hidden(ids_L, positions_L, attend)
-        if prompts:
-            hidden_LE = hidden_LE[[*range(num_rows), *(part.stop - 1 for part in parts)]]
-        return self.decoder.logits(hidden_LE)
+        after_prompts = [self._lengths_P[prompt] + age for prompt, age in zip(self._prompt_n, self._ages, strict=True)]
+        below = 1 + max([*after_prompts, *(len(ids) - 1 for ids in prompts)])
+        hidden_LE = self.decoder.hidden(ids_L, positions_L, attend, below=below)
+        if not prompts:
+            return self.decoder.logits(hidden_LE)[:num_rows]
+        return self.decoder.logits(hidden_LE[[*range(num_rows), *(part.stop - 1 for part in parts)]])
 
     def _see(self, num_rows: int) -> tuple[Tensor, dict[MaskFunction, Tensor]]:
-        """Positions `[n]` of the new tokens, and the mask `[n, 1, C]` that each function makes for them."""
+        """Positions `[m]` of the new tokens, and the mask `[m, 1, C]` that each function makes for them."""
         if not num_rows:
-            return self._ages_n, {}
+            return self._ages_m, {}
         if self._in_flight is None:
             self._in_flight = self._gather()
         now = self._in_flight
-        positions_n = now.starts_n + self._ages_n
+        positions_m = now.starts_m + self._ages_m
         functions = dict.fromkeys(self._mask_functions)
-        masks = {f: _row_mask(f, positions_n[:, None], now.seen_nC).to(self._dtype) for f in functions}
-        return positions_n, masks
+        masks = {f: _row_mask(f, positions_m[:, None], now.seen_mC).to(self._dtype) for f in functions}
+        return positions_m, masks
+
+    def _rows_changed(self) -> None:
+        """Other rows are in flight from the next pass on."""
+        self._ages_m = torch.tensor(self._fill_up(self._ages), dtype=torch.long, device=self.device)
+        self._in_flight = None
+
+    def _computed(self, num_rows: int) -> int:
+        return filled_up(num_rows) if self._fills_up else num_rows
+
+    def _fill_up(self, values: Sequence[int]) -> list[int]:
+        """One for each row that is computed; those that fill up have that of row 0."""
+        return [*values, *list(values[:1]) * (self._computed(len(values)) - len(values))]
 
     def _gather(self) -> _InFlight:
-        starts_n = torch.tensor([self._lengths_P[prompt] for prompt in self._prompt_n])
-        columns_p, columns_s = torch.arange(self._prompts.num_columns), torch.arange(self._rows.num_columns)
-        prompt_nC = columns_p.where(columns_p < starts_n[:, None], torch.tensor(_NOWHERE))
+        starts_m1 = np.array(self._fill_up([self._lengths_P[prompt] for prompt in self._prompt_n]))[:, None]
+        columns_p, columns_s = np.arange(self._prompts.num_columns), np.arange(self._rows.num_columns)
+        prompt_mC = np.where(columns_p < starts_m1, columns_p, _NOWHERE)
+        seen_mC = np.concatenate([prompt_mC, starts_m1 + columns_s], axis=1)
         return _InFlight(
-            groups=Groups.of(self._prompt_n, len(self._lengths_P), self._heads, self.device),
-            slots_n=torch.arange(len(starts_n), device=self.device),
-            starts_n=starts_n.to(self.device),
-            seen_nC=torch.cat([prompt_nC, starts_n[:, None] + columns_s], dim=-1).to(self.device),
+            groups=Groups.of(self._prompt_n, len(self._lengths_P), self._heads, self.device, num_filled=len(starts_m1)),
+            slots_n=torch.arange(len(self._prompt_n), device=self.device),
+            starts_m=torch.from_numpy(starts_m1[:, 0]).to(self.device),
+            seen_mC=torch.from_numpy(seen_mC).to(self.device),
         )
 
-    def _attend_rows(self, layer: int, qkv_nND: Tensor, mask_n1C: Tensor) -> Tensor:
+    def _attend_rows(self, layer: int, qkv_mND: Tensor, mask_m1C: Tensor) -> Tensor:
         now = self._in_flight
         assert now is not None, "rows are gathered before a pass"
-        _, key_nKD, value_nKD = self._split(qkv_nND)
+        _, key_nKD, value_nKD = self._split(qkv_mND[: len(self._ages)])
         self._rows.write_token(layer, self._place(now), key_nKD, value_nKD)
         if layer not in now.stored:
             prompts = self._prompts.stored(layer, now.groups.num_prompts)
-            now.stored[layer] = prompts, self._rows.stored(layer, len(qkv_nND))
-        return attend_rows(qkv_nND, now.groups, *now.stored[layer], mask_n1C, self._heads)
+            now.stored[layer] = prompts, self._rows.stored(layer, len(qkv_mND))
+        return attend_rows(qkv_mND, now.groups, *now.stored[layer], mask_m1C, self._heads)
 
     def _place(self, now: _InFlight) -> Place:
         """Where the new tokens of the rows go: to one column as long as all rows began together."""
         if min(self._ages) == max(self._ages):
             return slice(0, len(self._ages)), self._ages[0]
-        return now.slots_n, self._ages_n
+        return now.slots_n, self._ages_m[: len(self._ages)]
 
     def _split(self, qkv_LND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = qkv_LND.split([self._heads.query, self._heads.key, self._heads.key], dim=1)
@@ -197,9 +219,26 @@ class GroupRows:
         if lengths := [*self._lengths_P, *fresh_lengths]:
             changed |= self._prompts.use(len(lengths), max(lengths), num_held=held)
         if rows:
-            changed |= self._rows.use(rows, max(self._ages) + 1, num_held=rows)
+            changed |= self._rows.use(self._computed(rows), max(self._ages) + 1, num_held=rows)
         if changed:
             self._in_flight = None
+
+
+def filled_up(num_rows: int) -> int:
+    """The number of rows that are computed in place of so many: the next of four numbers from each power of two on.
+
+    >>> [filled_up(n) for n in (0, 1, 7, 9, 16, 17, 33, 64)]
+    [0, 1, 7, 10, 16, 20, 40, 64]
+    """
+    step = 1 << max(0, (num_rows - 1).bit_length() - 3)
+    return -(-num_rows // step) * step
+
+
+def _compiles_kernels(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether products go through oneDNN: those with packed weights, and all in half precision on a CPU."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    packed = any(isinstance(module, PackedLinear) for module in model.modules())
+    return packed or (on_cpu and dtype in (torch.bfloat16, torch.float16))
 
 
 def _row_mask(function: MaskFunction, positions_n1: Tensor, seen_nC: Tensor) -> Tensor:

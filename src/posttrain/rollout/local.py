@@ -263,10 +263,11 @@ class LocalSampler:
     def _decoding_mode(self, modules: Sequence[nn.Module]) -> Iterator[None]:
         """No gradient, no dropout, the precision of decoding; every module is in its former mode afterwards.
 
-        `no_grad`, not `inference_mode`: a buffer that a shared module replaced meanwhile could not be trained with.
+        `inference_mode` for an own copy alone: a buffer that a shared module replaced in it could not be trained with.
         """
         device = next(self.model.parameters()).device
-        with evaluating_all(modules), torch.no_grad(), _autocast(device, self._autocast_dtype):
+        without_gradient = torch.no_grad() if self.shared else torch.inference_mode()
+        with evaluating_all(modules), without_gradient, _autocast(device, self._autocast_dtype):
             yield
 
 

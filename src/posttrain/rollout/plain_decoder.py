@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posttrain.models.context import context_window
 from posttrain.rollout.decoding import base_model
 from posttrain.rollout.group_attention import Heads
 from posttrain.rollout.joint_linear import is_hooked, joint_linear
@@ -64,6 +65,9 @@ class PlainDecoder:
         self.heads = _heads(first)
         self._embed: nn.Module = body.embed_tokens
         self._rotary: nn.Module = body.rotary_emb
+        self._kept: tuple[Tensor, Tensor] | None = None
+        """Of the rotations of the first positions, their cosines and sines."""
+        self._window = context_window(lm.config)
         self._layers = [self._layer(layer) for layer in body.layers]
         self._norm = _norm(body.norm)
         self._head = joint_linear([lm.get_output_embeddings()])  # pyright: ignore[reportArgumentType]
@@ -72,8 +76,11 @@ class PlainDecoder:
     def num_layers(self) -> int:
         return len(self._layers)
 
-    def hidden(self, ids_L: Tensor, positions_L: Tensor, attend: Attend) -> Tensor:
-        """`[L, E]`, what the head reads."""
+    def hidden(self, ids_L: Tensor, positions_L: Tensor, attend: Attend, *, below: int = 0) -> Tensor:
+        """`[L, E]`, what the head reads.
+
+        All positions are `below` that number; then their rotations are kept for further passes. 0: not known.
+        """
         x_LE = self._embed(ids_L[None])[0]
         rotate = None
         for number, layer in enumerate(self._layers):
@@ -81,7 +88,7 @@ class PlainDecoder:
             if layer.head_norms is not None:
                 qkv_LND = self._normed(qkv_LND, *layer.head_norms)
             if rotate is None:
-                rotate = self._rotation(x_LE, positions_L, qkv_LND.dtype)
+                rotate = self._rotation(x_LE, positions_L, below, qkv_LND.dtype)
             rotate(qkv_LND[:, : self.heads.query + self.heads.key])
             x_LE = x_LE + layer.out(attend(number, qkv_LND))
             x_LE = x_LE + layer.mlp(layer.mlp_norm(x_LE))
@@ -111,19 +118,30 @@ class PlainDecoder:
         query, key, value = qkv_LND.split([self.heads.query, self.heads.key, self.heads.key], dim=1)
         return torch.cat([q_norm(query), k_norm(key), value], dim=1)
 
-    def _rotation(self, x_LE: Tensor, positions_L: Tensor, dtype: torch.dtype) -> Callable[[Tensor], None]:
+    def _rotation(self, x_LE: Tensor, positions_L: Tensor, below: int, dtype: torch.dtype) -> Callable[[Tensor], None]:
         """Rotates `[L, N, D]` in place: `x cos + swap(x) sin`, the sign of the swapped halves put into the sine."""
-        cos_L1D, sin_L1D = (x[0, :, None].to(dtype) for x in self._rotary(x_LE[None], positions_L[None]))
-        if cos_L1D.shape[-1] != self.heads.width:
-            raise NotImplementedError("it rotates a part of a head")
+        if not below:
+            cos_L1D, sin_L1D = self._cos_sin(x_LE, positions_L, dtype)
+        else:
+            if self._kept is None or len(self._kept[0]) < below:
+                positions = max(below, min(2 * below, self._window or 2 * below))
+                self._kept = self._cos_sin(x_LE, torch.arange(positions, device=positions_L.device), dtype)
+            cos_L1D, sin_L1D = (x.index_select(0, positions_L) for x in self._kept)
         half = self.heads.width // 2
-        sin_L1D = torch.cat([-sin_L1D[..., :half], sin_L1D[..., half:]], dim=-1)
 
         def rotate(x_LND: Tensor) -> None:
             swapped_LND = torch.cat([x_LND[..., half:], x_LND[..., :half]], dim=-1)
             x_LND.mul_(cos_L1D).addcmul_(swapped_LND, sin_L1D)
 
         return rotate
+
+    def _cos_sin(self, x_LE: Tensor, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`[T, 1, D]` each, as the model makes them, the first half of the sine with its sign changed."""
+        cos_T1D, sin_T1D = (x[0, :, None].to(dtype) for x in self._rotary(x_LE[None], positions_T[None]))
+        if cos_T1D.shape[-1] != self.heads.width:
+            raise NotImplementedError("it rotates a part of a head")
+        half = self.heads.width // 2
+        return cos_T1D, torch.cat([-sin_T1D[..., :half], sin_T1D[..., half:]], dim=-1)
 
 
 def bypassed(model: nn.Module) -> Iterator[nn.Module]:

@@ -35,7 +35,7 @@ from posttrain.rollout.weights import check_names, dense, merged_tensors, named_
 from posttrain.types import Max, Metrics, Min
 
 PROBE_TOKENS = 32
-PROBE_SCORED_TOKENS = 8
+PROBE_SCORED_TOKENS = 4
 
 _TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.5, torch.bfloat16: 3.0}
 
@@ -65,13 +65,13 @@ class DeliveryProof:
         """Probe rows from the ends of the first prompts: `PROBE_TOKENS` each, of which the last few are scored.
 
         A pure function of the prompts: nothing is sampled, a resumed run has the same probe, and what fits the context
-        window as a prompt fits as a probe.
+        window as a prompt fits as a probe, but for prompts of one or two tokens, whose probe is two longer.
         """
         tails = [tuple(ids[-PROBE_TOKENS:]) for ids in prompt_ids[:rows]]
-        scored = [max(1, min(PROBE_SCORED_TOKENS, len(tail) // 2)) for tail in tails]
+        scored = [max(2, min(PROBE_SCORED_TOKENS, len(tail) // 2)) for tail in tails]  # the second is decoded
         return DeliveryProof(
             prompt_ids=tuple(tail[:-n] or tail for tail, n in zip(tails, scored, strict=True)),
-            completion_ids=tuple(tail[-n:] for tail, n in zip(tails, scored, strict=True)),
+            completion_ids=tuple((tail * 2)[-n:] for tail, n in zip(tails, scored, strict=True)),
             tolerance=tolerance,
             temperature=temperature,
         )
@@ -95,9 +95,9 @@ class DeliveryProof:
             )
         with torch.no_grad():
             compared = _check_content(policy, sampler.model)
-            self._check_path(sampler)
+            decoded = self._decode(sampler)
             with evaluating(policy):
-                difference = self._check_probe(policy_logprobs, sampler)
+                difference = self._compare(policy_logprobs, decoded, sampler.version)
                 routing = self._measure_routing(policy_logprobs, policy, sampler)
         return {
             "publish/tensors_compared": Min(float(compared)),
@@ -105,14 +105,13 @@ class DeliveryProof:
             **routing,
         }
 
-    def _check_path(self, sampler: InProcessSampler) -> None:
-        """A plain forward pass and a decoding of the same tokens have to read the same tensors."""
-        prompt, completion = self.prompt_ids[0], self.completion_ids[0]
+    def _decode(self, sampler: InProcessSampler) -> Sequence[Sequence[float]]:
+        """The sampler's side of the probe. It has to read the tensors that a plain forward pass of its model reads."""
         with evaluating(sampler.model), _Reads() as forward, _packed_layers_that_run(sampler.model) as ran:
             device = next(sampler.model.parameters()).device
-            sampler.model(input_ids=torch.tensor([[*prompt, completion[0]]], device=device))
+            sampler.model(input_ids=torch.tensor([[*self.prompt_ids[0], self.completion_ids[0][0]]], device=device))
         with _Reads() as decoding:
-            sampler.score([prompt], [(*completion, *completion)[:2]], temperature=self.temperature)
+            decoded = sampler.score(self.prompt_ids, self.completion_ids, temperature=self.temperature)
         unread = [
             name
             for name, tensor in named_tensors(sampler.model)
@@ -124,12 +123,12 @@ class DeliveryProof:
                 allowed="a sampler that decodes with the tensors of `sampler.model`",
                 fix="Something computed from older weights is used in their place; drop it in load_weights.",
             )
+        return decoded
 
-    def _check_probe(self, policy_logprobs: ScoreCompletions, sampler: InProcessSampler) -> float:
+    def _compare(self, policy_logprobs: ScoreCompletions, decoded: Sequence[Sequence[float]], version: int) -> float:
         """The largest difference between the two sides; raises where it exceeds the tolerance or is not a number."""
         trained = policy_logprobs(self.prompt_ids, self.completion_ids, temperature=self.temperature)
-        _require_finite(trained, sampler.version)
-        decoded = sampler.score(self.prompt_ids, self.completion_ids, temperature=self.temperature)
+        _require_finite(trained, version)
         worst, row, t, ours, theirs = max(_differences(trained, decoded))
         allowed = self.tolerance / min(self.temperature or 1.0, 1.0)  # rounding of logits grows as they are divided
         if worst > allowed:

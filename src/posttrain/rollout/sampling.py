@@ -95,7 +95,8 @@ def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor
     blocks_BNb = weights_BV.view(num_rows, -1, _BLOCK)
     running_BN = blocks_BNb.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     block_B = _draw(running_BN, uniforms_B2[:, 0])
-    inside_Bb = blocks_BNb[torch.arange(num_rows, device=weights_BV.device), block_B]
+    first_B = torch.arange(num_rows, device=weights_BV.device) * blocks_BNb.shape[1]
+    inside_Bb = blocks_BNb.flatten(0, 1).index_select(0, first_B + block_B)
     inside_B = _draw(inside_Bb.cumsum(dim=-1, dtype=torch.float64), uniforms_B2[:, 1])
     return (block_B * _BLOCK + inside_B).clamp(max=num_tokens - 1), running_BN[:, -1]
 

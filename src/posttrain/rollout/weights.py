@@ -82,10 +82,11 @@ def pack_in_place(model: nn.Module, dtype: torch.dtype) -> None:
     pack_linears(model)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def copy_weights(policy: nn.Module, model: nn.Module) -> None:
     """Write every tensor of `policy` over the one of the same name in `model`, cast to its precision.
 
+    In `inference_mode`, as the sampler decodes: a buffer that a module of `model` made there can be written only so.
     Raises PublishError when a name is missing on either side.
     """
     names = {name for name, _ in named_tensors(model)}
@@ -97,7 +98,7 @@ def copy_weights(policy: nn.Module, model: nn.Module) -> None:
     check_names(trained, names)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def write_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Write over the parameter or buffer of that name, cast to its precision."""
     path, _, leaf = name.rpartition(".")
