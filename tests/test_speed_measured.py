@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from benchmarks.speed import goals, limits, page, rounds, workload
+from benchmarks.speed.gate import Gate
 
 RESULT: dict[str, Any] = json.loads(page.RESULT.read_text()) if page.RESULT.exists() else {}
 measured = pytest.mark.skipif(not RESULT, reason="make bench has not been run: there are no results on file")
@@ -46,6 +47,31 @@ def test_a_missed_goal_has_its_reason_on_file():
 def test_the_results_are_those_of_the_workload_as_it_is_now():
     for case in RESULT["grpo"]:
         assert case["tokens"] == workload.SHAPES["short"].tokens()
+
+
+@measured
+def test_the_page_says_of_every_part_on_what_machine_and_of_which_version_it_was_measured():
+    text = page.PAGE.read_text().partition("## The machine")[2]
+    assert set(RESULT["origins"]) == set(RESULT) - {"origins"}
+    for part, origin in RESULT["origins"].items():
+        assert f"`{part}`" in text
+        assert f"on {origin['date']} of commit {origin['commit']}" in text
+
+
+def gate_after(turns: int, **settings: bool) -> Gate:
+    gate = Gate.__new__(Gate)  # without its pipes
+    gate.warm, gate._turns, gate._varying = turns > 0, turns, settings.get("varying", False)
+    return gate
+
+
+def test_lengths_are_those_given_or_vary_between_half_of_them_and_all():
+    given = [8, 31, 128]
+    assert gate_after(0).lengths(given) == [8, 8, 8]
+    assert gate_after(5).lengths(given) == given
+    steps = [gate_after(turn, varying=True).lengths(given) for turn in range(1, 17)]
+    assert len(set(map(tuple, steps))) == 16, "no two steps alike"
+    assert all(4 <= a <= 8 and 15 <= b <= 31 and 64 <= c <= 128 for a, b, c in steps)
+    assert max(steps)[2] - min(steps)[2] > 50
 
 
 def test_tokens_of_a_step_by_hand():

@@ -31,7 +31,7 @@ def main() -> None:
         for part in options.parts:
             started = time.perf_counter()
             found = parts.PARTS[part](folder, options.models)
-            result |= {"machine": machine.description(), part: found}
+            result |= {part: found, "origins": result.get("origins", {}) | {part: machine.origin()}}
             options.out.write_text(json.dumps(result, indent=1) + "\n")
             print(f"== {part}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
             print(json.dumps(found, indent=1), flush=True)

@@ -16,12 +16,16 @@ from typing import Any
 
 WARM_UP_LENGTH = 8
 """Most tokens of a completion in the step that is not measured."""
+GOLDEN_RATIO = 0.618034
+"""Its multiples, taken modulo 1, spread evenly: no two steps have the same lengths."""
 
 
 class Gate:
     """Stands at the end of every step of a worker. The first step warms up: it is not measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, varying: bool = False) -> None:
+        """`varying`: the completions of each step are shorter than they are given by another factor."""
+        self._varying, self._turns = varying, 0
         self._replies = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what libraries print must not come between the replies
         self.warm = False
@@ -29,6 +33,7 @@ class Gate:
 
     def turn(self, **facts: Any) -> None:
         """Report the step that has just ended, and wait for the next one to be asked for."""
+        self._turns += 1
         seconds = time.perf_counter() - self._started
         if self.warm:
             self._reply({"seconds": seconds, "peak_bytes": _sum_over_processes("VmHWM"), **facts})
@@ -42,8 +47,11 @@ class Gate:
         self._started = time.perf_counter()
 
     def lengths(self, lengths: list[int]) -> list[int]:
-        """The completion lengths of this step: as they are, or short while it warms up."""
-        return lengths if self.warm else [min(length, WARM_UP_LENGTH) for length in lengths]
+        """The completion lengths of this step: as they are, short while it warms up, or varying from half to whole."""
+        if not self.warm:
+            return [min(length, WARM_UP_LENGTH) for length in lengths]
+        factor = 0.5 + 0.5 * (self._turns * GOLDEN_RATIO % 1) if self._varying else 1.0
+        return [max(1, round(factor * length)) for length in lengths]
 
     def failed(self, reason: str) -> None:
         self._reply({"error": reason})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,23 @@ import torch
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "sve", "bf16")
 
 
+def origin() -> dict[str, Any]:
+    """Of figures that are measured now: the day, the version of the source, and the machine."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"date": day, "commit": told.stdout.strip() or "unknown", "machine": description()}
+
+
 def description() -> dict[str, Any]:
     """Processor, its instructions for matrix products, memory and versions."""
     return {
-        "processor": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "instructions": [flag for flag in _FLAGS if flag in (_field("/proc/cpuinfo", "flags") or "").split()],
         "memory_gb": round(int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 2**20, 1),
@@ -26,6 +41,13 @@ def description() -> dict[str, Any]:
         "trl": "1.16.0",
         "vllm": "0.32.0",
     }
+
+
+def _processor() -> str:
+    """Its name, and by which generation it is: names are as general as "AMD EPYC"."""
+    name = _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+    family, model = (_field("/proc/cpuinfo", field) for field in ("cpu family", "model"))
+    return f"{name} (family {family}, model {model})" if family and model else name
 
 
 def _field(path: str, name: str) -> str | None:

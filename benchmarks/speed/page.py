@@ -139,16 +139,29 @@ def _passes(cases: Sequence[Result]) -> str:
 
 
 def _machine(result: Result) -> str:
-    about, rates = result["machine"], dict(result.get("machine_limits", {}))
-    text = (
-        f"{about['processor']}, {about['cores']} cores ({', '.join(about['instructions'])}), {about['memory_gb']} GB; "
-        f"Python {about['python']}, torch {about['torch']}, transformers {about['transformers']}, TRL {about['trl']}, "
-        f"vLLM {about['vllm']}."
+    """Of every part, for it may be measured alone: on which machine, when, and of which version of the source."""
+    rates, parts = dict(result.get("machine_limits", {})), dict[str, dict[str, list[str]]]()
+    for part, origin in result["origins"].items():
+        version = f"on {origin['date']} of commit {origin['commit']}"
+        parts.setdefault(_description(origin["machine"]), {}).setdefault(version, []).append(f"`{part}`")
+    text = "\n\n".join(
+        f"{machine} Measured there: "
+        + "; ".join(f"{', '.join(names)} {version}" for version, names in found.items())
+        + "."
+        for machine, found in parts.items()
     )
     bandwidth = rates.pop("memory_gb_per_s", None)
     speeds = "; ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in rates.items())
     more = f" Matrix products [4096 × 768 × 3072]: {speeds}. Memory is read at {bandwidth} GB/s." if bandwidth else ""
     return f"## The machine\n\n{text}{more}\n\n"
+
+
+def _description(about: Result) -> str:
+    return (
+        f"{about['processor']}, {about['cores']} cores ({', '.join(about['instructions'])}), {about['memory_gb']} GB; "
+        f"Python {about['python']}, torch {about['torch']}, transformers {about['transformers']}, TRL {about['trl']}, "
+        f"vLLM {about['vllm']}."
+    )
 
 
 def _size(case: Result) -> str:

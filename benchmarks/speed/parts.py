@@ -31,10 +31,13 @@ class Case:
     lora: int | None = None
     precisions: bool = True
     """Measure float32 and bfloat16 by name too, not only what each library does by itself."""
+    varying: bool = False
+    """Completions have other lengths in each step: half of those given, or up to all of them."""
 
     @property
     def name(self) -> str:
-        return f"{self.model}, {self.shape}" + (f", LoRA {self.lora}" if self.lora else "")
+        more = [f"LoRA {self.lora}"] if self.lora else []
+        return ", ".join([self.model, self.shape, *more, *(["other lengths in each step"] if self.varying else [])])
 
 
 SMALL, LARGE = Case(model="small"), Case(model="large", rounds=3)
@@ -42,6 +45,7 @@ OTHERS = [
     Case(model="small", shape="uniform", rounds=3, precisions=False),
     Case(model="small", shape="long", rounds=3, precisions=False),
     Case(model="small", rounds=3, lora=16, precisions=False),
+    Case(model="small", rounds=12, varying=True, precisions=False),
     Case(model="moe", rounds=2, precisions=False),
     Case(model="qwen3", rounds=3, precisions=False),
 ]
@@ -52,11 +56,11 @@ def trainers(task: str, case: Case) -> list[Side]:
     lora = {"lora": case.lora} if case.lora else {}
 
     def ours(name: str, settings: dict[str, Any]) -> Side:
-        return Side(name=name, side="posttrain", task=task, settings=settings | lora)
+        return Side(name=name, side="posttrain", task=task, settings=settings | lora, varying=case.varying)
 
     def trl(name: str, settings: dict[str, Any]) -> Side:
         rounds = 1 if case.model in SLOW else None
-        return Side(name=name, side="trl", task=task, settings=settings | lora, rounds=rounds)
+        return Side(name=name, side="trl", task=task, settings=settings | lora, rounds=rounds, varying=case.varying)
 
     found = [ours(OURS, {}), trl(TRL, {}), trl(TRL_FAST, TRL_BEST | BEST_OF.get(task, {}))]
     if case.precisions:

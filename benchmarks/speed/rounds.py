@@ -38,6 +38,8 @@ class Side:
     settings: dict[str, Any] = field(default_factory=dict)
     rounds: int | None = None
     """Take part in so many rounds at most: for sides whose step takes minutes."""
+    varying: bool = False
+    """Completions have other lengths in each step."""
 
 
 class SideFailed(RuntimeError):
@@ -49,6 +51,7 @@ class Worker:
 
     def __init__(self, side: Side, folder: Path, log: Path) -> None:
         job = {"side": side.side, "task": side.task, "folder": str(folder), "settings": side.settings}
+        job["varying"] = side.varying
         python = interpreter(side.side)
         self.side, self._log = side, log
         self._scratch = tempfile.TemporaryDirectory(prefix="side-", ignore_cleanup_errors=True)

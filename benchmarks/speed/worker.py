@@ -12,7 +12,8 @@ from benchmarks.speed.gate import Gate
 
 
 def main() -> None:
-    job, gate = json.loads(sys.argv[1]), Gate()
+    job = json.loads(sys.argv[1])
+    gate = Gate(varying=job["varying"])
     try:
         side = importlib.import_module(f"benchmarks.speed.sides.{job['side']}")
         getattr(side, job["task"])(Path(job["folder"]), dict(job["settings"]), gate)
