@@ -64,9 +64,7 @@ class ModelReward:
         path: str, settings: Mapping[str, Any], *, folder: Path | None = None, device: str = "auto"
     ) -> ModelReward:
         """The model of a folder (a run's folder means its newest checkpoint), or a name on the Hub."""
-        normalize = settings.get("normalize", False)
-        if not isinstance(normalize, bool):
-            raise ConfigError(given=f"settings.normalize = {normalize!r} of a reward model", allowed="true or false")
+        normalize = wants_normalized(settings)
         if "aggregate" in settings:
             raise ConfigError(
                 given=f"settings.aggregate = {settings['aggregate']!r} of a reward model that scores whole answers",
@@ -144,6 +142,14 @@ def find_model(path: str, folder: Path | None = None) -> str:
         if place.is_dir():
             return str(place)
     return path
+
+
+def wants_normalized(settings: Mapping[str, Any]) -> bool:
+    """Scores less their mean on held-out answers, over their deviation. Raises ConfigError for what is no bool."""
+    normalize = settings.get("normalize", False)
+    if not isinstance(normalize, bool):
+        raise ConfigError(given=f"settings.normalize = {normalize!r} of a reward model", allowed="true or false")
+    return normalize
 
 
 def open_model(load: Callable[..., LoadedModel], place: str, device: str) -> LoadedModel:

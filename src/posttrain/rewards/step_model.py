@@ -18,7 +18,15 @@ from posttrain.errors import ConfigError
 from posttrain.functional.step_scores import AGGREGATES, aggregate
 from posttrain.models.step_head import load_step_model, scores_steps, step_scores
 from posttrain.rewards.calls import Outcome
-from posttrain.rewards.model import ModelReward, asked_by, facts_of, find_model, open_model, score_in_parts
+from posttrain.rewards.model import (
+    ModelReward,
+    asked_by,
+    facts_of,
+    find_model,
+    open_model,
+    score_in_parts,
+    wants_normalized,
+)
 from posttrain.types import Completion, Prompt, Tokens
 
 SEPARATOR = "\n"
@@ -28,7 +36,8 @@ SEPARATOR = "\n"
 def load_model_reward(
     path: str, settings: Mapping[str, Any], *, folder: Path | None = None, device: str = "auto"
 ) -> ModelReward:
-    """The model of a folder as a reward, whether it scores answers or steps."""
+    """The model of a folder as a reward, whether it scores answers or steps; the Hub may have to say which."""
+    wants_normalized(settings)  # before anything is asked
     place = find_model(path, folder)
     kind = StepModelReward if scores_steps(place) else ModelReward
     return kind.load(path, settings, folder=folder, device=device)
@@ -50,7 +59,7 @@ class StepModelReward(ModelReward):
                 allowed=", ".join(AGGREGATES),
                 fix="Set aggregate: min, for the worst step.",
             )
-        if settings.get("normalize", False) is not False:
+        if wants_normalized(settings):
             raise ConfigError(
                 given="settings.normalize of a model that scores steps",
                 allowed="normalize for models that score whole answers: probabilities have their scale",
