@@ -1,9 +1,11 @@
 """By what a majority is counted follows from the rewards."""
 
 import pytest
+from tests.rewards.rollouts import completion, prompt
 
-from posttrain.evaluate.votes import extract_for, math_answer, normalise, numeric_answer
+from posttrain.evaluate.votes import math_answer, normalise, numeric_answer, vote_for
 from posttrain.rewards import Reward, build_rewards
+from posttrain.rewards.verdict import Verdict
 
 
 @pytest.mark.parametrize(
@@ -31,16 +33,32 @@ def test_space_and_case_do_not_make_another_answer(text, vote):
     [
         ([Reward(name="numeric")], "7"),
         ([Reward(name="math")], "7"),
-        ([Reward(name="exact_match", settings={"extract": "<a>(.*?)</a>"})], "seven"),
         ([Reward(name="exact_match")], "<a>six</a> <a>seven</a> so 7"),
         ([Reward(function=lambda prompt, completion: 1.0, label="own"), Reward(name="numeric", weight=0.5)], "7"),
     ],
 )
 def test_the_first_verifier_that_reads_an_answer_says_how(rewards, vote):
     with build_rewards(rewards) as built:
-        assert extract_for(built)("<a>six</a> <a>seven</a> so 7") == vote
+        assert vote_for(built)("<a>six</a> <a>seven</a> so 7", {}) == vote
 
 
-def test_no_match_is_no_vote():
+def test_what_a_pattern_extracts_is_told_by_the_verdict():
     with build_rewards([Reward(name="exact_match", settings={"extract": "<a>(.*?)</a>"})]) as built:
-        assert extract_for(built)("nothing") is None
+        (label,) = (component.label for component in built.components)
+        vote = vote_for(built)
+        assert vote("<a>six</a>", {label: Verdict(0.0, "wrong", extracted="seven")}) == "seven"
+        assert vote("<a>six</a>", {label: Verdict(None, "timeout")}) is None
+        assert vote("<a>six</a>", {label: None}) is None
+
+
+def test_a_pattern_that_searches_for_ever_ends_with_its_worker_and_not_with_the_evaluation():
+    """Its time is up for a worker; nobody else runs it. A judgement that failed has no vote."""
+    reward = Reward(name="exact_match", timeout=1, settings={"extract": r"(?:[\w ]+)*answer: (\d+)"})
+    texts = ["answer: 3", "a" * 40 + "!"]
+    with build_rewards([reward]) as built:
+        scores = built.score([prompt(0, answer="3")], [[completion(text) for text in texts]])
+        (label,) = scores.verdicts
+        vote = vote_for(built)
+        votes = [vote(text, {label: said}) for text, said in zip(texts, scores.verdicts[label][0], strict=True)]
+    assert scores.scored_PG == [[True, False]]
+    assert votes == ["3", None]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.models.packing import Segment, make_buckets, pack
+from posttrain.models.packing import Segment, make_buckets, pack, pack_whole
 from posttrain.types import Tokens
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=12)
@@ -45,6 +45,21 @@ def test_a_scored_token_is_predicted_by_the_token_before_it_in_its_row(lengths_B
     needed = [1000 * b + t for b, n in enumerate(last) for t in range(n)]
     assert sorted(ids[packed.token_index_L].tolist()) == needed
     assert packed.num_tokens == len(needed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), min_size=1, max_size=8), st.integers(0, 2))
+def test_every_token_of_rows_that_begin_alike_has_a_place_that_holds_it(rows, padding):
+    """Rows of three kinds, of which those of one kind begin alike, and some are the same: the longest ones, too."""
+    lengths_B = [length for _, length in rows]
+    width = max(lengths_B) + padding
+    ids_BT = torch.tensor([[1000 * kind + t for t in range(width)] for kind, _ in rows])
+    tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor(lengths_B))
+    packed = pack_whole(tokens)
+    ids_L = ids_BT.flatten()[packed.token_index_L]
+    for row, length in enumerate(lengths_B):
+        assert ids_L[packed.place_BT[row, :length]].tolist() == ids_BT[row, :length].tolist()
+        assert int(packed.source_N[row]) == int(packed.place_BT[row, length - 1])
 
 
 @settings(max_examples=60, deadline=None)

@@ -36,6 +36,7 @@ def row(number: int) -> dict[str, Any]:
 
 
 COLUMNS = {
+    "grpo": ("prompt", "label"),
     "sft": ("prompt", "completion"),
     "dpo": ("prompt", "chosen", "rejected"),
     "kto": ("prompt", "completion", "label"),
@@ -43,6 +44,11 @@ COLUMNS = {
     "reward_regression": ("prompt", "completion", "score"),
     "process_reward_model": ("prompt", "completions", "labels"),
 }
+
+
+REWARD = """def reward(prompts, completions, label, **columns):
+    return [float(len(set(completion)) % 3 + kept) for completion, kept in zip(completions, label)]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +65,13 @@ def begun(tmp_path: Path, model: Path, algorithm: str, **data: Any) -> Path:
     """A run of 24 rows, 8 of them held out, with one of its two steps done."""
     write(tmp_path / "train.jsonl", algorithm, [row(n) for n in range(16)])
     write(tmp_path / "eval.jsonl", algorithm, [row(n) for n in range(16, 24)])
+    (tmp_path / "rewards.py").write_text(REWARD)
+    sampled = {
+        "rewards": [{"function": f"{tmp_path / 'rewards.py'}:reward"}],
+        "sampling": {"max_completion_length": 4, "group_size": 2},
+        "guards": {"max_truncated": 1.0},
+        "evaluation": {"samples": 0},
+    }
     pt.train(
         {
             "model": {"path": str(model), "device": "cpu"},
@@ -67,6 +80,7 @@ def begun(tmp_path: Path, model: Path, algorithm: str, **data: Any) -> Path:
             "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-3},
             "output": str(tmp_path / "run"),
             "report": False,
+            **(sampled if algorithm == "grpo" else {}),
         }
     )
     return tmp_path / "run"
@@ -107,6 +121,26 @@ def test_whatever_changed_is_said(tmp_path, model, change, streaming, monkeypatc
     folder = begun(tmp_path, model, "kto", streaming=streaming)
     file, edit, message = CHANGES[change]
     write(tmp_path / f"{file}.jsonl", "kto", edit([row(n) for n in (range(16) if file == "train" else range(16, 24))]))
+    with pytest.raises(DataError, match=message):
+        pt.resume(folder, steps=2)
+
+
+GRPO_CHANGES: dict[str, tuple[str, Callable[[Rows], Rows], str]] = {
+    "one more in front": ("eval", lambda rows: [row(40), *rows], "held-out data: 9 rows, and there were 8"),
+    "one column that rewards read": (
+        "train",
+        lambda rows: [rows[0] | {"label": not rows[0]["label"]}, *rows[1:]],
+        "training data: 16 rows as before",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", GRPO_CHANGES)
+def test_prompts_that_changed_are_said_too(tmp_path, model, change):
+    """Their held-out answers would be compared with a baseline of answers to other prompts."""
+    folder = begun(tmp_path, model, "grpo")
+    file, edit, message = GRPO_CHANGES[change]
+    write(tmp_path / f"{file}.jsonl", "grpo", edit([row(n) for n in (range(16) if file == "train" else range(16, 24))]))
     with pytest.raises(DataError, match=message):
         pt.resume(folder, steps=2)
 

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from posttrain.evaluate.evaluation import Answer, Evaluation, Record, bounds_of
-from posttrain.evaluate.votes import Extract, extract_for, normalise
+from posttrain.evaluate.votes import Extract, Vote, by_text, normalise, vote_for
 from posttrain.functional.estimators import majority_at_k, pass_at_k, powers_of_two
 from posttrain.functional.intervals import Interval, mean_interval, wilson
 from posttrain.rewards.scores import enforce_limit
@@ -64,7 +64,7 @@ def evaluate_sampler(
         if check_scores is not None:
             enforce_limit(check_scores, max_unscored)
     groups = [[answered[g] for g in range(1 + samples)] for answered in answers]
-    vote = extract or extract_for(reward_set)
+    vote = vote_for(reward_set) if extract is None else by_text(extract)
     records = [
         Record(index=prompt.index, prompt=prompt.text, greedy=judged[0], samples=tuple(judged[1:]))
         for prompt, judged in zip(prompts, _answers(groups, scores, check_scores, vote), strict=True)
@@ -142,25 +142,24 @@ def interval_of(values_per_problem: Sequence[Sequence[float]], confidence: float
 
 
 def _answers(
-    groups: Sequence[Sequence[Completion]], scores: Scores, check: Scores | None, vote: Extract
+    groups: Sequence[Sequence[Completion]], scores: Scores, check: Scores | None, vote: Vote
 ) -> list[list[Answer]]:
     """`[P][1 + samples]`: each completion with its judgement; the check judges the first of each group."""
-    return [
-        [
-            Answer(
-                text=completion.text,
-                ids=completion.ids,
-                finish_reason=completion.finish_reason,
-                score=scores.rewards_PG[p][g] if scores.scored_PG[p][g] else None,
-                parts={label: values[p][g] for label, values in scores.parts.items()},
-                reasons={label: v.reason for label, given in scores.verdicts.items() if (v := given[p][g]) is not None},
-                check={label: values[p][0] for label, values in check.parts.items()} if check and g == 0 else {},
-                vote=normalise(vote(completion.text)),
-            )
-            for g, completion in enumerate(group)
-        ]
-        for p, group in enumerate(groups)
-    ]
+
+    def answer(p: int, g: int, completion: Completion) -> Answer:
+        verdicts = {label: given[p][g] for label, given in scores.verdicts.items()}
+        return Answer(
+            text=completion.text,
+            ids=completion.ids,
+            finish_reason=completion.finish_reason,
+            score=scores.rewards_PG[p][g] if scores.scored_PG[p][g] else None,
+            parts={label: values[p][g] for label, values in scores.parts.items()},
+            reasons={label: verdict.reason for label, verdict in verdicts.items() if verdict is not None},
+            check={label: values[p][0] for label, values in check.parts.items()} if check and g == 0 else {},
+            vote=normalise(vote(completion.text, verdicts)),
+        )
+
+    return [[answer(p, g, completion) for g, completion in enumerate(group)] for p, group in enumerate(groups)]
 
 
 def _pass(answers: Sequence[Answer], k: int) -> float:

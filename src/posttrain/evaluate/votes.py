@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from posttrain.rewards.mathematics.choices import choice_of
@@ -14,25 +13,35 @@ from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
     from posttrain.rewards import RewardSet
+    from posttrain.rewards.verdict import Verdict
 
 Extract = Callable[[str], str | None]
 """Text of a completion -> its answer, or None when it has none."""
+Vote = Callable[[str, "Mapping[str, Verdict | None]"], str | None]
+"""The same, from the text and from what the rewards said about it, by their labels."""
 
 
-def extract_for(rewards: RewardSet) -> Extract:
+def vote_for(rewards: RewardSet) -> Vote:
     """The reading of answers that goes with the first built-in verifier of the rewards.
 
-    Verifiers of numbers read the one number, `math` and its like the one answer, `multiple_choice` a letter,
-    `exact_match` with `extract` its match. Without a verifier that reads an answer the whole completion is the answer.
+    Verifiers of numbers read the one number, `math` and its like the one answer, `multiple_choice` a letter. What
+    `exact_match` extracts by a pattern is taken from its verdict: a user's pattern can search for ever, and meets
+    the model's text only where a worker can be stopped. Without a verifier that reads an answer the whole completion is
+    the answer.
     """
     for component in rewards.components:
-        pattern = component.settings.get("extract")
         name = next((name for name, builtin in BUILTINS.items() if builtin is component.builtin), None)
         if name in _READERS:
-            return _READERS[name]
-        if name == "exact_match" and isinstance(pattern, str):
-            return lambda text: _last_match(pattern, text)
-    return lambda text: text
+            return by_text(_READERS[name])
+        if name == "exact_match" and component.settings.get("extract") is not None:
+            label = component.label
+            return lambda text, verdicts: found.extracted if (found := verdicts.get(label)) is not None else None
+    return by_text(lambda text: text)
+
+
+def by_text(extract: Extract) -> Vote:
+    """A reading of answers that looks at nothing but the text."""
+    return lambda text, verdicts: extract(text)
 
 
 def numeric_answer(text: str) -> str | None:
@@ -78,8 +87,3 @@ def normalise(answer: str | None) -> str | None:
     'forty two'
     """
     return " ".join((answer or "").split()).casefold() or None
-
-
-def _last_match(pattern: str, text: str) -> str | None:
-    matches = list(re.finditer(pattern, text, re.DOTALL))
-    return (matches[-1][1] if matches[-1].re.groups else matches[-1][0]) if matches else None

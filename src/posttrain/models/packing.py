@@ -124,7 +124,7 @@ def _lay_out(
     for family in families:
         if family.prefix:
             trunk, *others = family.rows
-            place_BT[others, : family.prefix] = place_BT[trunk, : family.prefix]
+            place_BT[others, : family.prefix] = place_BT[trunk, : family.prefix].clone()  # rows alike may fill it all
     return Packed(
         segments=segments,
         token_index_L=token_index_L,

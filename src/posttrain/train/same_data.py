@@ -2,7 +2,8 @@
 
 Which rows a step takes is a pure function of the seed, the step and how many rows there are. So rows that were added,
 removed or reordered while a run was stopped would be compared, weighed and measured as if they were the old ones. The
-run's folder therefore keeps what its rows were, as the model reads them, in data.json:
+run's folder therefore keeps what its rows were, as the model reads them, in data.json; of prompts to which answers are
+sampled, the columns that rewards read belong to it:
 
     {"training data": {"rows": 48, "sha256": ...}, "held-out data": {"rows": 12, "sha256": ...}}
 
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.data.labels import Unpaired
 from posttrain.data.store import LAYOUTS, SEAL, Stored
 from posttrain.errors import DataError
-from posttrain.types import Example, RatedExample, StepExample
+from posttrain.types import Example, Prompt, RatedExample, StepExample
 
 if TYPE_CHECKING:
     from posttrain.config import DataConfig
@@ -36,7 +37,7 @@ Facts = dict[str, dict[str, Any]]
 
 
 def put_on_file(run: Run) -> None:
-    """At the start of a run; no file where answers are sampled, whatever an attempt before it has left."""
+    """At the start of a run; no file where there are no rows, whatever an attempt before it has left."""
     if facts := facts_of(run):
         run.store.data(facts)
     else:
@@ -70,11 +71,12 @@ def facts_of(run: Run) -> Facts:
 
 
 def rows_of(part: Any) -> Sequence[Any]:
-    """The given rows of a feed or of a measure, however it is wrapped; none where answers are sampled."""
+    """The given rows of a feed or of a measure, however it is wrapped."""
     for name in ("measure", "subject"):
         if (inner := getattr(part, name, None)) is not None:
             return rows_of(inner)
-    return next((rows for name in ("examples", "pairs", "rows") if (rows := getattr(part, name, None)) is not None), ())
+    names = ("examples", "pairs", "rows", "prompts")
+    return next((rows for name in names if (rows := getattr(part, name, None)) is not None), ())
 
 
 def rows_key(rows: Sequence[Any]) -> str:
@@ -84,6 +86,8 @@ def rows_key(rows: Sequence[Any]) -> str:
     if isinstance(rows, Stored):
         sealed = json.loads((rows.folder / SEAL).read_text(encoding="utf-8"))["files"]
         return _joined([sealed[name][1] for name in HASHED])
+    if isinstance(rows[0], Prompt):
+        return _prompts_key(rows)
     files, end = [hashlib.sha256() for _ in HASHED], 0
     for number in range(len(rows)):
         examples, numbers = _parts(rows[number])
@@ -94,6 +98,15 @@ def rows_key(rows: Sequence[Any]) -> str:
             files[2].update(array("q", [end]).tobytes())
         files[3].update(array("d", numbers).tobytes())
     return _joined([file.hexdigest() for file in files])
+
+
+def _prompts_key(prompts: Sequence[Prompt]) -> str:
+    """Of their tokens and of what rewards read beside them."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        read = [prompt.ids, prompt.plain, prompt.columns]
+        digest.update(json.dumps(read, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def _parts(row: Any) -> tuple[tuple[Example, ...], Sequence[float]]:
