@@ -110,6 +110,19 @@ def test_a_finished_pipeline_resumes_to_itself(done):
         posttrain.resume(done.folder, steps=9)
 
 
+def test_a_stage_is_trained_further_in_a_copy_alone(done, tmp_path):
+    """A pipeline would not go on with a stage whose settings changed, nor with later ones that began without it."""
+    stage = done.folder / "02-grpo"
+    before = {path: path.read_bytes() for path in (stage / "config.yaml", done.folder / "pipeline.json")}
+    with pytest.raises(ConfigError, match=r"(?s)a stage of the pipeline .*Copy"):
+        posttrain.resume(stage, steps=9)
+    assert before == {path: path.read_bytes() for path in before}
+    steps = posttrain.resume(stage).step
+    copied = shutil.copytree(stage, tmp_path / "copied")
+    assert posttrain.resume(copied, steps=steps + 1).step == steps + 1
+    assert isinstance(posttrain.resume(done.folder), Pipeline)
+
+
 def test_a_folder_with_a_pipeline_is_not_written_over(done, folder):
     with pytest.raises(ConfigError, match=r"holds a pipeline already[^$]*posttrain resume"):
         posttrain.train(settings(folder, "done"))

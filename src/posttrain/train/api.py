@@ -28,6 +28,7 @@ from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
+from posttrain.train.pipeline_store import pipeline_around
 from posttrain.train.planning import plan_first
 from posttrain.train.run import Phases, Run
 from posttrain.train.same_data import check_same, put_on_file
@@ -104,7 +105,8 @@ def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView |
             store.config(with_steps((store.folder / "config.yaml").read_text(encoding="utf-8"), steps))
         view.started(run.describe())
         if run.reached == "train.steps":
-            run.warn("resume", f"all {run.step} steps are done; `posttrain resume {store.folder} --steps N` trains on")
+            more = "" if pipeline_around(store.folder) else f"; `posttrain resume {store.folder} --steps N` trains on"
+            run.warn("resume", f"all {run.step} steps are done{more}")
         elif run.reached:
             run.warn("resume", f"nothing is left to train: {run.reached} was reached in step {run.step}")
         return carry_out(run)

@@ -33,7 +33,7 @@ from posttrain.report.terminal import TerminalView
 from posttrain.report.verdict import in_brief, verdict
 from posttrain.train import api
 from posttrain.train.pipeline_stage import StageResult, finished, named, train_stage
-from posttrain.train.pipeline_store import SETTINGS, PipelineStore
+from posttrain.train.pipeline_store import SETTINGS, PipelineStore, pipeline_around
 from posttrain.train.planning import plan_stages
 from posttrain.train.run import Run
 
@@ -95,6 +95,13 @@ def start(config: Any, *, view: TerminalView | None = None, **overrides: Any) ->
 def go_on(folder: str | Path, *, steps: int | None = None, view: TerminalView | None = None) -> Run | Pipeline:
     """`posttrain.resume`: of a run or of a pipeline, told by its folder."""
     if not (Path(folder) / SETTINGS).is_file():
+        around = pipeline_around(Path(folder))
+        if around is not None and steps is not None:
+            raise ConfigError(
+                given=f"--steps {steps} for {folder}, a stage of the pipeline {around}",
+                allowed="the steps that the pipeline gives it: later stages began with what it had learned by then",
+                fix=f"Copy {folder} out of {around} and resume the copy; its proofs and reports stay with it.",
+            )
         return api.resume(folder, steps=steps, view=view)
     if steps is not None:
         raise ConfigError(

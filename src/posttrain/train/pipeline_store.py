@@ -16,6 +16,12 @@ from posttrain.train.store import RunLock
 SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
 
 
+def pipeline_around(run: Path) -> Path | None:
+    """The folder of the pipeline of which the run in this folder is a stage."""
+    parent = run.resolve().parent
+    return parent if (parent / SETTINGS).is_file() else None
+
+
 class PipelineStore:
     """The writer of one pipeline folder; holds its lock until it is closed."""
 
