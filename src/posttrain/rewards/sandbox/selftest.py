@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PROBES = Path(__file__).parent / "probes.py"
 VICTIM = "print(id('secret'), flush=True); input()"
 """A process with something in its memory."""
-PATIENT = Limits(wall=60)
-"""A busy machine shall not decide which limit is met first."""
+PATIENT = Limits(wall=60, cpu=60)
+"""A busy machine, or one that is slow to give memory, shall not decide which limit is met first."""
 COSTS = {
     "sleeping past the deadline": ("import time; time.sleep(60)", Limits(wall=0.4), "wall"),
     "output without end": ("while True: print('x' * 1000)", PATIENT, "output"),
