@@ -1,15 +1,19 @@
 """Scoring: what functions receive, how components are summed, and what is unscored, refused or an error."""
 
 import datetime
+import doctest
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.rewards.rollouts import completion, prompt
+from tests.tiny import tiny_model
 
+import posttrain
 from posttrain.errors import ConfigError, DataError, RewardError
-from posttrain.rewards import Reward, check_gold, enforce_limit
+from posttrain.rewards import Reward, check_gold, enforce_limit, missing
 
 ECHO = """
 import json
@@ -35,7 +39,6 @@ def save(**seen):
 @pytest.fixture
 def seen(reward_file, score, tmp_path):
     """Call one of the functions above and return what it was given."""
-    import json
 
     def call(name, texts, **options):
         settings = options.pop("settings", {})
@@ -111,6 +114,41 @@ def test_a_column_that_the_data_lacks_is_a_config_error(reward_file, built, scor
         score(["x"], Reward(function=function), level=1, answer="4")
     with pytest.raises(ConfigError, match=r"asks for the column 'answer'.*\n.*data.answer"):
         built("math").check([prompt(0, solution="4")])
+
+
+def test_a_column_that_only_the_held_out_data_lacks_is_to_be_added_there(reward_file, tmp_path):
+    files = {"train": {"prompt": "ab", "who": "x"}, "eval": {"prompt": "cd"}}
+    for name, row in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError) as caught:
+        posttrain.train(
+            {
+                "model": str(tiny_model(tmp_path / "model")),
+                "algorithm": "grpo",
+                "data": {name: str(tmp_path / f"{name}.jsonl") for name in files},
+                "rewards": [reward_file("def who_len(prompts, completions, who, **kw): ...", name="who_len")],
+                "sampling": {"max_completion_length": 4},
+                "train": {"steps": 1, "prompts_per_step": 1},
+                "output": str(tmp_path / "run"),
+            }
+        )
+    assert str(caught.value).startswith(
+        "held-out data: reward \"who_len\" asks for the column 'who', which the data does not have; allowed: none: the "
+        "rows hold only prompts.\n  Add the column to the held-out data (data.eval), rename the parameter, give it a "
+        "default, or give its value in the reward's settings.who."
+    )
+
+
+def test_a_judge_s_column_that_the_held_out_data_lacks_is_to_be_added_there(built):
+    judge = {"model": "any", "url": "http://localhost:9/v1", "mode": "reference"}
+    with pytest.raises(
+        ConfigError, match=r"held-out data: judge .* column 'answer'.*\n  Add the column to the held-out"
+    ):
+        built(Reward(judge=judge)).check([prompt(0)], missing.HELD_OUT)
+
+
+def test_examples_in_docstrings_run():
+    assert doctest.testmod(missing) == (0, 1)
 
 
 def test_the_reward_is_the_weighted_sum_and_parts_are_unweighted(reward_file, score):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Outcome, Runner, Signature, run_call
 from posttrain.rewards.gates import TOLD, Gate, GateLike
-from posttrain.rewards.load import Target, suggestion
+from posttrain.rewards.load import Target
+from posttrain.rewards.missing import missing_column
 from posttrain.rewards.pool import Job
 from posttrain.rewards.verifiers import Builtin
 
@@ -125,12 +126,15 @@ class Component:
         in_this_process = self.model is not None or (self.runner is not None and self.signature.is_async)
         return "all" if in_this_process else "row"
 
-    def columns(self, available: Collection[str]) -> list[str]:
-        """The columns that this function receives; ConfigError when it needs one that is not there."""
+    def columns(self, available: Collection[str], what: str = "") -> list[str]:
+        """The columns that this function receives; ConfigError when it needs one that is not there.
+
+        `what` names the rows in the error.
+        """
         available = sorted(set(available) - self._given_names)
         for name in self.signature.required:
             if name not in available and name not in self._given_names and name not in self.settings:
-                raise self._missing(name, available)
+                raise self._missing(name, available, what)
         wanted = available if self.signature.takes_any else set(available) & set(self.signature.named)
         return [name for name in available if name in wanted and name not in self.settings]
 
@@ -144,17 +148,13 @@ class Component:
     def _given_names(self) -> frozenset[str]:
         return GIVEN_NAMES | {TOLD} if self.is_told else GIVEN_NAMES
 
-    def _missing(self, name: str, available: Sequence[str]) -> ConfigError:
-        if name == "answer":
-            fix = "Set data.answer to the column that holds the gold answer."
-        else:
-            fix = f"Rename the parameter, give it a default, or give its value in the reward's settings.{name}."
-        return ConfigError(
-            given=f'reward "{self.label}" asks for the column {name!r}, which the data does not have'
-            + suggestion(name, available),
-            allowed=f"the columns {', '.join(available)}" if available else "none: the rows hold only prompts",
-            fix=fix,
+    def _missing(self, name: str, available: Sequence[str], what: str) -> ConfigError:
+        ways = (
+            ["set data.answer to the column that holds the gold answer"]
+            if name == "answer"
+            else ["rename the parameter", "give it a default", f"give its value in the reward's settings.{name}"]
         )
+        return missing_column(f'reward "{self.label}" asks for', name, available, what=what, ways=ways)
 
     def calls(
         self, rows: Sequence[Row], columns: Mapping[str, Sequence[Any]], is_open: Sequence[bool | None] = ()

@@ -109,13 +109,16 @@ class RewardSet:
     def check(self, prompts: Sequence[Prompt], what: str = "") -> None:
         """Before training: ConfigError for a column that is missing, DataError for gold answers that cannot be used.
 
-        `what` names the prompts in errors: rows whose origin nobody knows are counted within it.
+        `what` names the prompts in errors (`missing.HELD_OUT`: the held-out ones of a run): rows whose origin nobody
+        knows are counted within it.
         """
         available = {name for prompt in prompts for name in prompt.columns}
         for component in self.components:
-            component.columns(available)
-            if (judge := component.model or component.judge) is not None:
-                judge.check(prompts)
+            component.columns(available, what)
+            if component.model is not None:
+                component.model.check(prompts)
+            if component.judge is not None:
+                component.judge.check(prompts, what)
         self.check_rows(((prompt.origin or prompt.index, prompt.columns) for prompt in prompts), what)
 
     def bind(self, policy: LocalSampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:

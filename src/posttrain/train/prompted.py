@@ -9,6 +9,7 @@ from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
 from posttrain.data.split import Split
 from posttrain.errors import ConfigError
 from posttrain.models.load import LoadedModel
+from posttrain.rewards.missing import HELD_OUT
 from posttrain.train.source import context_length
 
 if TYPE_CHECKING:
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 def checked_prompts(config: RunConfig, rows: Split, loaded: LoadedModel, judges: Judges) -> tuple[PromptSet, PromptSet]:
     """The training prompts and the held-out ones. Raises what rewards and check find wrong with their columns."""
     train, heldout = prompt_sets(config, rows, loaded)
-    for what, part in (("training data", train), ("held-out data", heldout)):
+    for what, part in (("training data", train), (HELD_OUT, heldout)):
         if part.prompts and judges.rewards is not None:
             judges.rewards.check(part.prompts, what)
     if judges.check is not None and heldout.prompts:
-        judges.check.require(heldout.prompts, "held-out data")
+        judges.check.require(heldout.prompts, HELD_OUT)
     return train, heldout
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posttrain.cache import cache_folder
-from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Outcome, Signature
 from posttrain.rewards.judge.cache import Cached
 from posttrain.rewards.judge.endpoint import Endpoint
@@ -16,7 +15,7 @@ from posttrain.rewards.judge.modes import Mode, Task
 from posttrain.rewards.judge.records import Conversation, Judgement, Reply
 from posttrain.rewards.judge.substance import says_nothing
 from posttrain.rewards.judge.templates import ASK_AGAIN, Template
-from posttrain.rewards.load import suggestion
+from posttrain.rewards.missing import missing_column
 from posttrain.rewards.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -58,17 +57,16 @@ class Judge:
         if isinstance(self.backend, Endpoint):
             self.backend.budget.keep_in(ledger)
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Before training: the column that answers are compared with is there, and the model can be loaded."""
+    def check(self, prompts: Sequence[Prompt], what: str = "") -> None:
+        """Before training: the column that answers are compared with is there, and the model can be loaded.
+
+        `what` names the prompts in the error.
+        """
         column = self.settings.column
         available = sorted({name for prompt in prompts for name in prompt.columns})
         if column is not None and prompts and column not in available:
-            raise ConfigError(
-                given=f'judge "{self.label}" compares with the column {column!r}, which the data does not have'
-                + suggestion(column, available),
-                allowed=f"the columns {', '.join(available)}" if available else "none: the rows hold only prompts",
-                fix="Set judge.against to the column with the reference, or data.answer for the column answer.",
-            )
+            ways = ["set judge.against to the column with the reference", "set data.answer for the column answer"]
+            raise missing_column(f'judge "{self.label}" compares with', column, available, what=what, ways=ways)
         self._control()
 
     def __call__(self, calls: Sequence[Mapping[str, Any]]) -> Graded:

@@ -1,0 +1,28 @@
+"""What is said of a column that a reward needs and the rows lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.load import suggestion
+
+HELD_OUT = "held-out data"
+"""What the prompts are called that a run measures itself with."""
+
+
+def missing_column(needs: str, name: str, available: Sequence[str], *, what: str, ways: Sequence[str]) -> ConfigError:
+    """`needs` says who needs the column, `what` names the rows ("" where nobody knows), `ways` are those out of it.
+
+    >>> print(missing_column("judge \\"j\\" asks for", "who", ["answer"], what=HELD_OUT, ways=["rename it"]))
+    held-out data: judge "j" asks for the column 'who', which the data does not have; allowed: the columns answer.
+      Add the column to the held-out data (data.eval), or rename it.
+    """
+    where = f"{what}: " if what else ""
+    ways = ["add the column to the held-out data (data.eval)", *ways] if what == HELD_OUT else ways
+    fix = ", or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+    return ConfigError(
+        given=f"{where}{needs} the column {name!r}, which the data does not have{suggestion(name, available)}",
+        allowed=f"the columns {', '.join(available)}" if available else "none: the rows hold only prompts",
+        fix=f"{fix[0].upper()}{fix[1:]}.",
+    )
