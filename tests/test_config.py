@@ -342,6 +342,27 @@ def test_a_reward_is_named_by_a_bare_string_as_in_python(section):
     assert load(f"{section}=[exact_match, a.py:f]").model_dump()[section][1]["function"] == "a.py:f"
 
 
+def my_reward(completions, **columns): ...
+
+
+@pytest.mark.parametrize("section", ["rewards", "check"])
+@pytest.mark.parametrize("written", [lambda function: function, lambda function: {"function": function}])
+def test_a_function_is_given_by_where_it_stands(section, written, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    said = refusal(MINIMAL | {section: [written(my_reward)]})
+    assert said.startswith(f"{section}.0.function: my_reward itself, a Python function; allowed: where it stands, ")
+    assert "a run is resumed from its folder" in said
+    assert said.endswith('\n  Write "tests/test_config.py:my_reward".')
+
+
+def test_a_function_without_a_file_is_to_be_put_into_one():
+    def inner(completions): ...
+
+    for function, name in ((inner, "inner"), (lambda completions: 0, "my_reward")):
+        said = refusal(MINIMAL | {"rewards": [function]})
+        assert said.endswith(f'\n  Put it into a file and write "rewards.py:{name}".')
+
+
 def test_null_switches_a_section_off_and_a_setting_below_it_on_again():
     assert load("lora=null", lora={"rank": 8}).lora is None
     assert load("lora.alpha=4", lora=None).lora == LoRAConfig(alpha=4)

@@ -17,6 +17,8 @@ from posttrain import advise, evaluate, train
 from posttrain.importing import uncollected
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from posttrain.advise.plan.api import Plan
     from posttrain.experiments.compare.api import Comparison
     from posttrain.experiments.sweep.results import SweepResult
@@ -27,7 +29,7 @@ __version__ = "0.1.0"
 __all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]
 
 
-def resume(folder: Any, *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
+def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
     """Continue a run from its newest checkpoint that verifies, or a pipeline; see `posttrain.train.api.resume`."""
     with uncollected():
         from posttrain.train.pipeline import go_on

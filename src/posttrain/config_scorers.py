@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from posttrain.config_values import (
     Count,
+    FunctionText,
     Natural,
     NonNegative,
     Number,
@@ -151,7 +152,7 @@ class Scorer(Part):
     name: Text | None = None
     """A built-in, such as math, code, exact_match or format (docs/rewards.md has all), or what a package published as
     entry point (posttrain.rewards)."""
-    function: Text | None = None
+    function: FunctionText = None
     """Your own: `path/to/file.py:function` or `package.module.function`."""
     model: PathText | None = None
     """A reward model: its folder, that of the run which trained it, or a name on the Hub; `reward_model` is the one of

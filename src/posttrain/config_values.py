@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import is_dataclass
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from posttrain.config_schema import Walker, combine, explain
 from posttrain.config_text import number_in
+from posttrain.errors import ConfigError
 
 
 def as_number(value: Any) -> Any:
@@ -29,6 +31,29 @@ def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, PathLike) else value
 
 
+def _by_place(value: Any) -> Any:
+    """A function is given by where it stands: the folder of a run, which is all that resuming needs, holds no code."""
+    if not callable(value):
+        return value
+    name, place = getattr(value, "__name__", type(value).__name__), _place_of(value)
+    example = f"rewards.py:{name if name.isidentifier() else 'my_reward'}"
+    raise ConfigError(
+        given=f"{name} itself, a Python {type(value).__name__}",
+        allowed='where it stands, "path/to/file.py:name" or "package.module.name": a run is resumed from its folder, '
+        "which can hold that alone",
+        fix=f'Write "{place}".' if place else f'Put it into a file and write "{example}".',
+    )
+
+
+def _place_of(function: Any) -> str:
+    """`path/of/file.py:name`; "" for what has no such place: in a notebook, the script itself or another function."""
+    code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", "<")
+    if code is None or "<" in name or function.__module__ == "__main__" or not os.path.isfile(code.co_filename):
+        return ""
+    file = Path(code.co_filename)
+    return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{name}"
+
+
 Count = Annotated[int, Field(ge=1), BeforeValidator(as_whole)]
 Natural = Annotated[int, Field(ge=0), BeforeValidator(as_whole)]
 Number = Annotated[float, BeforeValidator(as_number)]
@@ -38,6 +63,7 @@ Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(as_number)]
 BelowOne = Annotated[float, Field(ge=0, lt=1), BeforeValidator(as_number)]
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[str, Field(min_length=1), BeforeValidator(_path)]
+FunctionText = Annotated[Text | None, BeforeValidator(_by_place)]
 
 
 class Part(BaseModel):
@@ -84,4 +110,6 @@ def expand(section: str, given: Any) -> Any:
 
 def scorer(given: Any) -> Any:
     """`math` is `{name: math}`, and what has a dot, `rewards.py:score`, a function: as a reward is named in Python."""
+    if callable(given):  # which the setting refuses, with what to write in its place
+        return {"function": given}
     return {"function" if "." in given else "name": given} if isinstance(given, str) else given

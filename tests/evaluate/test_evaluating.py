@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from tests.tiny import tiny_model, write_prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -76,6 +77,21 @@ def test_rows_columns_and_the_majority_s_reading_can_be_given(folder):
     assert {answer.vote for record in found.records for answer in record.samples} == {"same"}
 
 
+def test_rows_come_from_anything_that_holds_them(folder):
+    rows = [{"prompt": "ab", "answer": "ba"}, {"prompt": "cd", "answer": "dc"}]
+    expected = evaluate(folder, rows, "exact_match", k=0, max_completion_length=4)
+    for same in (Dataset.from_list(rows), tuple(rows), iter(rows), (row for row in rows)):
+        assert evaluate(folder, same, "exact_match", k=0, max_completion_length=4).records == expected.records
+
+
+def test_splits_are_not_rows_and_one_is_to_be_chosen(folder):
+    splits = DatasetDict(
+        {"train": Dataset.from_list([{"prompt": "ab"}]), "test": Dataset.from_list([{"prompt": "cd"}])}
+    )
+    with pytest.raises(DataError, match=r'one DatasetDict with train, test; .*\n  Choose one split, data\["train"\]'):
+        evaluate(folder, splits, "exact_match")
+
+
 def test_a_loaded_model_and_the_package_itself_do_the_same(folder, data):
     loaded = load_model(ModelConfig(path=str(folder)))
     expected = evaluate(folder, data, "exact_match", k=0, max_completion_length=8).to_json()
@@ -101,6 +117,7 @@ def test_a_run_folder_is_evaluated_as_the_run_measured_itself(folder, data, tmp_
     assert found.to_json() == run.evaluation["trained"]
     assert found.prompts == 3
     assert evaluate(run.folder, data, k=0).prompts == 6, "other data, the run's rewards"
+    assert posttrain.evaluate(run).to_json() == found.to_json(), "the run itself stands for its folder"
 
 
 def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, data):
@@ -132,6 +149,8 @@ def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, dat
         ),
         ({"k": -1}, ConfigError, "samples = -1; allowed: an integer of at least 0"),
         ({"confidence": 95}, ConfigError, "confidence = 95; allowed: a number above 0 and below 1"),
+        ({"data": 3, "rewards": "exact_match"}, DataError, "data is of type int; allowed: a source, .* or rows"),
+        ({"data": [{"prompt": "ab"}, 3], "rewards": "exact_match"}, DataError, "item 1 of data is of type int"),
         ({"data": "missing.jsonl", "rewards": "exact_match"}, DataError, r"missing\.jsonl does not exist"),
     ],
 )

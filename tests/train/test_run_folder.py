@@ -1,6 +1,7 @@
 """Which folder a run takes where none is named, and what is shown of the run itself."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,10 @@ from tests.tiny import tiny_model
 
 import posttrain as pt
 from posttrain.config import load_config
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
+from posttrain.evaluate.given import evaluate_given
+from posttrain.export.origin import find_origin
+from posttrain.report.store import read_run
 from posttrain.train.api import run_folder
 from posttrain.train.pipeline import Pipeline
 
@@ -44,6 +48,25 @@ def test_a_folder_that_is_being_set_up_is_left_alone(config):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("model: demo")
     assert run_folder(load_config(config, {}).config) == Path("runs/demo-sft-2")
+
+
+def test_what_train_returns_stands_for_its_folder(config):
+    run = pt.train(config)
+    assert os.fspath(run) == str(run.folder)
+    assert read_run(run).status == "finished"
+    assert find_origin(run).run == run.folder
+    assert evaluate_given(run).to_json() == evaluate_given(run.folder).to_json()
+    resumed = pt.resume(run, steps=2)
+    assert (resumed.folder, resumed.step) == (run.folder, 2)
+
+
+def test_a_pipeline_stands_for_its_folder(config):
+    stages = [{"name": "sft", "algorithm": "sft"}]
+    pipeline = pt.train({**config, "output": "runs/one", "stages": stages})
+    resumed = pt.resume(pipeline)
+    assert resumed.folder == pipeline.folder
+    with pytest.raises(ConfigError, match="--steps 3 for the pipeline runs/one; "):
+        pt.resume(pipeline, steps=3)
 
 
 def test_a_run_is_shown_by_its_folder_its_steps_and_what_was_measured(config, capfd):

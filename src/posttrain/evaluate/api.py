@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,9 @@ from posttrain.types import Prompt
 
 RewardArgument = Any
 """A built-in's name, "path.py:function", a callable, a `Reward` or a mapping of its fields; or a list of them."""
-Data = str | Path | Sequence[str] | Sequence[Mapping[str, Any]]
-"""A source as in `data.train`, several of them, or the rows themselves."""
+Source = str | PathLike[str]
+Data = Source | Iterable[Source] | Iterable[Mapping[str, Any]]
+"""A source as in `data.train`, several of them, or the rows themselves, such as a Hugging Face dataset in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class Subject:
 
 
 def evaluate(
-    model: str | Path | ModelConfig | LoadedModel,
+    model: str | PathLike[str] | ModelConfig | LoadedModel,
     data: Data | None = None,
     rewards: RewardArgument | Sequence[RewardArgument] | None = None,
     *,
@@ -72,9 +75,9 @@ def evaluate(
 ) -> Evaluation:
     """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
 
-    `model` is a model folder or name, or a run folder: then its newest checkpoint that verifies is evaluated, and
-    whatever is not given here is as in the run, its held-out prompts, rewards and seed included. Otherwise `data` and
-    `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
+    `model` is a model folder or name, or a run or its folder: then its newest checkpoint that verifies is evaluated,
+    and whatever is not given here is as in the run, its held-out prompts, rewards and seed included. Otherwise `data`
+    and `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
 
         evaluate("runs/demo")
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
@@ -160,7 +163,7 @@ def _measure(
         )
 
 
-def _subject(model: str | Path | ModelConfig | LoadedModel) -> Subject:
+def _subject(model: str | PathLike[str] | ModelConfig | LoadedModel) -> Subject:
     if isinstance(model, LoadedModel):
         return Subject(model=ModelConfig(path=str(model.model.name_or_path) or "model"))
     if isinstance(model, ModelConfig):
@@ -168,7 +171,7 @@ def _subject(model: str | Path | ModelConfig | LoadedModel) -> Subject:
     folder = Path(model)
     if (folder / "config.yaml").is_file():
         return _run_subject(folder)
-    return Subject(model=resolve_model_path(ModelConfig(path=str(model)), 0))
+    return Subject(model=resolve_model_path(ModelConfig(path=os.fspath(model)), 0))
 
 
 def _run_subject(folder: Path) -> Subject:
@@ -197,7 +200,7 @@ def _data_config(
     if data is None:
         base = own
     else:
-        name = str(data) if isinstance(data, str | Path) else "rows"
+        name = os.fspath(data) if isinstance(data, str | PathLike) else "rows"
         kept = {} if own is None else {"chat": own.chat, "system_prompt": own.system_prompt}
         base = DataConfig(train=name, **kept)
     assert base is not None
@@ -205,10 +208,40 @@ def _data_config(
 
 
 def _given_rows(data: Data) -> list[Row]:
-    if isinstance(data, Sequence) and not isinstance(data, str) and any(isinstance(row, Mapping) for row in data):
-        return [Row(values=dict(row), origin=f"row {place}") for place, row in enumerate(data)]  # type: ignore[arg-type]
-    sources = [str(data)] if isinstance(data, str | Path) else [str(source) for source in data]
-    return [row for source in sources for row in read_rows(source, split=_split(source))]
+    return [row for place, item in enumerate(_items(data)) for row in _rows_of(item, place)]
+
+
+def _items(data: Data) -> Iterable[Any]:
+    if isinstance(data, str | PathLike):
+        return [data]
+    if isinstance(data, Mapping):
+        names = list(map(str, data))
+        raise DataError(
+            given=f"data is one {type(data).__name__} with {', '.join(names) or 'nothing in it'}",
+            allowed="a source, several of them, or rows",
+            fix=f'Choose one split, data["{names[0] if names else "test"}"]; a single row stands in a list, [data].',
+        )
+    if isinstance(data, Iterable):
+        return data
+    raise _no_rows("data", data)
+
+
+def _rows_of(item: Any, place: int) -> list[Row]:
+    """An item is a row, or a source with rows."""
+    if isinstance(item, Mapping):
+        return [Row(values=dict(item), origin=f"row {place}")]
+    if isinstance(item, str | PathLike):
+        source = os.fspath(item)
+        return read_rows(source, split=_split(source))
+    raise _no_rows(f"item {place} of data", item)
+
+
+def _no_rows(what: str, value: Any) -> DataError:
+    return DataError(
+        given=f"{what} is of type {type(value).__name__}",
+        allowed="a source, several of them, or rows, each a mapping of its columns",
+        fix='For example data=[{"prompt": "2 + 2 =", "answer": "4"}], or data="test.jsonl".',
+    )
 
 
 def _split(source: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class ChatSession:
 
     def __init__(
         self,
-        model_or_run: str | Path,
+        model_or_run: str | PathLike[str],
         *,
         system: str | None = None,
         temperature: float = 0.0,

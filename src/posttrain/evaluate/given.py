@@ -6,11 +6,13 @@ It is what a run that learns from such data measures before and after, for any m
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,14 +100,14 @@ def kind_named(name: str | None) -> Kind | None:
     return cast("Kind", name)
 
 
-def learned_from_given(folder: str | Path) -> bool:
+def learned_from_given(folder: str | PathLike[str]) -> bool:
     """Is it the folder of a run whose answers were given, not sampled?"""
     file = Path(folder) / "config.yaml"
     return file.is_file() and _kind_of_run(load_config(file).config) != "prompts"
 
 
 def evaluate_given(
-    model: str | Path, data: str | None = None, *, kind: Kind | None = None, max_rows: int | None = None
+    model: str | PathLike[str], data: str | None = None, *, kind: Kind | None = None, max_rows: int | None = None
 ) -> GivenEvaluation:
     """Measure a model folder, or the newest checkpoint of a run, on `data` or on the rows that the run held out.
 
@@ -113,6 +115,7 @@ def evaluate_given(
     a score head is measured by its scores, a language model by its log-probabilities; the first `max_rows` rows are
     used. Raises ConfigError, DataError or ModelError.
     """
+    model = os.fspath(model)
     own = _config_of_run(Path(model))
     if own is None and data is None:
         raise ConfigError(
@@ -127,7 +130,7 @@ def evaluate_given(
             allowed="at least one",
             fix="Name some: evaluate_given(run, data), or --data FILE.",
         )
-    path = str(model) if own is None else trained_model(Path(model), own).path
+    path = model if own is None else trained_model(Path(model), own).path
     scores = _scores(path)
     known: tuple[Kind, ...] = SCORED if scores else tuple(LIKE)
     kind = kind or _kind_of(rows, known, own)
@@ -143,7 +146,7 @@ def evaluate_given(
     measure, found = _of_scores(subject) if scores else _of_policy(subject)
     with tempfile.TemporaryDirectory() as scratch:
         measured = measure(Path(scratch), "baseline")["baseline"]
-    return GivenEvaluation(model=str(model), kind=kind, measured=measured, dropped=found.dropped_summary)
+    return GivenEvaluation(model=model, kind=kind, measured=measured, dropped=found.dropped_summary)
 
 
 def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) -> Kind:

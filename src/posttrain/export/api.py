@@ -77,7 +77,7 @@ class Exported:
 
 
 def export(
-    source: str | Path,
+    source: str | os.PathLike[str],
     output: str | Path | None = None,
     *,
     to: Literal["hf", "gguf"] = "hf",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,12 +47,13 @@ class Origin:
     """Of the run's checkpoint."""
 
 
-def find_origin(source: str | Path, *, step: int | None = None, base: str | None = None) -> Origin:
+def find_origin(source: str | PathLike[str], *, step: int | None = None, base: str | None = None) -> Origin:
     """A run folder gives its newest checkpoint that verifies, or that of `step`; a folder of adapters, its base.
 
     Raises ConfigError for arguments that do not fit the source, ModelError and CheckpointError for what is wrong
     with it.
     """
+    source = os.fspath(source)
     folder = Path(source)
     is_run = (folder / "config.yaml").is_file()
     if step is not None and not is_run:
@@ -68,8 +71,8 @@ def find_origin(source: str | Path, *, step: int | None = None, base: str | None
     if folder.suffix == ".gguf" and folder.is_file():
         model = ModelConfig(path=str(folder.parent), gguf_file=folder.name)
         return Origin(name=folder.stem, model=model, head="tokens")
-    model = resolve_model_path(ModelConfig(path=str(source)), 0)
-    return Origin(name=_name(str(source)), model=model, head=_head(Path(model.path)))
+    model = resolve_model_path(ModelConfig(path=source), 0)
+    return Origin(name=_name(source), model=model, head=_head(Path(model.path)))
 
 
 def _of_run(run: Path, step: int | None) -> Origin:

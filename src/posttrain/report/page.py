@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ _EVENT_KINDS = ("warning", "guard", "alarm", "error", "resume", "start", "end", 
 _MAX_EVENTS = 200
 
 
-def write_report(folder: Path | str) -> Path:
+def write_report(folder: str | PathLike[str]) -> Path:
     """Read the run in `folder` and write its `report.html`; whatever is missing is left out and named.
 
     The only exceptions that can leave this function are those of a page that cannot be written: `DoesNotFit` or an

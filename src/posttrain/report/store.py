@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -86,7 +87,7 @@ class RunRecord:
         return list(dict.fromkeys(name for row in self.metrics for name in row if name.startswith(prefix)))
 
 
-def read_run(folder: Path | str) -> RunRecord:
+def read_run(folder: str | PathLike[str]) -> RunRecord:
     """Read a run folder as far as it can be read."""
     folder = Path(folder)
     notes: list[str] = []
@@ -111,7 +112,7 @@ def read_run(folder: Path | str) -> RunRecord:
     )
 
 
-def read_rollouts(folder: Path | str, step: int, notes: list[str] | None = None) -> list[dict[str, Any]]:
+def read_rollouts(folder: str | PathLike[str], step: int, notes: list[str] | None = None) -> list[dict[str, Any]]:
     """The rows of `rollouts/step-NNNNNN.parquet`; empty, with a note, when it cannot be read."""
     path = Path(folder) / "rollouts" / f"step-{step:06d}.parquet"
     try:

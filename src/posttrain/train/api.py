@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -79,10 +80,11 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
         return carry_out(run)
 
 
-def resume(folder: str | Path, *, steps: int | None = None, view: TerminalView | None = None) -> Run:
+def resume(folder: str | PathLike[str], *, steps: int | None = None, view: TerminalView | None = None) -> Run:
     """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
 
-    `steps` replaces the configured number of steps, in the run's config.yaml too. Raises as `train` does.
+    `folder` may be the run that `train` returned. `steps` replaces the configured number of steps, in the run's
+    config.yaml too. Raises as `train` does.
     """
     store = RunStore.open(Path(folder))
     view = view or TerminalView(quiet=True)

@@ -54,6 +54,10 @@ class Pipeline:
         """Name of each stage -> its evaluation."""
         return {stage.name: stage.evaluation for stage in self.stages}
 
+    def __fspath__(self) -> str:
+        """Its folder, for whatever takes the folder of a pipeline: `resume(pipeline)`."""
+        return str(self.folder)
+
     def __repr__(self) -> str:
         """`<Pipeline runs/chat-1: sft, dpo trained accuracy 71% (62% to 78%)>`"""
         after = ((stage.name, stage.evaluation.get("trained")) for stage in self.stages)
@@ -92,10 +96,11 @@ def start(config: Any, *, view: TerminalView | None = None, **overrides: Any) ->
     return api.train(config, view=view, **overrides)
 
 
-def go_on(folder: str | Path, *, steps: int | None = None, view: TerminalView | None = None) -> Run | Pipeline:
-    """`posttrain.resume`: of a run or of a pipeline, told by its folder."""
-    if not (Path(folder) / SETTINGS).is_file():
-        around = pipeline_around(Path(folder))
+def go_on(folder: str | PathLike[str], *, steps: int | None = None, view: TerminalView | None = None) -> Run | Pipeline:
+    """`posttrain.resume`: of a run or of a pipeline, told by its folder, or by what `train` returned."""
+    folder = Path(folder)
+    if not (folder / SETTINGS).is_file():
+        around = pipeline_around(folder)
         if around is not None and steps is not None:
             raise ConfigError(
                 given=f"--steps {steps} for {folder}, a stage of the pipeline {around}",

@@ -128,6 +128,10 @@ class Run:
     def folder(self) -> Path:
         return self.store.folder
 
+    def __fspath__(self) -> str:
+        """Its folder, for whatever takes the folder of a run: `resume(run)`, `evaluate(run)`, `export(run)`."""
+        return str(self.folder)
+
     @property
     def reached(self) -> str:
         """The limit that ends the run here: the name of its setting, or nothing while there are steps to do."""
