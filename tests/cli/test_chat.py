@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.tiny import tiny_model
 
 from posttrain.errors import DataError, ModelError
@@ -84,6 +85,15 @@ def test_a_run_folder_answers_with_its_newest_checkpoint(place):
     session = ChatSession("finished", max_completion_length=4)
     assert session.model_path == "finished/checkpoints/step-000002/model"
     assert session.ask("ab") == ChatSession(session.model_path, max_completion_length=4).ask("ab")
+
+
+def test_the_stop_strings_of_a_run_end_its_answers(place):
+    whole = ChatSession("finished", max_completion_length=8).ask("ab")
+    shutil.copytree("finished", "stopping")
+    config = yaml.safe_load(Path("stopping", "config.yaml").read_text())
+    config["sampling"]["stop"] = ["?!", whole[2]]
+    Path("stopping", "config.yaml").write_text(yaml.safe_dump(config))
+    assert ChatSession("stopping", max_completion_length=8).ask("ab") == whole[: whole.index(whole[2])]
 
 
 def test_a_run_without_a_checkpoint_is_an_error(place):

@@ -66,6 +66,7 @@ def settings(folder: Path, algorithm: str, data: str, **changes: Any) -> dict[st
 KINDS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "full": ("grpo", "prompts.jsonl", {}),
     "lora": ("grpo", "prompts.jsonl", {"lora": {"rank": 4}}),
+    "stopping": ("grpo", "prompts.jsonl", {"sampling": {"stop": ["zz", *"abcdefghijklm"]}}),
     "sft": ("sft", "examples.jsonl", {}),
     "texts": ("sft", "texts.jsonl", {}),
     "pairs": ("dpo", "pairs.jsonl", {}),
@@ -97,7 +98,7 @@ class Runs:
             if algorithm == "grpo":
                 changes = changes | {
                     "rewards": [{"function": f"{self.folder / 'rewards.py'}:vowels", "label": "vowels"}],
-                    "sampling": {"group_size": 4, "max_completion_length": 8},
+                    "sampling": {"group_size": 4, "max_completion_length": 8, **changes.get("sampling", {})},
                 }
             posttrain.train(settings(self.folder, algorithm, data, **changes, output=str(place)))
         return place

@@ -44,6 +44,13 @@ def test_the_card_of_every_kind_of_run_has_its_parts(runs: Runs, kind: str):
     assert re.search(rf"^\| {MEASURED[kind]}.* \| [-\d.]+ \(.* to .*\) \| [-\d.]+ \(.* to .*\) \| 6 \|$", text, re.M)
 
 
+def test_the_card_says_which_texts_end_an_answer_and_what_generate_needs_for_them(runs: Runs):
+    text = card_of(runs, "stopping")
+    assert 'Answers also end at these texts: `"zz"`, `"a"`' in text
+    assert "max_new_tokens=256, tokenizer=tokenizer)" in text
+    assert "stop_strings" not in card_of(runs, "full")
+
+
 @pytest.mark.parametrize("kind", kinds(MEASURED))
 def test_the_card_knows_nothing_of_the_machine(runs: Runs, kind: str):
     text = card_of(runs, kind)

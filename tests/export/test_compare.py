@@ -26,8 +26,8 @@ def answer(generated=(7, 8, 2), logprobs=(-0.1, -0.7, -0.01), **changes):
     } | changes
 
 
-def judged(given, expected=TRAINED, *, dtype="bfloat16", found=None):
-    reply = {"answers": [given], "digests": found or {"w": "same"}}
+def judged(given, expected=TRAINED, *, dtype="bfloat16", found=None, stop_strings=()):
+    reply = {"answers": [given], "digests": found or {"w": "same"}, "stop_strings": list(stop_strings)}
     return compare([expected], reply, {"w": "same"}, dtype=dtype, source="test")
 
 
@@ -35,6 +35,11 @@ def test_equal_answers_pass_and_are_counted():
     found = judged(answer())
     assert (found.prompts, found.tokens, found.identical, found.ties, found.weights) == (1, 3, 1, (), 1)
     assert found.largest_difference == 0
+
+
+def test_stop_strings_that_were_not_to_be_written_are_found():
+    with pytest.raises(ExportError, match=r"has stop_strings = \['END'\], the trained one \[\]"):
+        judged(answer(), stop_strings=["END"])
 
 
 def test_a_turned_token_within_the_tolerance_is_a_tie_that_is_reported_and_what_follows_it_does_not_count():

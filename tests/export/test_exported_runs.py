@@ -14,10 +14,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tests.export.conftest import KINDS, Runs, kinds, shared
+from tests.export.conftest import KINDS, Runs, kinds, settings, shared
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+import posttrain
 from posttrain.errors import CheckpointError, ConfigError, DataError, DoesNotFit, ExportError, ModelError
+from posttrain.evaluate.chat import ChatSession
 from posttrain.export import api, export
 from posttrain.export.writing import write_hf
 
@@ -29,7 +31,7 @@ def greedy(folder: Path, text: str, tokens: int = 8) -> list[int]:
     return model.generate(**inputs, do_sample=False, max_new_tokens=tokens)[0].tolist()
 
 
-@pytest.mark.parametrize("kind", kinds(name for name in KINDS if name != "reward_model"))
+@pytest.mark.parametrize("kind", kinds(name for name in KINDS if name not in ("stopping", "reward_model")))
 def test_plain_transformers_gives_the_greedy_tokens_of_the_checkpoint(runs: Runs, kind: str):
     done = runs.export(kind)
     checkpoint = runs.run(kind) / "checkpoints" / "step-000002" / "model"
@@ -63,6 +65,37 @@ def test_a_reward_model_is_exported_as_a_classifier_with_the_same_scores(runs: R
 def test_the_generation_config_ends_answers_where_training_did(runs: Runs):
     saved = json.loads((runs.export("full").folder / "generation_config.json").read_text())
     assert (saved["eos_token_id"], saved["pad_token_id"]) == (2, 0)
+
+
+def test_answers_of_an_export_end_where_those_of_its_run_do(runs: Runs):
+    run, folder = runs.run("stopping"), runs.export("stopping").folder
+    stop = KINDS["stopping"][2]["sampling"]["stop"]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.generation_config.stop_strings == stop
+    assert AutoModelForCausalLM.from_pretrained(runs.export("full").folder).generation_config.stop_strings is None
+    stopped = 0
+    for text in ("abc", "xyz", "no", "qrst"):
+        inputs = tokenizer(text, return_tensors="pt")
+        ids = model.generate(**inputs, do_sample=False, max_new_tokens=24, tokenizer=tokenizer)[0]
+        answer = tokenizer.decode(ids[inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        ended = [text for text in stop if answer.endswith(text)]
+        assert answer.removesuffix(*ended or [""]) == ChatSession(run, max_completion_length=24).ask(text)
+        stopped += len(ended)
+    assert stopped > 0
+    with pytest.raises(ValueError, match="you must pass the model's tokenizer"):
+        model.generate(**inputs, max_new_tokens=8)
+
+
+def test_posttrain_opens_an_export_with_stop_strings_and_exports_it_again_with_them(runs: Runs, tmp_path: Path):
+    folder = runs.export("stopping").folder
+    trained = runs.run("stopping") / "checkpoints" / "step-000002" / "model"
+    assert ChatSession(folder, max_completion_length=8).ask("xyz") == ChatSession(trained).ask("xyz")[:8]
+    again = export(folder, tmp_path / "again", num_prompts=2, max_new_tokens=8)
+    assert AutoModelForCausalLM.from_pretrained(again.folder).generation_config.stop_strings[0] == "zz"
+    config = settings(runs.folder, "sft", "examples.jsonl", model=str(folder), output=str(tmp_path / "further"))
+    posttrain.train(config)
+    onward = export(tmp_path / "further", num_prompts=2, max_new_tokens=8)
+    assert AutoModelForCausalLM.from_pretrained(onward.folder).generation_config.stop_strings is None
 
 
 @pytest.mark.slow

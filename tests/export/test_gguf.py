@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**SMALL, vocab_size=40, head_dim=128),
 }  # fmt: skip
 """With tied heads and without, wide heads, more rows than tokens."""
+
+
+@pytest.mark.slow
+def test_stop_strings_lie_beside_the_file(runs: Runs, tmp_path: Path):
+    done = export(runs.run("stopping"), tmp_path / "out", to="gguf", num_prompts=2, max_new_tokens=8)
+    assert json.loads((done.folder / "generation_config.json").read_text())["stop_strings"][0] == "zz"
+    assert "the GGUF file has no place for them" in (done.folder / "README.md").read_text()
 
 
 def made(config: PreTrainedConfig, folder: Path) -> Path:

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import DataConfig, ModelConfig, SamplingConfig, load_config
+from posttrain.config import ModelConfig, RunConfig, SamplingConfig, load_config
 from posttrain.data.prompts import Renderer
 from posttrain.errors import DataError
 from posttrain.evaluate.trained import trained_model
@@ -34,11 +34,11 @@ class ChatSession:
         seed: int = 0,
     ) -> None:
         """`model_or_run` is a model folder or name, or a run folder: its newest checkpoint that verifies, with the
-        system prompt and the chat template that it was trained with. `system` goes before those.
+        system prompt, the chat template and the stop strings that it was trained with. `system` goes before those.
 
         Raises what `trained_model` and `load_model` raise.
         """
-        model, data = _model_and_data(Path(model_or_run))
+        model, run = _model_and_run(Path(model_or_run))
         self.model_path = model.path
         self.seed = seed
         self.turns: list[dict[str, str]] = []
@@ -49,11 +49,15 @@ class ChatSession:
         tokenizer, kwargs = loaded.tokenizer, model.chat_template_kwargs
         renderer = (
             Renderer(tokenizer=tokenizer, chat=bool(tokenizer.chat_template), template_kwargs=kwargs)
-            if data is None
-            else Renderer.of(data, tokenizer, kwargs)
+            if run is None
+            else Renderer.of(run.data, tokenizer, kwargs)
         )
         self._renderer = renderer if system is None else replace(renderer, system_prompt=system)
-        self._sampling = SamplingConfig(temperature=temperature, max_completion_length=max_completion_length)
+        self._sampling = SamplingConfig(
+            temperature=temperature,
+            max_completion_length=max_completion_length,
+            stop=[] if run is None else run.sampling.stop,
+        )
 
     def ask(self, text: str) -> str:
         """The model's answer, special tokens left out. Raises DataError when there is no room left for one."""
@@ -81,9 +85,9 @@ class ChatSession:
         return self._sampling.model_copy(update={"max_completion_length": length})
 
 
-def _model_and_data(place: Path) -> tuple[ModelConfig, DataConfig | None]:
-    """The model to open and, for a run, how its prompts were rendered."""
+def _model_and_run(place: Path) -> tuple[ModelConfig, RunConfig | None]:
+    """The model to open and, for a run, its settings."""
     if not (place / "config.yaml").is_file():
         return resolve_model_path(ModelConfig(path=str(place)), seed=0), None
     config = load_config(place / "config.yaml").config
-    return trained_model(place, config), config.data
+    return trained_model(place, config), config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def write_card(folder: Path, origin: Origin, written: Written, replay: Replay, *
         _first_sentence(origin, behind, written),
         *([_stages(behind)] if len(behind) > 1 else ()),
         *(_of_run(run, origin, behind[-1], folder) if run is not None else ()),
-        "## How to load\n\n" + _loading(origin, written),
+        "## How to load\n\n" + _loading(origin, written) + _stopping(written),
         "## Checked\n\n" + _checked(replay),
         *([_configuration(run)] if run is not None else ()),
     ]
@@ -145,8 +146,9 @@ def _loading(origin: Origin, written: Written) -> str:
             f'tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="{written.file}")\n```'
         )
     name = _CLASSES[origin.head]
+    tokenizer = ", tokenizer=tokenizer" if written.stop_strings else ""
     use = {
-        "tokens": "output = model.generate(**inputs, do_sample=False, max_new_tokens=256)\n"
+        "tokens": f"output = model.generate(**inputs, do_sample=False, max_new_tokens=256{tokenizer})\n"
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))',
         "score": "print(model(**inputs).logits[0, 0])  # the score of the whole text",
         "steps": "print(model(**inputs).logits[0, :, 0])  # read it at the last token of each step",
@@ -156,6 +158,21 @@ def _loading(origin: Origin, written: Written) -> str:
         f"model = {name}.from_pretrained(folder)\ntokenizer = AutoTokenizer.from_pretrained(folder)\n"
         f'inputs = tokenizer("...", return_tensors="pt")\n{use}\n```'
     )
+
+
+def _stopping(written: Written) -> str:
+    """What ends an answer beside EOS, and what whoever samples has to do for it; empty without stop strings."""
+    if not written.stop_strings:
+        return ""
+    named = ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in written.stop_strings)
+    use = (
+        "the GGUF file has no place for them, so name them to whatever samples: "
+        "`model.generate(..., stop_strings=[...], tokenizer=tokenizer)` in transformers."
+        if written.file
+        else "`generate` needs `tokenizer=tokenizer` for them, without which it raises a ValueError, and leaves the "
+        "text that ended an answer at its end."
+    )
+    return f"\n\nAnswers also end at these texts: {named}. They are `stop_strings` in `generation_config.json`; {use}"
 
 
 def _checked(replay: Replay) -> str:

@@ -6,7 +6,8 @@ The rule, at a tolerance of t nats (TOLERANCES, by the precision of what was wri
 - the log-probability of each token that the trained model chose differs by at most t, a score by at most t;
 - greedy tokens are equal. At the first that is not, the lead of the trained model's best token over its second decides:
   up to t rounding may turn it, which is a tie and is reported; beyond t it is a mismatch;
-- the tokenizer reads each prompt as the same ids, and the chat template renders it as the same text.
+- the tokenizer reads each prompt as the same ids, and the chat template renders it as the same text;
+- the stop strings that were read are those that were to be written; answers are compared beyond them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,13 @@ class Replay:
 
 
 def compare(
-    expected: Sequence[Expected], reply: Mapping[str, Any], digests: Mapping[str, str], *, dtype: str, source: str
+    expected: Sequence[Expected],
+    reply: Mapping[str, Any],
+    digests: Mapping[str, str],
+    *,
+    dtype: str,
+    source: str,
+    stop_strings: Sequence[str] = (),
 ) -> Replay:
     """Raises ExportError that names the prompt and the token, the weight, or the tokenizer's text."""
     tolerance, answers = TOLERANCES[dtype], reply["answers"]
@@ -87,6 +94,7 @@ def compare(
                 raise _other_token(tie, odd)
             ties.append(tie)
         _same_reading(one, answer)
+    _same_stop_strings(stop_strings, reply["stop_strings"])
     if odd:
         raise ExportError(
             given=f"the exported folder holds other values than the trained model for {odd}",
@@ -180,6 +188,15 @@ def _same_reading(one: Expected, answer: Mapping[str, Any]) -> None:
                 allowed="the tokenizer that the model was trained with",
                 fix="This tokenizer cannot be written in that form; export with --to hf.",
             )
+
+
+def _same_stop_strings(meant: Sequence[str], found: Sequence[str]) -> None:
+    if list(found) != list(meant):
+        raise ExportError(
+            given=f"the exported model has stop_strings = {_part(list(found))}, the trained one {_part(list(meant))}",
+            allowed="the stop strings that answers ended at in training",
+            fix=_FIX,
+        )
 
 
 def _part(value: Any) -> str:

@@ -154,6 +154,7 @@ def _name(source: str) -> str:
 def load(origin: Origin, device: str) -> LoadedModel:
     """The trained model, computing in float32; adapters work beside their base, unmerged.
 
+    Its generation config has the stop strings of the run, or those that came with a model without a run.
     Raises as `load_model` does, and ModelError for adapters that do not fit.
     """
     config = origin.model.model_copy(update={"precision": "float32"})
@@ -163,9 +164,18 @@ def load(origin: Origin, device: str) -> LoadedModel:
         loaded = load_step_model(config, trained=True, device=device)
     else:
         loaded = load_model(config, device=device)
+        _set_stop_strings(loaded, origin)
     if origin.adapter is None:
         return loaded
     return replace(loaded, model=_with_adapters(loaded.model, origin))  # type: ignore[arg-type]
+
+
+def _set_stop_strings(loaded: LoadedModel, origin: Origin) -> None:
+    """As a list, or None without any. A run does not heed those of the model that it started from: they go."""
+    settings: Any = loaded.model.generation_config
+    own = settings.stop_strings or []
+    found = [own] if isinstance(own, str) else list(own)
+    settings.stop_strings = (found if origin.config is None else list(origin.config.sampling.stop)) or None
 
 
 def _with_adapters(model: nn.Module, origin: Origin) -> PeftModel:

@@ -4,6 +4,7 @@
 
 Run as a file, so that nothing of posttrain is imported: what opens here opens anywhere. Greedy tokens come from
 `generate`, log-probabilities from one forward pass without cache over the tokens that the trained model chose.
+Answers go on behind stop strings, of which the reply says what was read.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    GenerationConfig,
 )
 
 HEADS: dict[str, Any] = {
@@ -57,12 +59,23 @@ def open_model(request: Mapping[str, Any]) -> tuple[nn.Module, Any]:
     return model, AutoTokenizer.from_pretrained(folder, **more)
 
 
+def stop_strings(request: Mapping[str, Any]) -> list[str]:
+    """Of the folder; a GGUF file has no place for them, so they are read beside it."""
+    if request["head"] != "tokens":
+        return []
+    return GenerationConfig.from_pretrained(request["folder"]).stop_strings or []
+
+
 def continued(model: Any, probe: Mapping[str, Any]) -> dict[str, Any]:
     """Greedy tokens after the prompt, and the log-probability of each token that the trained model chose."""
     prompt, given = probe["ids"], probe["completion_ids"]
     ids_1T = torch.tensor([prompt], device=model.device)
     generated_1T = model.generate(
-        ids_1T, attention_mask=torch.ones_like(ids_1T), do_sample=False, max_new_tokens=probe["max_new_tokens"]
+        ids_1T,
+        attention_mask=torch.ones_like(ids_1T),
+        do_sample=False,
+        max_new_tokens=probe["max_new_tokens"],
+        stop_strings=None,
     )
     whole_1T = torch.tensor([prompt + given], device=model.device)
     logits_TV = model(input_ids=whole_1T, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
@@ -96,7 +109,7 @@ def main(request_file: str, reply_file: str) -> None:
     model, tokenizer = open_model(request)
     say = continued if request["head"] == "tokens" else scored
     answers = [say(model, probe) | read(tokenizer, probe) for probe in request["probes"]]
-    reply = {"answers": answers, "digests": digests(model.state_dict().items())}
+    reply = {"answers": answers, "digests": digests(model.state_dict().items()), "stop_strings": stop_strings(request)}
     Path(reply_file).write_text(json.dumps(reply), encoding="utf-8")
 
 

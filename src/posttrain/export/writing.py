@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -27,6 +28,8 @@ class Written:
     parameters: int
     file: str | None = None
     """The one file that is the model, where it is one."""
+    stop_strings: tuple[str, ...] = ()
+    """Of `generation_config.json`."""
 
 
 def merged(loaded: LoadedModel) -> LoadedModel:
@@ -46,4 +49,15 @@ def write_hf(loaded: LoadedModel, head: Head, folder: Path, *, dtype: str, facts
         save_reward_model(cast, folder, facts or ScoringFacts())
     plain = without_adapters(model)
     assert isinstance(plain, PreTrainedModel)
-    return Written(dtype=dtype, digests=digests(plain.state_dict().items()), parameters=plain.num_parameters())
+    return Written(
+        dtype=dtype,
+        digests=digests(plain.state_dict().items()),
+        parameters=plain.num_parameters(),
+        stop_strings=stop_strings(plain) if head == "tokens" else (),
+    )
+
+
+def stop_strings(model: PreTrainedModel) -> tuple[str, ...]:
+    """Those of the model's generation config, which a model that scores need not have."""
+    settings: Any = getattr(model, "generation_config", None)
+    return tuple(getattr(settings, "stop_strings", None) or ())

@@ -13,7 +13,7 @@ from posttrain.export.gguf.architectures import architecture_of, metadata
 from posttrain.export.gguf.tensors import encoded
 from posttrain.export.gguf.vocabulary import Vocabulary, vocabulary
 from posttrain.export.replay import digest
-from posttrain.export.writing import Written
+from posttrain.export.writing import Written, stop_strings
 from posttrain.models.load import LoadedModel
 from posttrain.models.save import generation_config
 
@@ -61,7 +61,13 @@ def write_gguf(loaded: LoadedModel, folder: Path, *, name: str, dtype: str) -> W
         digests["lm_head.weight"] = digests["model.embed_tokens.weight"]
     _flush(writer)
     generation_config(model, loaded.eos_ids, loaded.pad_id).to_json_file(folder / "generation_config.json")
-    return Written(dtype=dtype, digests=digests, parameters=model.num_parameters(), file=file)
+    return Written(
+        dtype=dtype,
+        digests=digests,
+        parameters=model.num_parameters(),
+        file=file,
+        stop_strings=stop_strings(model),
+    )
 
 
 def _add_vocabulary(writer: _Writer, words: Vocabulary) -> None:
