@@ -118,12 +118,7 @@ def export(
         _free()
         reply = replay(aside, origin, expected, written, device=place, max_new_tokens=max_new_tokens)
         compared = compare(
-            expected,
-            reply,
-            written.digests,
-            dtype=dtype,
-            source=probes.source,
-            stop_strings=written.stop_strings,
+            expected, reply, written.digests, dtype=dtype, source=probes.source, stop_strings=written.stop_strings
         )
         write_card(aside, origin, written, compared, to=to)
         total = sum(path.stat().st_size for path in aside.rglob("*") if path.is_file())
