@@ -176,7 +176,7 @@ def _roles(found: Sequence[Compared]) -> list[str]:
 
 
 def _computing(computing: Computing) -> str:
-    ways = [computing.precision, *(["packed"] if computing.packed else [])]
+    ways = [computing.precision, *(["oneDNN"] if computing.onednn else []), *(["packed"] if computing.packed else [])]
     return ", ".join(ways)
 
 

@@ -43,6 +43,7 @@ def measure(case: Case, *, resident: bool = False) -> dict[str, Any]:
                 one_step(run, meter=meter)
         computing = {
             "precision": dtype_name(run.compute.dtype),
+            "onednn": run.compute.matmul == "onednn",
             "packed": not getattr(getattr(run.feed, "sampler", None), "shared", True),
         }
     found = {"resident": watch.peak - watch.start} if resident else {"measured": dict(meter.peaks())}

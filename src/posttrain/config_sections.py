@@ -40,8 +40,7 @@ class ModelConfig(Part):
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for authors whom you trust."""
     attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention implementation: PyTorch's fused kernel (on a CPU, for rows of up to 512 tokens, matrix products that
-    give the same in less time), or that of transformers with a softmax in float32."""
+    """Attention implementation: PyTorch's fused kernel, or plain matrix products with a softmax in float32."""
     chat_template: PathText | None = None
     """Path of a Jinja file that replaces the tokenizer's chat template. null keeps the tokenizer's own."""
     chat_template_kwargs: dict[str, JsonValue] = {}

@@ -5,8 +5,7 @@ the other computes attention in every layer. `packed_sdpa` and `packed_eager` ar
 active, the mask is not a tensor but the `RowAttention` record below (as flex attention's is a `BlockMask`); it travels
 through the model to every layer, gradient checkpointing included, and the attention function that receives it cuts the
 packed sequence into grids and calls the plain function on each. So soft caps, sliding windows, sinks and grouped heads
-are the model's own affair. `packed_sdpa` computes short grids by matrix products where these are faster
-(short_attention.py). Without a packing both behave exactly like `sdpa` and `eager`: generation does not notice.
+are the model's own affair. Without a packing both behave exactly like `sdpa` and `eager`: generation does not notice.
 """
 
 from __future__ import annotations
@@ -15,19 +14,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from posttrain.models import short_attention
 from posttrain.models.packing import Bucket
-from posttrain.models.short_attention import Slab
+from posttrain.models.short_attention import sdpa
 
 _active: ContextVar[tuple[Bucket, ...] | None] = ContextVar("posttrain_packed_buckets", default=None)
 
@@ -38,25 +35,6 @@ class RowAttention:
 
     buckets: tuple[Bucket, ...]
     masks: tuple[Tensor | None, ...]
-    cuts: dict[tuple[int, int], tuple[list[Slab], RowAttention]] = field(default_factory=dict)
-    """What `cut` found, by the number of heads of queries and of keys."""
-
-    def cut(
-        self, module: nn.Module, query: Tensor, key: Tensor, settings: dict[str, Any]
-    ) -> tuple[list[Slab], RowAttention]:
-        """The slabs of buckets that short attention takes, and the other buckets: once for all layers alike."""
-        heads = query.shape[1], key.shape[1]
-        if heads not in self.cuts:
-            parts, rest = list[Slab](), list[tuple[Bucket, Tensor | None]]()
-            for bucket, mask in zip(self.buckets, self.masks, strict=True):
-                seen_TS = short_attention.seen(module, bucket, mask, settings)
-                if seen_TS is None:
-                    rest.append((bucket, mask))
-                else:
-                    parts += short_attention.slabs(bucket, seen_TS, *heads, nowhere=query.shape[2])
-            others = RowAttention(tuple(bucket for bucket, _ in rest), tuple(mask for _, mask in rest))
-            self.cuts[heads] = parts, others
-        return self.cuts[heads]
 
 
 @contextmanager
@@ -94,48 +72,23 @@ def _first_row(bucket: Bucket, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _packed_attention(
-    plain_attention: Callable[..., tuple[Tensor, Any]], *, by_products: bool = False
-) -> Callable[..., tuple[Tensor, Any]]:
-    """`by_products`: short grids may be computed by matrix products, which give what `plain_attention` gives."""
-
+def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
     ) -> tuple[Tensor, Any]:
         if not isinstance(attention_mask, RowAttention):
             return plain_attention(module, query, key, value, attention_mask, **settings)
+        buckets, masks = attention_mask.buckets, attention_mask.masks
         query, key, value = (_as_autocast_would(x) for x in (query, key, value))
-        q_LHD, k_LKD, v_LKE = (_tokens_first(x) for x in (query, key, value))
-        rest, outputs = attention_mask, list[Tensor]()
-        if by_products and short_attention.pays(query, key, value):
-            slabs, rest = rest.cut(module, query, key, settings)
-            if slabs:
-                scale = settings.get("scaling") or query.shape[-1] ** -0.5
-                outputs.append(short_attention.attend(q_LHD, k_LKD, v_LKE, slabs, scale))
-        if rest.buckets:
-            outputs.append(_attend_grids(plain_attention, module, q_LHD, k_LKD, v_LKE, rest, settings))
-        return sum(outputs[1:], outputs[0])[None], None
+        queries = _Spread.apply(_tokens_first(query), buckets, False)
+        keys, values = (_Spread.apply(_tokens_first(x), buckets, True) for x in (key, value))
+        outputs = []
+        for grids_RTHD, mask in zip(zip(queries, keys, values, strict=True), masks, strict=True):
+            grids_RHTD = (grid_RTHD.transpose(1, 2) for grid_RTHD in grids_RTHD)
+            outputs.append(plain_attention(module, *grids_RHTD, mask, **settings)[0])
+        return _Collect.apply(buckets, *outputs)[None], None
 
     return attention
-
-
-def _attend_grids(
-    plain_attention: Callable[..., tuple[Tensor, Any]],
-    module: nn.Module,
-    q_LHD: Tensor,
-    k_LKD: Tensor,
-    v_LKE: Tensor,
-    rows: RowAttention,
-    settings: dict[str, Any],
-) -> Tensor:
-    """`[L, H, E]`, each bucket for itself; zeros for tokens that are in no bucket."""
-    queries = _Spread.apply(q_LHD, rows.buckets, False)
-    keys, values = (_Spread.apply(x, rows.buckets, True) for x in (k_LKD, v_LKE))
-    outputs = []
-    for grids_RTHD, mask in zip(zip(queries, keys, values, strict=True), rows.masks, strict=True):
-        grids_RHTD = (grid_RTHD.transpose(1, 2) for grid_RTHD in grids_RTHD)
-        outputs.append(plain_attention(module, *grids_RHTD, mask, **settings)[0])
-    return _Collect.apply(len(q_LHD), rows.buckets, *outputs)
 
 
 def _as_autocast_would(x: Tensor) -> Tensor:
@@ -155,7 +108,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_LHD: Tensor, buckets: tuple[Bucket, ...], after_prefix: bool) -> tuple[Tensor, ...]:
-        ctx.num_tokens, ctx.buckets, ctx.after_prefix = len(x_LHD), buckets, after_prefix
+        ctx.buckets, ctx.after_prefix = buckets, after_prefix
         return tuple(b.spread_after_prefix(x_LHD) if after_prefix else b.spread(x_LHD) for b in buckets)
 
     @staticmethod
@@ -163,7 +116,7 @@ class _Spread(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         prefixes = [bucket.prefix_length if ctx.after_prefix else 0 for bucket in ctx.buckets]
         own = [gradient[:, prefix:] for gradient, prefix in zip(gradients, prefixes, strict=True)]
-        gradient_LHD = _collect(ctx.num_tokens, ctx.buckets, own)
+        gradient_LHD = _collect(ctx.buckets, own)
         for bucket, gradient, prefix in zip(ctx.buckets, gradients, prefixes, strict=True):
             if prefix:
                 gradient_LHD[bucket.prefix] += gradient[:, :prefix].sum(dim=0)
@@ -174,18 +127,18 @@ class _Collect(torch.autograd.Function):
     """A grid per bucket -> `[L, H, D]` packed: the way back from `_Spread`."""
 
     @staticmethod
-    def forward(ctx: Any, num_tokens: int, buckets: tuple[Bucket, ...], *grids: Tensor) -> Tensor:
+    def forward(ctx: Any, buckets: tuple[Bucket, ...], *grids: Tensor) -> Tensor:
         ctx.buckets = buckets
-        return _collect(num_tokens, buckets, grids)
+        return _collect(buckets, grids)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_LHD: Tensor) -> tuple[None, None, *tuple[Tensor, ...]]:
-        return None, None, *(bucket.spread(gradient_LHD) for bucket in ctx.buckets)
+    def backward(ctx: Any, gradient_LHD: Tensor) -> tuple[None, *tuple[Tensor, ...]]:
+        return None, *(bucket.spread(gradient_LHD) for bucket in ctx.buckets)
 
 
-def _collect(num_tokens: int, buckets: tuple[Bucket, ...], grids: Sequence[Tensor]) -> Tensor:
-    x_LHD = grids[0].new_zeros(num_tokens, *grids[0].shape[2:])
+def _collect(buckets: tuple[Bucket, ...], grids: Sequence[Tensor]) -> Tensor:
+    x_LHD = grids[0].new_empty(buckets[-1].stop, *grids[0].shape[2:])
     for bucket, grid in zip(buckets, grids, strict=True):
         x_LHD[bucket.start : bucket.stop] = bucket.collect(grid)
     return x_LHD
@@ -205,7 +158,7 @@ def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Te
     raise NotImplementedError(f"{type(module).__name__} has no eager attention function beside it")
 
 
-AttentionInterface.register("packed_sdpa", _packed_attention(sdpa_attention_forward, by_products=True))
+AttentionInterface.register("packed_sdpa", _packed_attention(sdpa))
 AttentionMaskInterface.register("packed_sdpa", _packed_mask(sdpa_mask))
 AttentionInterface.register("packed_eager", _packed_attention(_eager_attention))
 AttentionMaskInterface.register("packed_eager", _packed_mask(eager_mask))

@@ -186,13 +186,6 @@ class Bucket:
         """The packed tokens that every row of the bucket sees before its own."""
         return slice(self.prefix_start, self.prefix_start + self.prefix_length)
 
-    def places(self, nowhere: int) -> Tensor:
-        """`[rows, longest]` packed place of each token of the grid, `nowhere` for padding."""
-        places_n = torch.arange(self.start, self.stop, device=None if self.slots is None else self.slots.device)
-        if self.slots is not None:
-            places_n = places_n.new_full((self.rows * self.longest,), nowhere).index_copy_(0, self.slots, places_n)
-        return places_n.view(self.rows, self.longest)
-
     def spread(self, x_LK: Tensor) -> Tensor:
         """`[L, ...]` packed -> `[rows, longest, ...]`, zeros in the padding."""
         part_nK = x_LK[self.start : self.stop]

@@ -124,7 +124,7 @@ def _frugal(workload: Workload) -> Iterator[Workload]:
     )
     yield shorter
     for precision in ("float32", "bfloat16"):
-        yield replace(shorter, precision=precision, packed_sampler=False, engine="shared")
+        yield replace(shorter, precision=precision, packed_sampler=False, onednn=False, engine="shared")
 
 
 def refuse(plan: Plan, least: Verdict, folder: Path) -> None:

@@ -173,6 +173,7 @@ def _small_step(config: RunConfig, device: torch.device) -> SmallStep:
             chosen = run.compute
         computing = Computing(
             precision="bfloat16" if chosen.dtype == torch.bfloat16 else "float32",
+            onednn=chosen.matmul == "onednn",
             packed=chosen.sampler == "packed",
         )
         workload = workload_of(

@@ -8,7 +8,7 @@ wide, a layer of Llama in float32 keeps, of each token:
     inputs of q, k, v     D
     attention         H d + 2 K d  as grids: a branch repeats its prefix there, and where masked the keys of each head
                       H d + H      its output and the log-sum-exp of the fused kernel; short attention keeps the
-                                   probabilities in place of these two, and no grids (models/short_attention.py)
+                                   probabilities in place of these two (models/short_attention.py)
     input of o        H d
     hidden state          D        after attention, for the norm that follows
     norm              1 + D
@@ -54,11 +54,12 @@ class Pass:
 
     @staticmethod
     def of(workload: Workload, architecture: Architecture, layout: Layout, *, adapters: Adapters | None) -> Pass:
+        half = workload.precision == "bfloat16"
         return Pass(
             architecture=architecture,
             layout=layout,
             narrow=BYTES[workload.precision],
-            short=workload.device == "cpu" and workload.attention == "sdpa",
+            short=workload.device == "cpu" and workload.attention == "sdpa" and (half or workload.onednn),
             fused=workload.attention == "sdpa",
             trained=adapters is None,
             adapters=adapters,
@@ -114,8 +115,9 @@ class Pass:
         kept = self.narrow * tokens * a.kv_width  # trunks read the packed keys and values themselves
         for grid in self.layout.grids:
             short = self._is_short(grid)
-            if grid.prefix and not short:  # a masked grid repeats keys
-                kept += self.narrow * grid.rows * grid.keys * a.heads * (a.key_width + a.value_width)
+            if grid.prefix:
+                heads = a.kv_heads if short else a.heads  # a masked grid repeats keys
+                kept += self.narrow * grid.rows * grid.keys * heads * (a.key_width + a.value_width)
             if short or not self.fused:
                 kept += self.narrow * grid.rows * grid.queries * grid.keys * a.heads
             else:

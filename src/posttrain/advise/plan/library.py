@@ -10,7 +10,7 @@ TILE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 TILE_COLUMNS = 1024
 """The same: the fewest columns of a tile."""
 SHORT_KEYS = 512
-"""models/short_attention.py: up to so many keys attention on a CPU keeps its probabilities."""
+"""models/short_attention.py: up to so many keys attention keeps its probabilities, where it is short."""
 SLAB_NUMBERS = 2**18
 """The same: scores of the rows that it computes together."""
 SLOT_COLUMNS = 32

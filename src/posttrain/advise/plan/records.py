@@ -71,6 +71,8 @@ class Workload:
     attention: Literal["sdpa", "eager"] = "sdpa"
     packed_sampler: bool = False
     """The copy that decodes holds its weights packed (on a CPU)."""
+    onednn: bool = False
+    """float32 products of training go through oneDNN (on a CPU)."""
     gradient_checkpointing: bool = False
     lora: Adapters | None = None
     optimizer_bits: Literal[32, 8] = 32

@@ -31,6 +31,7 @@ class Computing:
     """How products run, which on a CPU is measured when a run begins (models/compute.py)."""
 
     precision: Literal["float32", "bfloat16"]
+    onednn: bool = False
     packed: bool = False
     """The sampler decodes with a copy whose weights are packed."""
 
@@ -38,15 +39,17 @@ class Computing:
     def read(path: Path) -> Computing:
         """Of the compute.json in the folder of a run."""
         saved = json.loads(path.read_text(encoding="utf-8"))
-        return Computing(precision=saved["dtype"], packed=saved["sampler"] == "packed")
+        packed, onednn = saved["sampler"] == "packed", saved["matmul"] == "onednn"
+        return Computing(precision=saved["dtype"], onednn=onednn, packed=packed)
 
     @staticmethod
     def assumed(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Computing:
         """What a run chooses mostly: bfloat16 where the device has it (`bfloat16`), on a CPU for large models alone; a
-        CPU decodes from a copy where the model is worth the measurement."""
+        CPU decodes from a copy, and multiplies through oneDNN where the model is worth the measurement."""
         asked, on_cpu = config.model.precision, device == "cpu"
         half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (not on_cpu or parameters >= LARGE))
-        return Computing(precision="bfloat16" if half else "float32", packed=on_cpu and parameters >= SMALL)
+        measured = on_cpu and parameters >= SMALL
+        return Computing(precision="bfloat16" if half else "float32", onednn=measured and not half, packed=measured)
 
 
 def workload_of(
@@ -88,6 +91,7 @@ def workload_of(
         "precision": computing.precision,
         "attention": config.model.attention,
         "packed_sampler": online and computing.packed,
+        "onednn": computing.onednn,
         "gradient_checkpointing": train.gradient_checkpointing,
         "lora": _adapters(config),
         "critic": _critic(config),
