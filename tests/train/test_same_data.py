@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.tiny import tiny_model
 
@@ -16,7 +18,7 @@ from posttrain.data.store import Stored, open_store, write_store
 from posttrain.errors import DataError
 from posttrain.train.row_scores import RowScores
 from posttrain.train.same_data import rows_key
-from posttrain.types import Example, LabelledExample, Pair, RatedExample, StepExample
+from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
 
 Rows = list[dict[str, Any]]
 
@@ -152,6 +154,26 @@ def test_a_run_of_an_earlier_version_gets_its_file_when_it_is_resumed(tmp_path, 
     file.unlink()
     pt.resume(folder, steps=2)
     assert file.read_bytes() == content
+
+
+def test_a_part_that_an_earlier_version_left_out_gets_there_too(tmp_path, model):
+    """Of prompts nothing was kept."""
+    folder = begun(tmp_path, model, "grpo")
+    file = folder / "data.json"
+    whole = json.loads(file.read_bytes())
+    file.write_text(json.dumps({"training data": whole["training data"]}))
+    pt.resume(folder, steps=2)
+    assert json.loads(file.read_bytes()) == whole
+
+
+def test_columns_that_json_has_no_form_for_are_told_apart_in_every_process():
+    array = np.arange(5000)
+    other = array.copy()
+    other[2500] = 0
+    kinds = [array, other, {"a", "b"}, {"a", "c"}, b"\0", date(2026, 1, 2), object()]
+    keys = [rows_key([Prompt(index=0, ids=(1,), text="a", columns={"extra": value})]) for value in kinds]
+    assert len(set(keys)) == len(kinds)
+    assert keys[-1] == rows_key([Prompt(index=0, ids=(1,), text="a", columns={"extra": object()})])
 
 
 def test_a_baseline_of_other_rows_is_no_baseline():

@@ -25,9 +25,9 @@ def vote_for(rewards: RewardSet) -> Vote:
     """The reading of answers that goes with the first built-in verifier of the rewards.
 
     Verifiers of numbers read the one number, `math` and its like the one answer, `multiple_choice` a letter. What
-    `exact_match` extracts by a pattern is taken from its verdict: a user's pattern can search for ever, and meets
-    the model's text only where a worker can be stopped. Without a verifier that reads an answer the whole completion is
-    the answer.
+    `exact_match` extracts by a pattern is taken from its verdict, its first 500 characters: a user's pattern can search
+    for ever, and meets the model's text only where a worker can be stopped. Without a verifier that reads an answer the
+    whole completion is the answer.
     """
     for component in rewards.components:
         name = next((name for name, builtin in BUILTINS.items() if builtin is component.builtin), None)

@@ -37,23 +37,20 @@ Facts = dict[str, dict[str, Any]]
 
 
 def put_on_file(run: Run) -> None:
-    """At the start of a run; no file where there are no rows, whatever an attempt before it has left."""
-    if facts := facts_of(run):
-        run.store.data(facts)
-    else:
-        (run.folder / FILE).unlink(missing_ok=True)
+    """At the start of a run, whatever an attempt before it has left."""
+    run.store.data(facts_of(run))
 
 
 def check_same(run: Run) -> None:
-    """Raises DataError where the rows are not those on file. A run without one, of an earlier version, gets it now."""
+    """Raises DataError where the rows are not those on file. What an earlier version left out gets there now."""
     try:
         before: Facts = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         put_on_file(run)
         return
     now = facts_of(run)
-    changed = [what for what in (TRAIN, HELDOUT) if before.get(what) != now.get(what)]
-    different = [f"{what}: {_difference(before.get(what), now.get(what))}" for what in changed]
+    known = [what for what in (TRAIN, HELDOUT) if what in before]
+    different = [f"{what}: {_difference(before[what], now[what])}" for what in known if before[what] != now[what]]
     if different:
         raise DataError(
             given=f"the data is not the one with which the run was started ({_places(run.config.data)}): "
@@ -62,12 +59,14 @@ def check_same(run: Run) -> None:
             fix=f"Restore the data and the settings in {run.folder}/config.yaml; or train a new run on the new data, "
             "with the model folder of the newest checkpoint as model.path.",
         )
+    if len(known) < len(now):
+        put_on_file(run)
 
 
 def facts_of(run: Run) -> Facts:
     """Of the rows that a run learns from and is measured by."""
     rows = {TRAIN: rows_of(run.feed), HELDOUT: rows_of(run.measure)}
-    return {what: {"rows": len(one), "sha256": rows_key(one)} for what, one in rows.items() if one}
+    return {what: {"rows": len(one), "sha256": rows_key(one) if len(one) else ""} for what, one in rows.items()}
 
 
 def rows_of(part: Any) -> Sequence[Any]:
@@ -105,8 +104,19 @@ def _prompts_key(prompts: Sequence[Prompt]) -> str:
     digest = hashlib.sha256()
     for prompt in prompts:
         read = [prompt.ids, prompt.plain, prompt.columns]
-        digest.update(json.dumps(read, sort_keys=True, default=str).encode() + b"\n")
+        digest.update(json.dumps(read, sort_keys=True, default=_in_words).encode() + b"\n")
     return digest.hexdigest()
+
+
+def _in_words(value: Any) -> Any:
+    """What JSON has no form for, the same in every process: an array whole, a thing without words by its type."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return type(value).__name__ if type(value).__str__ is object.__str__ else str(value)
 
 
 def _parts(row: Any) -> tuple[tuple[Example, ...], Sequence[float]]:
@@ -123,8 +133,8 @@ def _joined(hashes: Sequence[str]) -> str:
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
-def _difference(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
-    counts = [facts["rows"] if facts else 0 for facts in (before, now)]
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    counts = [facts["rows"] for facts in (before, now)]
     if counts[0] != counts[1]:
         return f"{counts[1]:,} rows, and there were {counts[0]:,}"
     return f"{counts[0]:,} rows as before, but others, or in another order"
