@@ -14,7 +14,7 @@ from tests.rewards.rollouts import completion, prompt
 from posttrain.rewards import Reward, Scores, build_rewards
 
 HOSTILE = [case for case in PUBLISHED + OWN if case.key.split()[-1].startswith("dos_") and not case.missed]
-DEADLINE = 1.0
+DEADLINE = 10.0
 GENEROUS = 5.0
 """Seconds for a busy machine. Without a deadline, or with a call that cannot be interrupted, it would be minutes."""
 

@@ -89,8 +89,15 @@ def test_float32_products_through_onednn_and_packed_sampling_change_rounding_onl
     assert max(gap) < 1e-4
 
 
-@pytest.mark.parametrize(("name", "every"), [("resumed", 1), ("resumed, held", 3)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "every", "dtype"),
+    [
+        ("resumed", 1, torch.bfloat16),
+        ("resumed, held", 3, torch.float32),
+        pytest.param("resumed", 1, torch.float32, marks=pytest.mark.slow),
+        pytest.param("resumed, held", 3, torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, every, dtype, folder, monkeypatch):
     """Whatever would be chosen now; and with weights in the sampler that are older than those of the checkpoint."""
     chosen = replace(EVERYTHING, dtype=dtype)

@@ -26,6 +26,10 @@ KINDS = {
     "lora-shared": {"lora.rank": 2, "critic.kind": "shared"},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
+two_kinds = pytest.mark.parametrize(
+    "kind", ["lora", "shared", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("separate", "lora-shared"))]
+)
+"""Each way to hold a critic and each way to train a policy once; all four of their combinations in the slow tests."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +117,7 @@ def test_a_critic_that_reads_other_ids_is_refused(folder):
 # --- what learns, and when --------------------------------------------------------------------------------------------
 
 
-@every_kind
+@two_kinds
 def test_in_its_warm_up_the_critic_learns_and_the_policy_stays(folder, kind):
     settings = {"critic.warmup_steps": 2, "train.steps": 3, "train.minibatches": 1, "algorithm.kl_coef": 0.1}
     run = train(folder, f"warm-up-{kind}", **KINDS[kind] | settings)
@@ -136,7 +140,7 @@ def test_policy_and_critic_both_learn(folder, kind):
     assert not any("critic" in name or "value_head" in name for name in tensors["policy"])
 
 
-@every_kind
+@two_kinds
 def test_splitting_a_step_does_not_change_its_gradients(folder, kind):
     """Promise 1 through the whole of a run: policy and critic, each with its own norm."""
     settings = KINDS[kind] | {"train.steps": 1, "train.minibatches": 1, "lora.dropout": 0.0}
@@ -203,7 +207,7 @@ def test_in_the_warm_up_the_moments_of_the_policy_stay_empty():
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
-@every_kind
+@two_kinds
 def test_a_resumed_run_is_the_run_that_was_never_stopped(folder, kind):
     """With weights and moments of the critic, in and after its warm-up, and the adapted weight of the KL."""
     settings = KINDS[kind] | {"critic.warmup_steps": 1, "algorithm.kl_target": 0.5}

@@ -95,7 +95,7 @@ def records(run: Run) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in run.metrics]
 
 
-@pytest.mark.parametrize("stop", [2, 3, 4])
+@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [{}, {"lora": {"rank": 4}}], ids=["whole model", "adapters"])
 def test_a_resumed_run_samples_with_the_weights_that_were_published(folder, run, stop, settings):
     name = f"{len(settings)}-{stop}"

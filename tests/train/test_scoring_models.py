@@ -248,7 +248,7 @@ def test_each_version_of_the_weights_scores_the_held_out_rows_once(folder, kind,
     assert [json.loads((run.folder / "evaluations" / f"{name}-scores.json").read_text()) for name in names] == found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["ratings", pytest.param("steps", marks=pytest.mark.slow)])
 def test_adapters_are_merged_into_what_is_saved(folder, kind):
     run = posttrain.train(config(folder, KINDS[kind], f"{kind}-lora", lora={"rank": 8}))
     assert run.evaluation["difference"]["rmse" if kind == "ratings" else "accuracy"]["mean"] != 0

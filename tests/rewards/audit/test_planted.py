@@ -145,7 +145,6 @@ ALIKE = ("numeric", "gsm8k", "honest:marked_batch")
 def test_an_honest_reward_passes_every_check(reward, options):
     report = audit(reward, sums(), **options)
     assert report.ok, report.render()
-    assert report.seconds < 60
 
 
 @pytest.mark.slow
