@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import posttrain
 from posttrain.cli import run as command
 from posttrain.config import ModelConfig, load_config
-from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError
+from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError, ModelError
 from posttrain.models.load import load_model
 from posttrain.report.pipeline_page import stage_rows, table_text, write_pipeline_report
 from posttrain.train import api, pipeline_stage
@@ -126,6 +126,50 @@ def test_a_stage_is_trained_further_in_a_copy_alone(done, tmp_path):
 def test_a_folder_with_a_pipeline_is_not_written_over(done, folder):
     with pytest.raises(ConfigError, match=r"holds a pipeline already[^$]*posttrain resume"):
         posttrain.train(settings(folder, "done"))
+
+
+# --- its folder in place of a model's --------------------------------------------------------------------------------
+
+
+def begun(done: Pipeline, place: Path, *status: str) -> Path:
+    """A copy whose stages are this far."""
+    folder = shutil.copytree(done.folder, place)
+    content = json.loads((folder / "pipeline.json").read_text())
+    for stage, now in zip(content["stages"], status, strict=True):
+        stage["status"] = now
+    (folder / "pipeline.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("words", ["eval", "eval --as pairs --data x.jsonl", "chat -m hi", "export", "export --step 3"])
+def test_where_a_run_is_read_a_pipeline_is_told_which_stage_to_give(done, tmp_path, capsys, words):
+    name, *options = words.split()
+    half = begun(done, tmp_path / "half", "finished", "training")
+    none = begun(done, tmp_path / "none", "interrupted", "waiting")
+    for folder, says in (
+        (done.folder, f"Give its last finished stage, {done.folder / '02-grpo'}."),
+        (half, f"Give its last finished stage, {half / '01-sft'}."),
+        (none, f"no stage of it has finished yet[^$]*`posttrain resume {none}` continues it"),
+    ):
+        assert command([name, str(folder), *options]) == 2
+        assert re.search(f"ModelError: {folder} is the folder of a pipeline[^$]*{says}", capsys.readouterr().err)
+
+
+def test_where_a_model_is_read_its_newest_checkpoint_is_named(done, folder, tmp_path):
+    shared = settings(folder, "never")
+    run = {**shared.pop("stages")[0], **shared, "output": str(tmp_path / "never")}
+    stage, none = done.folder / "02-grpo", begun(done, tmp_path / "none", "interrupted", "waiting")
+    empty = tmp_path / "empty"
+    (empty / "checkpoints").mkdir(parents=True)
+    shutil.copy(stage / "config.yaml", empty)
+    for path, says in (
+        (stage, f"Give '{done.model_path}', the newest checkpoint of the run in this folder."),
+        (done.folder, f"Give '{done.model_path}', the newest checkpoint of the last finished stage of the pipeline"),
+        (none, f"No stage of the pipeline in this folder has finished yet; `posttrain resume {none}` continues it."),
+        (empty, f"There is no checkpoint yet of the run in this folder; `posttrain resume {empty}` continues it."),
+    ):
+        with pytest.raises(ModelError, match=f"has no config.json[^$]*{re.escape(says)}"):
+            posttrain.train({**run, "model": str(path)})
 
 
 # --- hand-overs that are not what was trained ------------------------------------------------------------------------

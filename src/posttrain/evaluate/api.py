@@ -19,7 +19,7 @@ from posttrain.data.split import read_split
 from posttrain.errors import ConfigError, DataError, ModelError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
-from posttrain.evaluate.trained import trained_model
+from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.evaluate.votes import Extract
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
@@ -169,7 +169,7 @@ def _subject(model: str | PathLike[str] | ModelConfig | LoadedModel) -> Subject:
     if isinstance(model, ModelConfig):
         return Subject(model=resolve_model_path(model, 0))
     folder = Path(model)
-    if (folder / "config.yaml").is_file():
+    if is_run(folder):
         return _run_subject(folder)
     return Subject(model=resolve_model_path(ModelConfig(path=os.fspath(model)), 0))
 

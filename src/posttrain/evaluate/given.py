@@ -28,7 +28,7 @@ from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
 from posttrain.data.steps import render_steps
 from posttrain.errors import ConfigError, DataError
-from posttrain.evaluate.trained import trained_model
+from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.functional.step_scores import aggregate
 from posttrain.models.load import LoadedModel
 from posttrain.report.lines import evaluation_line
@@ -101,9 +101,9 @@ def kind_named(name: str | None) -> Kind | None:
 
 
 def learned_from_given(folder: str | PathLike[str]) -> bool:
-    """Is it the folder of a run whose answers were given, not sampled?"""
-    file = Path(folder) / "config.yaml"
-    return file.is_file() and _kind_of_run(load_config(file).config) != "prompts"
+    """Is it the folder of a run whose answers were given, not sampled? Raises ModelError for that of a pipeline."""
+    config = _config_of_run(Path(folder))
+    return config is not None and _kind_of_run(config) != "prompts"
 
 
 def evaluate_given(
@@ -225,7 +225,7 @@ def _scores(path: str) -> bool:
 
 
 def _config_of_run(folder: Path) -> RunConfig | None:
-    return load_config(folder / "config.yaml").config if (folder / "config.yaml").is_file() else None
+    return load_config(folder / "config.yaml").config if is_run(folder) else None
 
 
 def _kind_of_run(config: RunConfig) -> Kind:

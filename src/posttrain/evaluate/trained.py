@@ -1,4 +1,4 @@
-"""What a run has trained so far."""
+"""Whether a folder is that of a run, and what the run has trained so far."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ from pathlib import Path
 
 from posttrain.config import ModelConfig, RunConfig
 from posttrain.errors import ModelError
+from posttrain.models.run_folders import is_pipeline, last_finished_stage
 from posttrain.train.checkpoint import Checkpoints
+
+
+def is_run(folder: Path) -> bool:
+    """Does the folder hold a run? Raises ModelError for that of a pipeline, each stage of which is one."""
+    if not is_pipeline(folder):
+        return (folder / "config.yaml").is_file()
+    stage = last_finished_stage(folder)
+    raise ModelError(
+        given=f"{folder} is the folder of a pipeline" + ("" if stage else ", and no stage of it has finished yet"),
+        allowed="a model folder, or the folder of one run, such as that of a stage",
+        fix=f"Give its last finished stage, {stage}." if stage else f"`posttrain resume {folder}` continues it.",
+    )
 
 
 def trained_model(run: Path, config: RunConfig) -> ModelConfig:

@@ -15,7 +15,7 @@ from torch import nn
 
 from posttrain.config import ModelConfig, RunConfig, load_config
 from posttrain.errors import CheckpointError, ConfigError, ModelError
-from posttrain.evaluate.trained import trained_model
+from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.quiet import without_progress_bars
 from posttrain.models.reward_head import load_reward_model
@@ -55,8 +55,8 @@ def find_origin(source: str | PathLike[str], *, step: int | None = None, base: s
     """
     source = os.fspath(source)
     folder = Path(source)
-    is_run = (folder / "config.yaml").is_file()
-    if step is not None and not is_run:
+    of_run = is_run(folder)
+    if step is not None and not of_run:
         raise ConfigError(given=f"step = {step}, but {source} is no run", allowed="a run folder", fix="Remove it.")
     if base is not None and not (folder / ADAPTER).is_file():
         raise ConfigError(
@@ -64,7 +64,7 @@ def find_origin(source: str | PathLike[str], *, step: int | None = None, base: s
             allowed="a folder of LoRA adapters as peft writes it",
             fix="Remove it.",
         )
-    if is_run:
+    if of_run:
         return _of_run(folder, step)
     if (folder / ADAPTER).is_file():
         return _of_adapters(folder, base)

@@ -31,6 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from posttrain.errors import DoesNotFit, ModelError
 from posttrain.models.quiet import without_progress_bars
+from posttrain.models.run_folders import model_to_give
 
 if TYPE_CHECKING:
     from posttrain.config import ModelConfig
@@ -131,7 +132,7 @@ def _check_folder(config: ModelConfig, folder: Path) -> None:
         raise ModelError(
             given=given,
             allowed="a Hugging Face model folder (config.json, weights, tokenizer)",
-            fix=_folder_fix(folder),
+            fix=model_to_give(folder) or _folder_fix(folder),
         )
     weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     if not weights:

@@ -1,0 +1,56 @@
+"""What to give in place of the folder of a run, or of a pipeline of runs, where one of a model is needed.
+
+Reads names and pipeline.json only; whether a checkpoint is intact is found where it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+PROGRESS = "pipeline.json"
+
+
+def is_pipeline(folder: Path) -> bool:
+    return (folder / PROGRESS).is_file() and (folder / "pipeline.yaml").is_file()
+
+
+def last_finished_stage(pipeline: Path) -> Path | None:
+    """The folder of its run; None where no stage has finished, or where pipeline.json cannot be read."""
+    try:
+        stages = json.loads((pipeline / PROGRESS).read_text(encoding="utf-8"))["stages"]
+        finished = [pipeline / stage["folder"] for stage in stages if stage["status"] == "finished"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return finished[-1] if finished else None
+
+
+def newest_model(run: Path) -> Path | None:
+    """The model folder of the newest checkpoint, by its name; None without one."""
+    models = [file.parent for file in run.glob("checkpoints/step-*/model/config.json")]
+    steps = {int(name): model for model in models if (name := model.parent.name.removeprefix("step-")).isdecimal()}
+    return steps[max(steps)] if steps else None
+
+
+def model_to_give(folder: Path) -> str:
+    """Which model the run or the pipeline in this folder has trained, in a sentence; "" for any other folder.
+
+    >>> model_to_give(Path("runs/none"))
+    ''
+    """
+    if is_pipeline(folder):
+        run, whose = last_finished_stage(folder), "the last finished stage of the pipeline in this folder"
+        if run is None:
+            return f"No stage of the pipeline in this folder has finished yet; {_go_on(folder)}"
+    elif (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        run, whose = folder, "the run in this folder"
+    else:
+        return ""
+    model = newest_model(run)
+    if model is None:
+        return f"There is no checkpoint yet of {whose}; {_go_on(folder)}"
+    return f"Give {str(model)!r}, the newest checkpoint of {whose}."
+
+
+def _go_on(folder: Path) -> str:
+    return f"`posttrain resume {folder}` continues it."
