@@ -1,7 +1,7 @@
 """By what a majority is counted follows from the rewards."""
 
 import pytest
-from tests.rewards.rollouts import completion, prompt
+from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.evaluate.votes import math_answer, normalise, numeric_answer, vote_for
 from posttrain.rewards import Reward, build_rewards
@@ -53,7 +53,7 @@ def test_what_a_pattern_extracts_is_told_by_the_verdict():
 
 def test_a_pattern_that_searches_for_ever_ends_with_its_worker_and_not_with_the_evaluation():
     """Its time is up for a worker; nobody else runs it. A judgement that failed has no vote."""
-    reward = Reward(name="exact_match", timeout=1, settings={"extract": r"(?:[\w ]+)*answer: (\d+)"})
+    reward = Reward(name="exact_match", timeout=IN_TIME, settings={"extract": r"(?:[\w ]+)*answer: (\d+)"})
     texts = ["answer: 3", "a" * 40 + "!"]
     with build_rewards([reward]) as built:
         scores = built.score([prompt(0, answer="3")], [[completion(text) for text in texts]])

@@ -2,6 +2,10 @@
 
 from posttrain.types import Completion, Prompt
 
+IN_TIME = 4.0
+"""Deadline of calls some of which never end, so that a test waits for it; the others must be back even where a busy
+machine stops everything for two seconds."""
+
 
 def completion(text: str, *, truncated: bool = False) -> Completion:
     ids, end = tuple(text.encode()), "length" if truncated else "eos"

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from tests.rewards.rollouts import IN_TIME
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Signature, judged, run_calls
@@ -103,6 +104,6 @@ def test_calls_of_an_async_function_wait_together_and_time_out_alone():
         await asyncio.sleep(completion)
         return completion
 
-    *quick, slow = outcomes_of(wait, *[{"completion": 0.05}] * 20, {"completion": 60}, timeout=0.3)
+    *quick, slow = outcomes_of(wait, *[{"completion": 0.05}] * 20, {"completion": 60}, timeout=IN_TIME)
     assert [outcome.value for outcome in quick] == [0.05] * 20
-    assert (slow.kind, slow.message) == ("timeout", "no result after 0.3 s")
+    assert (slow.kind, slow.message) == ("timeout", "no result after 4 s")

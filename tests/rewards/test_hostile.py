@@ -15,7 +15,7 @@ from posttrain.rewards import Reward, Scores, build_rewards
 
 HOSTILE = [case for case in PUBLISHED + OWN if case.key.split()[-1].startswith("dos_") and not case.missed]
 DEADLINE = 10.0
-GENEROUS = 5.0
+GENEROUS = 30.0
 """Seconds for a busy machine. Without a deadline, or with a call that cannot be interrupted, it would be minutes."""
 
 

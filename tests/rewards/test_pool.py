@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from tests.rewards.rollouts import completion, prompt
+from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import DataError
 from posttrain.rewards import Reward, build_rewards
@@ -18,9 +20,11 @@ from posttrain.rewards.pool import Job, WorkerPool
 
 HOSTILE = """
 import os, signal, subprocess, sys, time
+from pathlib import Path
 
 def reward(completion):
     if completion == "hang":
+        Path(__file__).with_name("began").touch()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while True:
@@ -56,16 +60,23 @@ def hostile(reward_file):
     return reward_file(HOSTILE)
 
 
+def wait_for(happened):
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.01)
+
+
 def kinds(scores):
     return {failure.completion: failure.kind for failure in scores.failures}
 
 
 @pytest.mark.parametrize("fate", ["hang", "compute", "flood"])
 def test_only_the_row_that_hangs_is_unscored(hostile, score, fate):
-    scores = score(["a", fate, "bb", "ccc"], Reward(function=hostile, timeout=0.5))
+    scores = score(["a", fate, "bb", "ccc"], Reward(function=hostile, timeout=IN_TIME))
     assert scores.parts["reward"] == [[1.0, None, 2.0, 3.0]]
     assert scores.scored_PG == [[True, False, True, True]]
-    assert [(f.kind, f.message) for f in scores.failures] == [("timeout", "no result after 0.5 s")]
+    assert [(f.kind, f.message) for f in scores.failures] == [("timeout", "no result after 4 s")]
     assert 'my_rewards.py", line' in scores.failures[0].traceback or fate == "flood"
 
 
@@ -99,15 +110,14 @@ def test_a_reward_that_reads_from_the_terminal_finds_it_empty(hostile, score):
 
 
 def test_a_killed_worker_is_replaced_and_takes_its_children_along(hostile, built, children):
-    rewards = built(Reward(function=hostile, timeout=0.5), workers=1)
+    rewards = built(Reward(function=hostile, timeout=IN_TIME), workers=1)
     (before,) = children()
     scores = rewards.score([prompt(0)], [[completion("child"), completion("a")]])
     assert scores.parts["reward"] == [[None, 1.0]]
     (after,) = children()
     assert after.pid != before.pid
     assert not psutil.pid_exists(before.pid)
-    asleep = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    assert ["sleep", "600"] not in asleep
+    wait_for(lambda: ["sleep", "600"] not in [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])])
 
 
 def test_twenty_timeouts_leak_nothing(hostile, children):
@@ -154,10 +164,10 @@ def test_no_worker_outlives_its_parent(hostile, tmp_path, fate):
             pool = WorkerPool(1)
             target = Target(path={hostile.rsplit(":", 1)[0]!r}, name="reward")
             pool.describe(target)
-            job = Job(target=target, calls=[{{"completion": {fate!r}}}], timeout=60)
+            job = Job(target=target, calls=[{{"completion": {fate!r}}}], timeout=600)
             threading.Thread(target=pool.run, args=([job],)).start()
             print(pool._workers[0].process.pid, flush=True)
-            time.sleep(60)
+            time.sleep(600)
         """)
     )
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
@@ -167,10 +177,7 @@ def test_no_worker_outlives_its_parent(hostile, tmp_path, fate):
         time.sleep(0.2)
         assert worker.is_running()
         parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 2
-    while ended(worker) is False and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert ended(worker)
+    wait_for(lambda: ended(worker))
 
 
 def ended(process):
@@ -182,14 +189,23 @@ def ended(process):
 
 
 def test_workers_score_side_by_side(reward_file, built):
-    slow = "import time\ndef {}(completion):\n    time.sleep(0.2)\n    return 1.0"
-    first = reward_file(slow.format("first"), name="first", file="first.py")
-    second = reward_file(slow.format("second"), name="second", file="second.py")
-    rewards = built(Reward(function=first), Reward(function=second), workers=4)
-    rewards.score([prompt(0)], [[completion("x")] * 4])  # starts the workers
-    start = time.perf_counter()
-    rewards.score([prompt(0)], [[completion("x")] * 4])
-    assert time.perf_counter() - start < 1.2  # one after the other: 1.6 s
+    """Each call waits until calls have begun in four processes."""
+    meets = """
+    import os, time
+    from pathlib import Path
+    HERE = Path(__file__).with_name("began")
+    def {}(completion):
+        HERE.mkdir(exist_ok=True)
+        (HERE / str(os.getpid())).touch()
+        while len(list(HERE.iterdir())) < 4:
+            time.sleep(0.01)
+        return 1.0
+    """
+    first = reward_file(meets.format("first"), name="first", file="first.py")
+    second = reward_file(meets.format("second"), name="second", file="second.py")
+    rewards = built(Reward(function=first, timeout=60), Reward(function=second, timeout=60), workers=4)
+    scores = rewards.score([prompt(0)], [[completion("x")] * 4])
+    assert scores.parts == {"first": [[1.0] * 4], "second": [[1.0] * 4]}
 
 
 def test_a_worker_imports_a_function_once(reward_file, built):
@@ -215,12 +231,16 @@ def test_an_interrupt_kills_the_busy_workers_and_no_more(hostile, children):
         def interrupt(*_):
             raise KeyboardInterrupt
 
+        def interrupt_the_call():
+            wait_for(Path(path).with_name("began").exists)
+            os.kill(os.getpid(), signal.SIGALRM)
+
         signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        threading.Thread(target=interrupt_the_call).start()
         with pytest.raises(KeyboardInterrupt):
-            pool.run([Job(target=target, calls=[{"completion": "hang"}], timeout=60)])
+            pool.run([Job(target=target, calls=[{"completion": "hang"}], timeout=100)])
         assert children() == []
-        outcomes = pool.run([Job(target=target, calls=[{"completion": "abc"}], timeout=5)])[0]
+        outcomes = pool.run([Job(target=target, calls=[{"completion": "abc"}], timeout=60)])[0]
         assert outcomes[0].value == 3.0
 
 

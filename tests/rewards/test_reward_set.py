@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.rewards.rollouts import completion, prompt
+from tests.rewards.rollouts import IN_TIME, completion, prompt
 from tests.tiny import tiny_model
 
 import posttrain
@@ -234,7 +234,7 @@ def test_nan_from_a_worker_process_is_an_error_too(reward_file, score):
 
 def test_a_batch_call_that_times_out_leaves_all_its_rows_unscored(reward_file, score):
     function = reward_file("import time\ndef reward(completions):\n    print('thinking')\n    time.sleep(60)")
-    scores = score(["a", "b"], Reward(function=function, timeout=0.2))
+    scores = score(["a", "b"], Reward(function=function, timeout=IN_TIME))
     assert scores.scored_PG == [[False, False]]
     assert [(f.completion, f.kind) for f in scores.failures] == [(0, "timeout"), (1, "timeout")]
     assert "thinking" in scores.failures[0].traceback
@@ -255,7 +255,7 @@ def test_async_functions_of_both_forms(reward_file, score):
         return len(completion)
     """
     assert score(["a", "bb"], Reward(function=reward_file(code, name="batch"))).rewards_PG == [[1.0, 2.0]]
-    one = Reward(function=reward_file(code, name="one"), timeout=0.5)
+    one = Reward(function=reward_file(code, name="one"), timeout=IN_TIME)
     assert score(["a", "hang", "bb"], one).parts["one"] == [[1.0, None, 2.0]]
     assert score(["a", "block", "bb"], one).parts["one"] == [[1.0, None, 2.0]]
 
@@ -263,7 +263,7 @@ def test_async_functions_of_both_forms(reward_file, score):
 def test_a_hostile_answer_is_not_worked_out_and_the_others_are_scored(score):
     tower = r"\boxed{x = 9^{9^{9^{9}}}}"
     scores = score(
-        [tower, r"\boxed{\frac{\sqrt{2}}{2}}", "0"], Reward(name="math", timeout=2), answer=r"\frac{1}{\sqrt{2}}"
+        [tower, r"\boxed{\frac{\sqrt{2}}{2}}", "0"], Reward(name="math", timeout=60), answer=r"\frac{1}{\sqrt{2}}"
     )
     assert scores.parts["math"] == [[0.0, 1.0, 0.0]]
     assert scores.verdicts["math"][0][0].reason == "too_large"
@@ -271,7 +271,7 @@ def test_a_hostile_answer_is_not_worked_out_and_the_others_are_scored(score):
 
 
 def test_a_catastrophic_pattern_is_killed(score):
-    scores = score(["a" * 60, "ab"], Reward(name="regex", settings={"pattern": "(a+)+b"}, timeout=0.3))
+    scores = score(["a" * 60, "ab"], Reward(name="regex", settings={"pattern": "(a+)+b"}, timeout=IN_TIME))
     assert scores.parts["regex"] == [[None, 1.0]]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rewards.rollouts import completion, prompt
+from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import DataError, RewardError
 from posttrain.rewards import Reward, build_rewards
@@ -56,7 +56,7 @@ def hostile(completion):
     if completion == "crash":
         os._exit(5)
     if completion == "nap":
-        time.sleep(0.3)
+        time.sleep(0.8)
     return float(len(completion))
 """
 
@@ -196,8 +196,8 @@ def test_a_function_of_this_process_does_so_in_a_thread(built):
 def test_waiting_for_a_free_worker_is_not_being_late(function, built):
     naps = [[completion("nap")] * 2 for _ in range(3)]
     prompts = [prompt(n) for n in range(3)]
-    scores = built(Reward(function=function("hostile"), timeout=1.2), workers=1).score(prompts, naps)
-    assert not scores.failures, "six calls of 0.3 s, one after the other"
+    scores = built(Reward(function=function("hostile"), timeout=IN_TIME), workers=1).score(prompts, naps)
+    assert not scores.failures, "six calls of 0.8 s, one after the other"
 
 
 def test_without_rewards_groups_are_collected_in_the_order_of_the_prompts():
@@ -212,7 +212,7 @@ def test_without_rewards_groups_are_collected_in_the_order_of_the_prompts():
 def test_a_call_that_hangs_or_kills_its_worker_suffers_alone(function, built):
     prompts = [prompt(n) for n in range(4)]
     groups = [[completion(text), completion("fine")] for text in ("abc", "hang", "crash", "ab")]
-    with built(Reward(function=function("hostile"), timeout=1.0), workers=2).open(prompts) as scoring:
+    with built(Reward(function=function("hostile"), timeout=IN_TIME), workers=2).open(prompts) as scoring:
         for place in (2, 1, 3, 0):
             scoring.add(place, groups[place])
         scores = scoring.result()

@@ -1,12 +1,13 @@
 """Callables that exist only in this process: they run in threads, which can be given up but not killed."""
 
 import threading
-import time
 
 import pytest
+from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import RewardError
 from posttrain.rewards import Reward
+from posttrain.rewards.threads import MAX_ABANDONED
 
 
 def importable(completion):
@@ -41,7 +42,7 @@ def test_the_row_that_hangs_is_abandoned_and_the_others_are_scored(score):
         return 1.0
 
     scores = score(
-        ["a", "hang", "b"], Reward(function=lambda completion: sleepy(completion), label="sleepy", timeout=0.1)
+        ["a", "hang", "b"], Reward(function=lambda completion: sleepy(completion), label="sleepy", timeout=IN_TIME)
     )
     release.set()
     assert scores.parts["sleepy"] == [[1.0, None, 1.0]]
@@ -55,6 +56,13 @@ def test_too_many_hanging_threads_stop_the_run_with_the_way_out(score):
     release.set()
 
 
-def test_threads_that_come_back_are_forgiven(score):
-    slow = Reward(function=lambda completion: time.sleep(0.12), label="slow", timeout=0.08)
-    assert len(score(["a"] * 8, slow).failures) == 8
+def test_threads_that_come_back_are_forgiven(built):
+    release = threading.Event()
+    rewards = built(Reward(function=lambda completion: release.wait(60), label="slow", timeout=0.05))
+    for _ in range(2 * MAX_ABANDONED):
+        assert len(rewards.score([prompt(0)], [[completion("a")]]).failures) == 1
+        release.set()
+        for thread in threading.enumerate():
+            if thread.name == "reward slow":
+                thread.join(60)
+        release.clear()

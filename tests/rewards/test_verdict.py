@@ -6,7 +6,7 @@ import pickle
 
 import numpy
 import pytest
-from tests.rewards.rollouts import completion, prompt
+from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import RewardError
 from posttrain.rewards import Reward, build_rewards
@@ -147,7 +147,7 @@ def hangs(completion, **row):
 
 
 def test_failures_of_a_plain_function_are_verdicts_too():
-    with build_rewards([Reward(function=hangs, label="mine", timeout=0.5)]) as rewards:
+    with build_rewards([Reward(function=hangs, label="mine", timeout=IN_TIME)]) as rewards:
         scores = rewards.score([prompt(0)], [[completion("a"), completion("hang"), completion("raise")]])
     assert reasons(scores.verdicts["mine"]) == [[None, "timeout", "error"]]
     assert [verdict.score for verdict in scores.verdicts["mine"][0] if verdict is not None] == [None, None]

@@ -8,6 +8,7 @@ import pytest
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import exact_match, math, numeric, regex
+from posttrain.rewards.mathematics import guard
 from posttrain.rewards.mathematics.golds import math_gold
 from posttrain.rewards.mathematics.presets import math_quick
 from posttrain.rewards.verifiers import BUILTINS
@@ -122,6 +123,13 @@ def test_numeric_reads_a_percent_sign_exactly_unless_told_otherwise():
         numeric("1", "1", percent="loose")  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def unhurried(monkeypatch):
+    """A slow machine, or the garbage of other tests, may take longer than the 5 ms of a quick verdict."""
+    monkeypatch.setattr(guard, "QUICK_SECONDS", 10.0)
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_only_algebra_goes_to_a_worker():
     for completion, gold in [("#### 1,000", "1000.0"), (r"\boxed{x^2}", "1000"), (r"\boxed{(x+1)^2}", "x^2+2x+1")]:
         assert math_quick(completion, gold) is not None
@@ -152,6 +160,7 @@ def test_a_gold_answer_of_the_wrong_kind_says_so():
 
 
 @needs_data
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("file", "column"), [("gsm8k_test.jsonl", "answer"), ("svamp_test.jsonl", "Answer")])
 def test_every_gold_of_gsm8k_and_svamp_is_a_number_and_right_for_itself(file, column):
     for row in rows(file):

@@ -40,7 +40,7 @@ def test_any_text_has_a_value_or_is_unreadable(text: str):
             same(other, value, OPTIONS)
     except Unreadable:
         pass
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 5  # milliseconds, and perhaps the garbage of other tests
 
 
 @given(st.fractions(min_value=-10_000, max_value=10_000, max_denominator=500))
