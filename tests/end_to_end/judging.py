@@ -68,7 +68,7 @@ class HashedVerdicts(Server):
 
     def begin(self, body: dict[str, Any], key: str | None, path: str) -> tuple[int, dict[str, str]] | None:
         fault = super().begin(body, key, path)
-        self.seconds = 0.1 if "slow" in path else 0.0
+        self.seconds = 0.3 if "slow" in path else 0.0
         sent = json.dumps([path, body])
         self.seen[sent] += 1
         fails = ("flaky" in path and self.seen[sent] % 2) or ("once" in path and self.seen[sent] > 1)

@@ -727,7 +727,7 @@ def digits(completions):
 
 
 def slow(completions):
-    time.sleep(0.2)
+    time.sleep(1.0)
     return length(completions)
 
 

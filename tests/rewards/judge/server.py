@@ -67,6 +67,10 @@ class Server:
             self.most_busy = max(self.most_busy, self.busy)
         return self.always or self.faults.get(number)
 
+    def hold(self) -> None:
+        """Take its time, before the reply is worked out."""
+        time.sleep(self.seconds)
+
     def reply(self, body: dict[str, Any], key: str | None, path: str) -> bytes:
         texts = texts_of(body["messages"][0]["content"]) | {"turns": str(len(body["messages"]))}
         return self.completion(self.rule(texts))
@@ -86,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key = self.headers.get("Authorization")
         fault = judge.begin(body, key, self.path)
-        time.sleep(judge.seconds)
+        judge.hold()
         with judge.lock:
             judge.busy -= 1
         status, headers = fault or (200, {})

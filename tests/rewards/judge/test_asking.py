@@ -9,12 +9,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from email.utils import formatdate
 
 import pytest
-from tests.rewards.judge.server import serving
-from tests.rewards.rollouts import completion, prompt
+from tests.rewards.judge.server import longer_wins, serving
+from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import ConfigError, DoesNotFit, RewardError
 from posttrain.rewards import enforce_limit
@@ -46,9 +47,10 @@ def test_the_pause_is_what_the_endpoint_asks_for(score, server):
 
 
 def test_the_pause_may_be_a_date(score, server):
-    server.faults = {0: (503, {"Retry-After": formatdate(time.time() + 1.5, usegmt=True)})}
+    date = int(time.time()) + 2
+    server.faults = {0: (503, {"Retry-After": formatdate(date, usegmt=True)})}
     score(PAIR, concurrency=1)
-    assert server.times[1] - server.times[0] >= 0.4
+    assert time.time() >= date - 0.1
 
 
 def test_whoever_never_answers_leaves_the_answers_unscored(score, server):
@@ -88,7 +90,7 @@ def test_nobody_there_is_unscored_too(score):
 
 
 def test_a_late_reply_is_a_failure(score, server):
-    server.seconds = 1.0
+    server.seconds = 60
     scores = score(PAIR, timeout=0.1, retries=0)
     assert "no reply within judge.timeout = 0.1 s" in scores.failures[0].message
 
@@ -97,31 +99,39 @@ def test_a_reply_that_drips_is_late_as_a_whole(score, server):
     server.drip = True
     started = time.monotonic()
     scores = score(PAIR, timeout=0.3, retries=0)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 60, "it would drip for ever"
     assert "no reply within judge.timeout = 0.3 s" in scores.failures[0].message
 
 
 def test_a_deadline_bounds_the_whole_step(judged, server):
-    server.seconds = 0.2
-    groups = [[completion("a"), completion("bb")]]
-    scores = judged(deadline=2.0, concurrency=1).score([prompt(0)], groups)
-    assert scores.scored_PG == [[True, True]]
+    """Each request has ten minutes, and the third is not answered before they are over."""
+    over = threading.Event()
+
+    def stalls(texts):
+        if len(server.requests) > 2:
+            over.wait(600)
+        return longer_wins(texts)
+
+    server.rule = stalls
     many = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 30)]
     started = time.monotonic()
-    scores = judged(deadline=2.0, concurrency=1, cache=False).score([prompt(n) for n in range(29)], many)
-    assert time.monotonic() - started < 6.0, "58 requests of 0.2 s, one at a time, take 11.6 s"
+    rewards = judged(deadline=IN_TIME, timeout=600, concurrency=1)
+    scores = rewards.score([prompt(n) for n in range(29)], many)
+    assert time.monotonic() - started < 300
+    over.set()
     assert scores.scored_PG[0] == [True, True]
     assert scores.scored_PG[-1] == [False, False]
-    assert "no reply within judge.deadline = 2 s" in scores.failures[-1].message
+    assert "no reply within judge.deadline = 4 s" in scores.failures[-1].message
 
 
 def test_requests_go_out_side_by_side_up_to_the_limit(judged, server):
-    server.seconds = 0.1
+    """Twelve requests, each of which waits until four are there."""
+    four = threading.Barrier(4)
+    server.hold = lambda: four.wait(60)
     groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 7)]
-    started = time.monotonic()
-    judged(concurrency=4).score([prompt(n) for n in range(6)], groups)
+    scores = judged(concurrency=4, retries=0).score([prompt(n) for n in range(6)], groups)
     assert server.most_busy == 4
-    assert time.monotonic() - started < 1.0, "12 requests of 0.1 s, four at a time"
+    assert scores.scored_PG == [[True, True]] * 6
 
 
 @pytest.mark.parametrize(
@@ -218,7 +228,7 @@ def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(judged, m
 
 def test_a_status_whose_body_stalls_counts_as_that_status(score, server):
     server.always, server.drip = (503, {}), True
-    scores = score(PAIR, retries=1, timeout=0.3, concurrency=1)
+    scores = score(PAIR, retries=1, timeout=IN_TIME)
     assert re.search(r"returned 503.* \(2 tries\)", scores.failures[0].message)
     assert len(server.requests) == 4
     assert [reply.calls for reply in replies(scores)] == [2, 2]
@@ -363,11 +373,11 @@ def test_an_interrupt_does_not_wait_for_the_judge(tmp_path):
         "import signal, sys; from tests.rewards.rollouts import completion, prompt\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         "from posttrain.rewards import Reward, build_rewards\n"
-        "rewards = build_rewards([Reward(judge={'model': 'm', 'url': sys.argv[1], 'cache': False})])\n"
+        "rewards = build_rewards([Reward(judge={'model': 'm', 'url': sys.argv[1], 'cache': False, 'timeout': 600})])\n"
         "print('asking', flush=True)\n"
         "rewards.score([prompt(0)], [[completion('a'), completion('bb')]])\n"
     )
-    with serving(seconds=20) as slow:
+    with serving(seconds=600) as slow:
         process = subprocess.Popen(
             [sys.executable, "-c", code, slow.url],
             stdout=subprocess.PIPE,
@@ -377,8 +387,7 @@ def test_an_interrupt_does_not_wait_for_the_judge(tmp_path):
         assert process.stdout is not None
         process.stdout.readline()
         while len(slow.requests) < 2:
+            assert process.poll() is None
             time.sleep(0.05)
-        started = time.monotonic()
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=10)
-        assert time.monotonic() - started < 5
+        process.wait(timeout=120)
