@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rewards.code.withstand import SECRET, WALL
+from tests.rewards.code.withstand import SECRET
 
 from posttrain.errors import SandboxUnavailable
 from posttrain.rewards.code import CodeRunner, code
@@ -78,7 +78,7 @@ def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool):
         capture_output=True,
         text=True,
         cwd="/",
-        timeout=300,
+        timeout=900,
         **options,
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -92,7 +92,7 @@ def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool):
     assert report["connected"] == [False, False]
     assert SECRET not in json.dumps(report["verdicts"])
     slowest = max(seconds for *_, seconds in report["verdicts"])
-    assert slowest < WALL + 5.0  # on a busy machine; what it costs on a quiet one is measured in docs/code.md
+    assert slowest < 60  # the longest would run for ever; what it costs on a quiet machine is measured in docs/code.md
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool):
     [(HONEST, CALL_TESTS), (HONEST, ASSERTIONS), (HONEST, SCRIPT), (HONEST_STDIO, STDIO)],
 )
 def test_the_honest_program_is_paid_in_every_form(program: str, tests: dict[str, Any]):
-    assert code(fenced(program), **tests) == 1.0
+    assert code(fenced(program), **tests, wall=60.0, cpu=60.0) == 1.0
 
 
 @pytest.mark.filterwarnings("ignore:sandbox")
@@ -113,7 +113,9 @@ def test_the_probes_do_get_out_where_nothing_holds_them(name: str, tmp_path: Pat
     monkeypatch.setenv("POSTTRAIN_TOKEN", SECRET)
     runner = CodeRunner({"sandbox": "unsafe"})
     try:
-        [outcome] = runner.run([{"completion": fenced(attack.source(scene)), **CALL_TESTS}], {}, 10.0)
+        [outcome] = runner.run(
+            [{"completion": fenced(attack.source(scene)), **CALL_TESTS}], {"wall": 60.0, "cpu": 60.0}, 120.0
+        )
     finally:
         runner.close()
     assert outcome.value == (0.0 if name == "read_environment" else 1.0)  # the environment is empty even there

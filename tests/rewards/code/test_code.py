@@ -20,8 +20,14 @@ DOUBLE = "def f(n):\n    return 2 * n\n"
 CALLS = {"tests": [{"input": [n], "output": 2 * n} for n in (1, 2, 3)], "entry_point": "f"}
 
 
+PATIENT = {"wall": 60.0, "cpu": 60.0}
+"""For programs that end by themselves, on a machine that has no time for them."""
+ENDLESS = {"wall": 60.0, "cpu": 1.0}
+"""Beside one that does not. Pauses of the machine are no time of the processor."""
+
+
 def judged(program: str, **row: Any):
-    return code(fenced(program), **row)
+    return code(fenced(program), **PATIENT | row)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,7 @@ def judged(program: str, **row: Any):
     ],
 )
 def test_call_tests(program, score, reason, detail):
-    verdict = judged(program, **CALLS, wall=1.0)
+    verdict = judged(program, **CALLS, **ENDLESS)
     assert (verdict.score, verdict.reason) == (score, reason)
     assert detail in verdict.detail
     assert verdict.extracted == fenced(program).removeprefix("```python\n").removesuffix("```")
@@ -64,9 +70,8 @@ def test_partial_pays_the_share_of_tests_that_pass():
 
 def test_with_partial_a_late_test_is_the_last_one():
     program = "def f(n):\n    while n == 2: pass\n    return 2 * n\n"
-    verdict = judged(program, **CALLS, partial=True, wall=1.0)
+    verdict = judged(program, **CALLS, partial=True, **ENDLESS)
     assert verdict == pytest.approx(1 / 3)
-    assert verdict.seconds < 3 * 1.0 + 5.0
 
 
 @pytest.mark.parametrize(("float_ok", "values", "assertions"), [(None, 0.0, 1.0), (True, 1.0, 1.0), (False, 0.0, 0.0)])
@@ -187,21 +192,21 @@ def test_programs_that_nobody_waits_for_are_not_run():
 
 
 def test_all_tests_of_a_program_have_one_clock():
-    """Five tests of 0.4 s each, and 1 s for all."""
+    """A hundred tests of 0.4 s each, and 1 s for all."""
     program = "import time\ndef f(n):\n    time.sleep(0.4)\n    return 2 * n\n"
-    row = {"tests": [{"input": [n], "output": 2 * n} for n in range(5)], "entry_point": "f"}
+    row = {"tests": [{"input": [n], "output": 2 * n} for n in range(100)], "entry_point": "f"}
     runner = CodeRunner({}, size=1)
     try:
         [late] = runner.run([{"completion": fenced(program), **row}], {}, 1.0)
         [script] = runner.run(
-            [{"completion": fenced(program), "test_list": ["for n in range(9):\n    assert f(n) == 2 * n"]}], {}, 1.0
+            [{"completion": fenced(program), "test_list": ["for n in range(99):\n    assert f(n) == 2 * n"]}], {}, 1.0
         )
     finally:
         runner.close()
     assert late.verdict is not None
     assert script.verdict is not None
+    assert max(late.seconds, script.seconds) < 30
     assert late.verdict["reason"] == script.verdict["reason"] == "timeout"
-    assert late.seconds < 1.0 + 3.0
 
 
 class Broken:
@@ -219,7 +224,7 @@ class Broken:
 
 def test_a_sandbox_that_fails_is_tried_once_more_and_then_leaves_no_score():
     runner = CodeRunner({})
-    runner.run([], {}, 1.0)
+    runner.run([], {}, 60.0)
     once, twice = Broken(1, runner._sandbox), Broken(2, runner._sandbox)
     try:
         assert judged(DOUBLE, **CALLS, sandbox=once) == 1.0
@@ -248,7 +253,7 @@ def test_limits_are_settings():
 def test_a_run_scores_a_step_in_order_and_keeps_the_reasons(children):
     row = prompt(7, test_list=["assert f(1) == 2"])
     texts = [fenced(DOUBLE), "no", fenced("def f(n):\n    return 0\n"), fenced("def f(n):\n    return n / 0\n")] * 3
-    with build_rewards(["code"]) as rewards:
+    with build_rewards([Reward(name="code", timeout=120, settings=PATIENT)]) as rewards:
         rewards.check([row])
         scores = rewards.score([row], [[completion(text) for text in texts]])
     assert scores.rewards_PG == [[1.0, 0.0, 0.0, 0.0] * 3]

@@ -22,9 +22,16 @@ def rows():
     return [row for row in references(DATA) if row[0] not in SLOW]
 
 
+class Patient(CodeRunner):
+    """With time enough for solutions that end by themselves, on a machine that has none for them."""
+
+    def run(self, calls, settings, timeout, over=None):
+        return super().run(calls, {"wall": 60.0, "cpu": 20.0} | settings, 300.0, over)
+
+
 @pytest.fixture
 def runner():
-    runner = CodeRunner({})
+    runner = Patient({})
     yield runner
     runner.close()
 

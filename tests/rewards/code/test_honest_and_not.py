@@ -109,7 +109,7 @@ def f(x):
 @pytest.mark.parametrize("test", ["assert abs(f(1) - 2) < 1e-6", "assert f(1) == 2"])
 def test_a_program_cannot_go_without_a_score_by_sending_more_than_can_be_passed_on(test: str):
     runner = CodeRunner({})
-    [outcome] = runner.run([{"completion": fenced(FORGED), "test_list": [test]}], {}, 10.0)
+    [outcome] = runner.run([{"completion": fenced(FORGED), "test_list": [test]}], {"wall": 60.0, "cpu": 60.0}, 120.0)
     runner.close()
     assert (outcome.kind, outcome.value) == ("value", 0.0)
     assert "too many parts" in outcome.verdict["detail"]

@@ -14,19 +14,21 @@ from typing import Any
 
 import pytest
 
-from posttrain.rewards.sandbox import Sandbox, SandboxUnavailable, open_sandbox
+from posttrain.rewards.sandbox import Limits, Sandbox, SandboxUnavailable, open_sandbox
 
 ROOT = Path(__file__).parents[3]
 TIERS = ("landlock", "bubblewrap")
 USER = 54_321
 """Of nobody, for the tests that root runs as somebody else."""
+PATIENT = Limits(wall=120, cpu=60)
+"""For programs that end by themselves, on a machine that has no time for them."""
 
 
 def opened(tier: str) -> Sandbox:
     if tier == "bubblewrap" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     try:
-        return open_sandbox(tier, size=2)
+        return open_sandbox(tier, PATIENT, size=2)
     except SandboxUnavailable as error:
         pytest.skip(f"this machine does not offer it: {error.given}")
 

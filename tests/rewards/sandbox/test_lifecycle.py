@@ -16,7 +16,7 @@ import pytest
 from posttrain.rewards.sandbox import Limits, SandboxUnavailable, open_sandbox
 
 
-def wait_until(true, seconds: float = 20) -> bool:
+def wait_until(true, seconds: float = 120) -> bool:
     until = time.monotonic() + seconds
     while not true() and time.monotonic() < until:
         time.sleep(0.02)
@@ -38,13 +38,14 @@ def test_a_thousand_programs_leave_no_process_no_descriptor_and_no_file(sandbox)
     mixed = [programs[0] if number % 25 else programs[number // 25 % 5] for number in range(1000)]
     sandbox.run_many(mixed[:4])
     before = below(os.getpid()), len(os.listdir("/proc/self/fd")), set(os.listdir(tempfile.gettempdir()))
-    limits = Limits(wall=1, memory=1 << 28)
+    limits = Limits(wall=2, memory=1 << 28)
     ended = [ran.ended for ran in sandbox.run_many(mixed, limits=limits)]
     assert len(ended) == 1000
     assert ended.count("exited") > 900
-    after = below(os.getpid()), len(os.listdir("/proc/self/fd")), set(os.listdir(tempfile.gettempdir()))
-    ours = {name for name in after[2] - before[2] if "posttrain" in name}
-    assert (after[0] - before[0], after[1], ours) == (set(), before[1], set())
+    # As many, and not the same: a fork-server that is late on a busy machine is replaced.
+    assert wait_until(lambda: len(below(os.getpid())) <= len(before[0]))
+    assert len(os.listdir("/proc/self/fd")) <= before[1]
+    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before[2] if "posttrain" in name]
 
 
 def test_closing_ends_every_process_and_closes_every_descriptor(sandbox):
@@ -63,13 +64,13 @@ JUDGE = """
 import os, sys, time, threading
 from posttrain.rewards.sandbox import Limits, open_sandbox
 sandbox = open_sandbox(sys.argv[1], size=1)
-limits = Limits(wall=60)
+limits = Limits(wall=600)
 kept = []
-thread = threading.Thread(target=lambda: kept.append(sandbox.start("import time; time.sleep(60)", limits=limits)))
+thread = threading.Thread(target=lambda: kept.append(sandbox.start("import time; time.sleep(600)", limits=limits)))
 thread.start(); thread.join()       # the thread that started the fork-server is gone, and nothing happens to it
 if sys.argv[2] == "forked" and os.fork() == 0:
     print("ready", flush=True)
-    time.sleep(60)                  # holds copies of every descriptor of its parent
+    time.sleep(600)                 # holds copies of every descriptor of its parent
 if sys.argv[2] != "forked":
     print("ready", flush=True)
 while True:
@@ -112,25 +113,25 @@ def test_killing_the_fork_server_ends_its_program(landlock):
 
 def test_what_an_unconfined_program_leaves_behind_is_killed_with_it(tmp_path):
     """The double fork that lives on past the verdict: nothing stops it in this tier, so it is found and ended."""
-    note = tmp_path / "note"
     daemon = f"""
 import os, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        time.sleep(3)
-        open({str(note)!r}, "w").write("alive")
+        open(os.path.join({str(tmp_path)!r}, str(os.getpid())), "w").close()
+        time.sleep(600)
     os._exit(0)
-time.sleep(0.2)
+while not os.listdir({str(tmp_path)!r}):
+    time.sleep(0.01)
 """
     with pytest.warns(UserWarning, match="nothing is confined"):
-        sandbox = open_sandbox("unsafe", size=1)
+        sandbox = open_sandbox("unsafe", Limits(wall=60, cpu=60), size=1)
     with sandbox:
         assert sandbox.run(daemon).ended == "exited"
         (server,) = sandbox._all
         assert below(server.pid) == set()
-    time.sleep(3.5)
-    assert not note.exists()
+    (left,) = tmp_path.iterdir()
+    assert not psutil.pid_exists(int(left.name))
 
 
 def test_threads_share_a_sandbox(landlock):
