@@ -30,7 +30,7 @@ def test_the_page_shows_the_files(number, name):
 
 
 @pytest.mark.parametrize(("number", "name", "code"), [(0, "cheatable", 1), (1, "repaired", 0)])
-def test_the_page_shows_the_output(number, name, code, capsys):
+def test_the_page_shows_the_output(number, name, code, capsys, patient):
     if not GSM8K.exists():
         pytest.skip(f"needs {GSM8K}")
     reward = f"{ROOT / 'docs' / 'audit' / name}.py:grade"

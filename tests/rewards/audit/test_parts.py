@@ -248,14 +248,14 @@ def test_a_model_is_asked_for_groups_of_completions(monkeypatch):
 
 def test_an_audit_ends_with_its_time_and_says_what_was_left_out():
     def slow(completion, answer):
-        time.sleep(0.004)
+        time.sleep(0.016)
         return float(completion.endswith(f"#### {answer}"))
 
     told: list[str] = []
     start = time.perf_counter()
-    report = audit(slow, sums(), seconds=3, progress=told.append)
-    assert time.perf_counter() - start < 30
-    late = [finding for finding in report.checks if "out of time: the audit may take 3 s" in finding.text]
+    report = audit(slow, sums(), seconds=12, progress=told.append)
+    assert time.perf_counter() - start < 120
+    late = [finding for finding in report.checks if "out of time: the audit may take 12 s" in finding.text]
     assert late
     assert {finding.status for finding in late} == {"skipped"}
     assert told[0] == "slow: looking for the forms of an answer that it reads"
@@ -273,7 +273,7 @@ def test_a_reward_that_hangs_is_no_audit_that_hangs():
     start = time.perf_counter()
     with pytest.raises(RewardError, match="did not score the first right and wrong answers within 2 s"):
         audit(planted("hanging:always"), sums(), seconds=2)
-    assert time.perf_counter() - start < 30
+    assert time.perf_counter() - start < 120
 
 
 def test_a_judge_whose_server_is_down_ends_the_audit_at_once():

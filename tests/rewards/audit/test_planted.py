@@ -67,7 +67,7 @@ TOLD: dict[str, dict[str, Any]] = {
     "safety": {"form": "#### GOLD"},
 }
 """What an audit has to be told for a check to mean something, or to ask a slow reward less."""
-HANGS = 2.0
+HANGS = 5.0
 """Seconds for a call of a grader that attack programs hang."""
 
 
@@ -142,7 +142,7 @@ ALIKE = ("numeric", "gsm8k", "honest:marked_batch")
     ],
     ids=[reward.rpartition("/")[2] for reward, _ in HONEST],
 )
-def test_an_honest_reward_passes_every_check(reward, options):
+def test_an_honest_reward_passes_every_check(reward, options, patient):
     report = audit(reward, sums(), **options)
     assert report.ok, report.render()
 
