@@ -117,7 +117,7 @@ def test_on_a_terminal_questions_are_asked_and_enter_skips_them():
     with suppress(OSError):  # Linux says so when nobody has the terminal any more
         while part := os.read(ours, 65536):
             screen += part
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     os.close(ours)
     assert process.returncode == 0
     assert b"What says that an answer is good?" in screen

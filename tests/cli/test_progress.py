@@ -25,7 +25,7 @@ def test_a_terminal_is_told_of_every_part():
 
 def test_a_file_is_told_of_the_part_that_takes_long_and_of_later_ones():
     stream = io.StringIO()
-    with Progress(stream, quiet_seconds=0.2) as progress:
+    with Progress(stream, quiet_seconds=3) as progress:
         progress("noise")
         progress("latency")
         while not stream.getvalue():

@@ -57,7 +57,7 @@ def write_config(folder: Path, name: str, algorithm: str) -> Path:
 
 def drive(verb: str, target: Path, *when: object) -> int:
     command = [sys.executable, str(DRIVER), verb, str(target), *map(str, when)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert finished.returncode in (0, -signal.SIGKILL), finished.stderr
     return finished.returncode
 

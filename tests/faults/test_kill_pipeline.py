@@ -65,7 +65,7 @@ def write_pipeline(folder: Path, name: str) -> Path:
 
 def drive(verb: str, target: Path, *when: str) -> int:
     command = [sys.executable, str(DRIVER), verb, str(target), *when]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert finished.returncode in (0, -signal.SIGKILL), finished.stderr
     return finished.returncode
 

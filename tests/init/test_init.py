@@ -31,7 +31,7 @@ KINDS = CHOICES["data"]
 def in_process(folder: Path, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
     options = {"stdin": subprocess.DEVNULL, **options}
     return subprocess.run(
-        [*POSTTRAIN, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False, **options
+        [*POSTTRAIN, *arguments], cwd=folder, capture_output=True, text=True, timeout=600, check=False, **options
     )
 
 
@@ -177,7 +177,7 @@ def test_on_a_terminal_five_questions_are_asked_and_asked_again(tmp_path):
         [*POSTTRAIN, "init", "--where", "cpu"], cwd=tmp_path, stdin=theirs, stdout=subprocess.PIPE, text=True
     )
     os.write(ours, b"pear\npairs\n\nspeed\nmine\n")
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
     assert out.count("What do you have to learn from?") == 1
     assert "Did you mean pairs?" in out

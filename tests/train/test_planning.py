@@ -56,7 +56,7 @@ def test_a_run_that_cannot_fit_ends_with_exit_code_3_before_its_weights_are_look
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(CONFIG | {"model": str(model), "output": str(tmp_path / "run")}))
     done = subprocess.run(
-        [sys.executable, "-m", "posttrain", "train", str(config)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "posttrain", "train", str(config)], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 3, done.stderr
     assert "DoesNotFit: the run needs" in done.stderr

@@ -241,7 +241,7 @@ def test_a_run_that_is_killed_and_resumed_is_the_same_run(folder, first: Run, ph
     file.write_text(json.dumps(given))
     (folder / f"{phase}.yaml").write_text(file.read_text())  # JSON is YAML
     output = Path(given["output"])
-    assert in_process("train", str(folder / f"{phase}.yaml"), phase, count, "0.05") == -9
+    assert in_process("train", str(folder / f"{phase}.yaml"), phase, count, "0") == -9
     assert (output / "pairs.jsonl").exists() == (phase == "update")
     assert (output / "sampled" / "part-00000.jsonl").exists()
     assert in_process("resume", str(output)) == 0

@@ -126,7 +126,7 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
         "import sys\nfrom posttrain.cli import run\ncode = run(sys.argv[1:])\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\nsys.exit(code)"
     )
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=600)
 
 
 def test_the_verb_plans_without_torch(tmp_path):

@@ -83,7 +83,7 @@ def test_ctrl_c_saves_the_runs_and_says_so(place):
     process = start(place, "--trials", "2", "--seeds", "0", "train.steps=5000")
     wait_for_steps(place / "out" / "trials", process, at_least=2)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "Interrupted" in err
     assert "`posttrain sweep out` goes on with it" in err
