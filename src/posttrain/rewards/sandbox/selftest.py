@@ -58,7 +58,7 @@ def check(tier: Tier, sandbox: Sandbox) -> None:
 def reached_by_probes(sandbox: Sandbox) -> list[str]:
     """The attempts of probes.py that succeeded."""
     with _something_to_find() as wanted:
-        ran = sandbox.run(PROBES.read_text(encoding="utf-8"), json.dumps(wanted).encode())
+        ran = sandbox.run(PROBES.read_text(encoding="utf-8"), json.dumps(wanted).encode(), limits=PATIENT)
     try:
         return [str(name) for name in json.loads(ran.stdout)]
     except ValueError:
