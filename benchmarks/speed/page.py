@@ -42,6 +42,7 @@ def measured(result: Result) -> str:
     sections = [_goals(result)]
     titles = {
         "grpo": "A GRPO step, end to end",
+        "one_batch": "A GRPO step that TRL takes as one batch",
         "sampling": "Sampling alone",
         "dpo": "A DPO step: 16 pairs",
         "sft": "An SFT step: 32 examples",
@@ -108,7 +109,10 @@ def _case(part: str, case: Result) -> str:
         f"{tokens['sampled']:,} sampled tokens; {tokens['padded']:,} positions when padded, {tokens['real']:,} real "
         f"tokens, {tokens['shared']:,} with each prompt once per group"
     )
-    lines = [f"### {_size(case)} parameters, {case['case']}\n", shape + ".\n" if part in ("grpo", "others") else ""]
+    lines = [
+        f"### {_size(case)} parameters, {case['case']}\n",
+        shape + ".\n" if part in ("grpo", "one_batch", "others") else "",
+    ]
     table = [head, "|" + "---|" * (head.count("|") - 1), *rows]
     return "\n".join([line for line in lines if line] + table + [*(["", *failed] if failed else []), "", ratios, "\n"])
 

@@ -17,8 +17,13 @@ TRL_BEST = {"gradient_checkpointing": False, "model_init_kwargs": {"dtype": "bfl
 """The fastest on this kind of machine of what TRL's documentation offers, for a step of this size: no recomputation,
 weights in bfloat16 too. Larger device batches and continuous batching were slower, see `docs/speed.md`."""
 
+TRL_WHOLE_STEP = {"per_device_train_batch_size": 64, "gradient_checkpointing": False}
+"""The step as one batch: nothing is accumulated, nothing recomputed. In float32 it takes the 2.9 GB (small) and 10.8 GB
+(large) of TRL's step that the project's goals were set against."""
+
 OURS, OURS_32, OURS_16 = "posttrain", "posttrain float32", "posttrain bfloat16"
 TRL, TRL_32, TRL_FAST = "TRL", "TRL float32", "TRL best"
+TRL_WHOLE_32, TRL_WHOLE_16 = "TRL one batch float32", "TRL one batch bfloat16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,7 @@ def samplers(case: Case) -> list[Side]:
 
 
 TRAINER_RATIOS = [(OURS, TRL), (OURS, TRL_FAST), (OURS_32, TRL_32), (OURS_16, TRL), (OURS_16, TRL_FAST)]
+WHOLE_STEP_RATIOS = [(OURS_32, TRL_WHOLE_32), (OURS_16, TRL_WHOLE_16)]
 SAMPLER_RATIOS = [
     (OURS_32, "generate float32"),
     (OURS_16, "generate bfloat16"),
@@ -130,6 +136,22 @@ def grpo(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 def others(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
     """GRPO steps on other lengths, other architectures and with adapters."""
     return _trained("grpo", OTHERS, folder, models)
+
+
+def one_batch(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
+    """GRPO steps that TRL takes as one batch: the most memory and, without recomputation, less time than its default."""
+    cases = [case for case in (SMALL, LARGE) if case.model in models]
+    return [measured(case, whole_steps(case), WHOLE_STEP_RATIOS, folder) for case in cases]
+
+
+def whole_steps(case: Case) -> list[Side]:
+    rounds = 1 if case.model in SLOW else None
+    theirs = {TRL_WHOLE_32: TRL_WHOLE_STEP | TRL_FLOAT32, TRL_WHOLE_16: TRL_WHOLE_STEP}
+    return [
+        Side(name=OURS_32, side="posttrain", task="grpo", settings=FLOAT32),
+        Side(name=OURS_16, side="posttrain", task="grpo", settings=BFLOAT16),
+        *(Side(name=name, side="trl", task="grpo", settings=given, rounds=rounds) for name, given in theirs.items()),
+    ]
 
 
 def dpo(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
@@ -225,6 +247,7 @@ PARTS: dict[str, Callable[[Path, Sequence[str]], Any]] = {
     "machine_limits": machine_limits,
     "check": check,
     "grpo": grpo,
+    "one_batch": one_batch,
     "sampling": sampling,
     "training_pass": training_pass,
     "dpo": dpo,
