@@ -148,16 +148,17 @@ def _machine(result: Result) -> str:
     for part, origin in result["origins"].items():
         version = f"on {origin['date']} of commit {origin['commit']}"
         parts.setdefault(_description(origin["machine"]), {}).setdefault(version, []).append(f"`{part}`")
+    bandwidth = rates.pop("memory_gb_per_s", None)
+    speeds = "; ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in rates.items())
+    limits = f" Matrix products [4096 × 768 × 3072]: {speeds}. Memory is read at {bandwidth} GB/s."
     text = "\n\n".join(
         f"{machine} Measured there: "
         + "; ".join(f"{', '.join(names)} {version}" for version, names in found.items())
         + "."
+        + (limits if any("`machine_limits`" in names for names in found.values()) else "")
         for machine, found in parts.items()
     )
-    bandwidth = rates.pop("memory_gb_per_s", None)
-    speeds = "; ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in rates.items())
-    more = f" Matrix products [4096 × 768 × 3072]: {speeds}. Memory is read at {bandwidth} GB/s." if bandwidth else ""
-    return f"## The machine\n\n{text}{more}\n\n"
+    return f"## The machine\n\n{text}\n\n"
 
 
 def _description(about: Result) -> str:

@@ -18,8 +18,8 @@ TRL_BEST = {"gradient_checkpointing": False, "model_init_kwargs": {"dtype": "bfl
 weights in bfloat16 too. Larger device batches and continuous batching were slower, see `docs/speed.md`."""
 
 TRL_WHOLE_STEP = {"per_device_train_batch_size": 64, "gradient_checkpointing": False}
-"""The step as one batch: nothing is accumulated, nothing recomputed. In float32 it takes the 2.9 GB (small) and 10.8 GB
-(large) of TRL's step that the project's goals were set against."""
+"""The step as one batch: nothing is accumulated, nothing recomputed. Of the small model, in float32, it takes the
+2.9 GB that the goal for memory was set against."""
 
 OURS, OURS_32, OURS_16 = "posttrain", "posttrain float32", "posttrain bfloat16"
 TRL, TRL_32, TRL_FAST = "TRL", "TRL float32", "TRL best"
@@ -139,7 +139,7 @@ def others(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def one_batch(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """GRPO steps that TRL takes as one batch: the most memory and, without recomputation, less time than its default."""
+    """GRPO steps that TRL takes as one batch, without recomputation: more memory than its default, and less time."""
     cases = [case for case in (SMALL, LARGE) if case.model in models]
     return [measured(case, whole_steps(case), WHOLE_STEP_RATIOS, folder) for case in cases]
 

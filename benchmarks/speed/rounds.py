@@ -11,6 +11,7 @@ import fcntl
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -94,10 +95,18 @@ class Worker:
     def _reply(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        reply = json.loads(line) if line else {"error": f"it ended without a word; its output is in {self._log}"}
+        reply = json.loads(line) if line else {"error": self._how_it_ended()}
         if "error" in reply:
             raise SideFailed(reply["error"])
         return reply
+
+    def _how_it_ended(self) -> str:
+        """Without a path: it is put on file. The output is shown here and now."""
+        code = self._process.wait(60)
+        if code == -signal.SIGKILL:
+            return "it was killed, as a system that is out of memory does"
+        print(self._log.read_text(errors="replace")[-2000:], file=sys.stderr)
+        return f"it ended with exit code {code} and without a word"
 
 
 def interpreter(side: str) -> str:
