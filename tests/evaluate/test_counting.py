@@ -6,10 +6,9 @@ import math
 import pytest
 from tests.evaluate.answers import answer, record, scored, summary
 
-from posttrain.evaluate.evaluation import Evaluation, evaluation_json, full_mark_before, paired_difference
+from posttrain.evaluate.evaluation import Evaluation, evaluation_json, paired_difference
 from posttrain.functional.estimators import majority_at_k, pass_at_k
 from posttrain.functional.intervals import mean_interval, wilson
-from posttrain.report.heldout import measure_of
 
 
 def test_problems_are_averaged_first_then_the_set():
@@ -172,35 +171,3 @@ def test_scores_without_a_full_mark_are_never_called_accuracy(scores):
     assert [name for name, _ in found.rows()] == ["greedy score", "sampled score"]
     assert "accuracy" not in found.render()
     assert "accuracy" not in found._repr_html_()
-
-
-@pytest.mark.parametrize(
-    ("first", "later", "kind"),
-    [
-        ((0.3, 0.1), (0.0, 0.0), "score"),
-        ((0.3, 0.1), (1.0, 0.0), "score"),
-        ((1.0, 0.3), (0.6, 0.3), "accuracy"),
-        ((1.0, 0.0), (7.0, 0.3), "score"),
-        ((0.0, 0.0), (0.6, 0.0), "score"),
-        ((0.0, 0.0), (1.0, 0.6), "accuracy"),
-        ((None, None), (0.6, 0.0), "score"),
-    ],
-)
-def test_a_later_evaluation_keeps_the_kind_of_figure_of_the_first_one(first, later, kind):
-    """Unless scores are off its scale; nothing but 0 leaves it open."""
-    before = summary([record(i, answer(score)) for i, score in enumerate(first)], samples=0)
-    found = summary([record(i, answer(s)) for i, s in enumerate(later)], samples=0, full_mark=before.full_mark)
-    assert found.rows()[0][0] == f"greedy {kind}"
-    assert measure_of(found.to_json()) == measure_of(before.to_json(), found.to_json()) == kind
-
-
-def test_a_file_of_an_earlier_version_says_the_kind_by_its_range(tmp_path):
-    found = summary([record(i, answer(score)) for i, score in enumerate((0.3, 0.0))], samples=0)
-    old = found.to_json()
-    del old["full_mark"]
-    assert not Evaluation.from_json(old).has_full_mark
-    (tmp_path / "evaluation.json").write_text(json.dumps({"baseline": old}))
-    assert full_mark_before(tmp_path) is False
-    assert measure_of(old, summary([record(0, answer(1.0))], samples=0, full_mark=False).to_json()) == "score"
-    (tmp_path / "evaluation.json").write_text('{"baseline": {"loss": {"mean": 2.0}}}')
-    assert full_mark_before(tmp_path) is None

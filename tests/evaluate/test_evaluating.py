@@ -1,7 +1,6 @@
 """`evaluate` on a real (random, tiny) model: the answers, their judgement, and what is refused."""
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -15,10 +14,7 @@ from posttrain.errors import ConfigError, DataError, RewardError
 from posttrain.evaluate.api import evaluate
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.load import load_model
-from posttrain.report.lines import short_line
-from posttrain.report.store import read_run
 from posttrain.rewards import Reward
-from posttrain.train.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -122,40 +118,6 @@ def test_a_run_folder_is_evaluated_as_the_run_measured_itself(folder, data, tmp_
     assert found.prompts == 3
     assert evaluate(run.folder, data, k=0).prompts == 6, "other data, the run's rewards"
     assert posttrain.evaluate(run).to_json() == found.to_json(), "the run itself stands for its folder"
-
-
-def test_a_run_whose_answers_all_became_worthless_still_has_a_score(folder, data, tmp_path):
-    """By themselves scores that are all 0 could be an accuracy; the baseline's parts of a mark say they are not."""
-    (tmp_path / "rewards.py").write_text(
-        "from pathlib import Path\n\n\n"
-        "def parts(completion):\n"
-        "    return 0.0 if Path(__file__).with_name('worthless').exists() else len(completion) % 3 / 8\n"
-    )
-    settings = {
-        "model": str(folder),
-        "algorithm": "grpo",
-        "data": {"train": str(data), "eval_fraction": 0.5},
-        "rewards": [{"function": f"{tmp_path / 'rewards.py'}:parts"}],
-        "sampling": {"max_completion_length": 6, "group_size": 2},
-        "train": {"steps": 2, "prompts_per_step": 2},
-        "evaluation": {"samples": 2, "every": 1},
-        "output": str(tmp_path / "run"),
-    }
-    record = Run.record_step
-
-    def stepping(run: Run, *arguments: Any) -> None:
-        (tmp_path / "worthless").touch()
-        record(run, *arguments)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Run, "record_step", stepping)
-        run = posttrain.train(settings)
-    assert run.evaluation["trained"]["score_range"] == [0.0, 0.0]
-    events = [event["evaluation"] for event in read_run(run.folder).events if event["kind"] == "evaluation"]
-    assert [short_line(found).split()[0] for found in events] == ["score"] * 3
-    assert "accuracy" not in repr(run)
-    assert "accuracy" not in evaluate(run).render()
-    assert "greedy accuracy" in evaluate(run, rewards=Reward(function=lambda completion: 0.0, label="zero")).render()
 
 
 def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, data):

@@ -118,21 +118,6 @@ def test_accuracy_is_the_headline_only_for_rewards_of_that_scale(ranges, measure
     assert measure_of(*({"score_range": edges} for edges in ranges)) == measure
 
 
-@pytest.mark.parametrize(
-    ("ranges", "decided", "measure"),
-    [
-        ([[0, 0.3], [0, 1]], [False, False], "score"),
-        ([[0, 0.3], [0, 0]], [None, False], "score"),
-        ([[0, 1], [0, 0.6]], [True, True], "accuracy"),
-        ([[0, 1], [0, 7]], [True, False], "score"),
-        ([[0, 0], [0, 0]], [None, None], "accuracy"),
-    ],
-)
-def test_what_the_baseline_has_decided_is_kept(ranges, decided, measure):
-    sides = [{"score_range": edges, "full_mark": mark} for edges, mark in zip(ranges, decided, strict=True)]
-    assert measure_of(*sides) == measure_of(sides[1]) == measure
-
-
 def test_limits_that_were_not_finite_are_infinite_again():
     assert span({"mean": 0.5, "low": None, "high": None, "n": 1}) == (0.5, float("-inf"), float("inf"), 1)
     assert span({"mean": None, "low": 0.0, "high": 1.0, "n": 0}) is None

@@ -17,7 +17,7 @@ from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
 from posttrain.errors import ConfigError, DataError, ModelError
-from posttrain.evaluate.evaluation import Evaluation, full_mark_before
+from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.evaluate.votes import Extract
@@ -53,8 +53,6 @@ class Subject:
     max_unscored: float = 0.2
     folder: Path | None = None
     """Where the config lies that the rewards are named in."""
-    full_mark: bool | None = None
-    """What the run has decided about the scores of its rewards."""
 
 
 def evaluate(
@@ -102,7 +100,6 @@ def evaluate(
         rewards=_list(rewards) or own.rewards,
         check=_list(check) or own.check,
         evaluation=EvaluationConfig(**{**own.evaluation.model_dump(), **_present(given)}),
-        full_mark=own.full_mark if rewards is None else None,
         **_present({"seed": seed, "max_unscored": max_unscored}),
     )
     if subject.data is None or subject.rows is None:
@@ -163,7 +160,6 @@ def _measure(
             check=check,
             extract=extract,
             max_unscored=subject.max_unscored,
-            full_mark=subject.full_mark,
         )
 
 
@@ -192,7 +188,6 @@ def _run_subject(folder: Path) -> Subject:
         seed=config.seed + EVALUATION_SEED,
         max_unscored=config.guards.max_unscored,
         folder=folder,
-        full_mark=full_mark_before(folder),
     )
 
 

@@ -93,8 +93,6 @@ class Evaluation:
     """Answers, greedy and sampled, that got no score."""
     score_range: tuple[float, float] = (math.nan, math.nan)
     """Lowest and highest score seen: tells a reader whether `accuracy` means something."""
-    full_mark: bool | None = None
-    """Is 1 the mark of a right answer? The baseline of a run decides, see `full_mark_of`. None: still open."""
     errors: tuple[str, ...] = ()
     """What the rewards raised, each message once."""
     records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
@@ -136,7 +134,6 @@ class Evaluation:
             "check": {label: _interval_to_json(interval) for label, interval in self.check.items()},
             "unscored": self.unscored,
             "score_range": [_finite(edge) for edge in self.score_range],
-            "full_mark": self.full_mark,
             "errors": list(self.errors),
         }
 
@@ -165,7 +162,6 @@ class Evaluation:
             check={label: _interval_from_json(i) for label, i in data["check"].items()},
             unscored=data["unscored"],
             score_range=(_number(data["score_range"][0]), _number(data["score_range"][1])),
-            full_mark=data.get("full_mark"),  # of an earlier version: its range alone says it
             errors=tuple(data["errors"]),
         )
 
@@ -195,7 +191,8 @@ class Evaluation:
     def has_full_mark(self) -> bool:
         """Are scores of the kind of which 1 means right? A learned score, say, has no such mark, and its answers are
         neither right nor wrong. (As `measure_of` of the report decides.)"""
-        return full_mark_of(self.score_range, self.full_mark) is not False
+        low, high = self.score_range
+        return math.isnan(high) or (low >= 0 and (abs(high - 1) < 1e-6 or high == 0))
 
     def rows(self) -> list[tuple[str, Interval]]:
         """Name and interval of what was measured, in reading order; a score that is the accuracy is said once, and
@@ -280,38 +277,8 @@ def evaluation_json(
     return content
 
 
-def full_mark_of(score_range: tuple[float, float], before: bool | None = None) -> bool | None:
-    """Is 1 the full mark of such scores? Not if one is off that scale; else as it was `before`, so that a run keeps the
-    kind of its figures; else if some answer reached it. None: no score but 0 was seen.
-
-    >>> full_mark_of((0.0, 0.3)), full_mark_of((0.0, 0.0), before=False), full_mark_of((0.0, 7.0), before=True)
-    (False, False, False)
-    >>> full_mark_of((0.0, 1.0)), full_mark_of((0.0, 0.6), before=True), full_mark_of((0.0, 0.0))
-    (True, True, None)
-    """
-    low, high = score_range
-    if low < 0 or high >= 1 + 1e-6:
-        return False
-    if before is not None or math.isnan(high) or high == 0:
-        return before
-    return high > 1 - 1e-6
-
-
-def full_mark_before(run: Path) -> bool | None:
-    """What the baseline of a run has decided for its later evaluations; None where there is none, or it is open."""
-    try:
-        baseline = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["baseline"]
-        low, high = map(_number, baseline["score_range"])
-    except (OSError, ValueError, KeyError, TypeError):  # none yet, or not of sampled answers
-        return None
-    return full_mark_of((low, high), baseline.get("full_mark"))
-
-
 def bounds_of(values: Iterable[float]) -> tuple[float, float] | None:
-    """(0, 1) when every value is 0 or 1, so that the mean is a share; None for any other score.
-
-    By the values alone, whatever their kind: Student's interval of equal values would have no width.
-    """
+    """(0, 1) when every value is 0 or 1, so that the mean is a share; None for any other score."""
     return (0.0, 1.0) if all(value in (0.0, 1.0) for value in values) else None
 
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from posttrain.evaluate.evaluation import Answer, Evaluation, Record, bounds_of, full_mark_of
+from posttrain.evaluate.evaluation import Answer, Evaluation, Record, bounds_of
 from posttrain.evaluate.votes import Extract, Vote, by_text, normalise, vote_for
 from posttrain.functional.estimators import majority_at_k, pass_at_k, powers_of_two
 from posttrain.functional.intervals import Interval, mean_interval, wilson
@@ -36,14 +36,13 @@ def evaluate_sampler(
     check: RewardSet | None = None,
     extract: Extract | None = None,
     max_unscored: float = 1.0,
-    full_mark: bool | None = None,
 ) -> Evaluation:
     """Answer every prompt once greedily and `samples` times at `temperature`, with the sampler's present weights.
 
     `sampling` gives what is not evaluation's own: top-p and its kin for the sampled answers, stop strings, batch rows.
     `extract` finds the answer that the majority vote counts; without it, the one that goes with the rewards (`votes`).
     The same seed gives the same answers for the same weights. Answers without a score are counted and left out;
-    `RewardError` when their share is above `max_unscored`. `full_mark` is what an earlier evaluation has decided.
+    `RewardError` when their share is above `max_unscored`.
     """
     max_completion_length = max_completion_length or sampling.max_completion_length
     shared = {"max_completion_length": max_completion_length}
@@ -80,7 +79,6 @@ def evaluate_sampler(
         seed=seed,
         errors=[str(failure) for judged in (scores, check_scores) if judged for failure in judged.failures],
         judgements=[judgement for judged in (scores, check_scores) if judged for judgement in judged.judgements],
-        full_mark=full_mark,
     )
 
 
@@ -95,7 +93,6 @@ def summarise(
     seed: int,
     errors: Iterable[str] = (),
     judgements: Iterable[Judgement] = (),
-    full_mark: bool | None = None,
 ) -> Evaluation:
     """Count judged answers. Each problem is averaged first, then the problems (RULE 51)."""
     greedy = [record.greedy for record in records]
@@ -103,7 +100,6 @@ def summarise(
     scored = [answer for answer in greedy if answer.score is not None]
     per_problem = [[a for a in record.samples if a.score is not None] for record in records]
     totals = [answer.score for answer in chain(greedy, sampled) if answer.score is not None]
-    score_range = (min(totals), max(totals)) if totals else (math.nan, math.nan)
     ks = sorted({*powers_of_two(samples), samples} - {0})
     return Evaluation(
         prompts=len(records),
@@ -125,8 +121,7 @@ def summarise(
         rewards=_by_label((answer.parts for answer in greedy), confidence),
         check=_by_label((answer.check for answer in greedy), confidence),
         unscored=len(greedy) + len(sampled) - len(totals),
-        score_range=score_range,
-        full_mark=full_mark_of(score_range, full_mark),
+        score_range=(min(totals), max(totals)) if totals else (math.nan, math.nan),
         errors=tuple(dict.fromkeys(errors)),
         records=tuple(records),
         judgements=tuple(judgements),

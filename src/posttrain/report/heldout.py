@@ -63,8 +63,7 @@ def kind_of(*evaluations: Mapping[str, Any]) -> Kind:
 def measure_of(*evaluations: Mapping[str, Any]) -> str:
     """Which number tells most: `loss` for supervised runs, `accuracy` for rewards of that scale, else `score`.
 
-    Of that scale are totals from 0 to 1 as a run's baseline has decided (`full_mark`); without that, if some reached 1,
-    or none was above 0.
+    Of that scale are totals from 0 to 1 of which some reached 1, or none was above 0.
     """
     own = {"loss": "loss", "labels": "auc", "ratings": "rmse"}
     if (kind := kind_of(*evaluations)) in own:
@@ -73,11 +72,7 @@ def measure_of(*evaluations: Mapping[str, Any]) -> str:
     seen = [edge for edge in edges if edge is not None]
     if not seen:
         return "accuracy"
-    if min(seen) < 0 or max(seen) >= 1 + 1e-6:
-        return "score"
-    decided = [found["full_mark"] for found in evaluations if isinstance(found.get("full_mark"), bool)]
-    has_mark = any(decided) if decided else max(seen) > 1 - 1e-6 or max(seen) == 0
-    return "accuracy" if has_mark else "score"
+    return "accuracy" if min(seen) >= 0 and (abs(max(seen) - 1) < 1e-6 or max(seen) == 0) else "score"
 
 
 def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from posttrain.evaluate.evaluation import Evaluation, evaluation_json, full_mark_before
+from posttrain.evaluate.evaluation import Evaluation, evaluation_json
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.functional.intervals import Interval, ratio_interval
 from posttrain.train.row_scores import RowScores, first, score_rows
@@ -69,7 +69,6 @@ class HeldOutAnswers:
             seed=self.config.seed + EVALUATION_SEED,
             check=self.check,
             max_unscored=self.config.guards.max_unscored,
-            full_mark=None if name == "baseline" else full_mark_before(folder.parent),
         )
         evaluation.write_answers(folder / f"{name.replace(' ', '-')}.jsonl")
         evaluation.write_judgements(folder.parent / "judgements" / f"{name.replace(' ', '-')}.jsonl")

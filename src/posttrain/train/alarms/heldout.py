@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.evaluate.evaluation import Evaluation, full_mark_of
+from posttrain.evaluate.evaluation import Evaluation
 from posttrain.functional.drops import largest_drop
 from posttrain.functional.intervals import normal_quantile
 from posttrain.train.alarms.records import Alarm, HeldOut, Movement
@@ -72,8 +72,8 @@ def best_quarter(scores: list[float]) -> float:
 
 
 def are_marks(scores: list[float]) -> bool:
-    """Are these sorted scores, of a first evaluation, of the kind of which 1 means right?"""
-    return not scores or full_mark_of((scores[0], scores[-1])) is not False
+    """Are these scores of the kind of which 1 means right? (As `Evaluation.has_full_mark` decides.)"""
+    return not scores or (scores[0] >= 0 and (abs(scores[-1] - 1) < 1e-6 or scores[-1] == 0))
 
 
 def held_out(step: int, measured: Mapping[str, Any], *, independent: bool) -> HeldOut | None:
