@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.speed.goals import GOALS, reached
+from benchmarks.speed.goals import GOALS, failure, reached
 from benchmarks.speed.rounds import ROOT
 
 from posttrain.files import write_atomically
@@ -50,7 +50,9 @@ def measured(result: Result) -> str:
     }
     for part, title in titles.items():
         if part in result:
-            sections += [f"## {title}\n\n", *(_case(part, case) for case in result[part])]
+            about = result["origins"][part]
+            where = f"On {about['machine']['processor']}, {about['date']}.\n\n"
+            sections += [f"## {title}\n\n", where, *(_case(part, case) for case in result[part])]
     sections += [_passes(result.get("training_pass", [])), _machine(result)]
     return "\n" + "".join(sections)
 
@@ -87,7 +89,8 @@ def _goals(result: Result) -> str:
     for goal in GOALS:
         found = reached(goal, result)
         if found is None:
-            lines.append(f"| {goal.what} | {goal.form(goal.bound)} | not measured | |")
+            why = failure(goal, result)
+            lines.append(f"| {goal.what} | {goal.form(goal.bound)} | {'failed' if why else 'not measured'} | {why} |")
             continue
         value, ok = found
         note = "reached" if ok else goal.why_missed or "missed"

@@ -139,7 +139,10 @@ def others(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def one_batch(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """GRPO steps that TRL takes as one batch, without recomputation: more memory than its default, and less time."""
+    """GRPO steps that TRL takes as one batch, without recomputation: for the memory.
+
+    All sides stay loaded, and those of the large model leave little for each other: the seconds are no measure.
+    """
     cases = [case for case in (SMALL, LARGE) if case.model in models]
     return [measured(case, whole_steps(case), WHOLE_STEP_RATIOS, folder) for case in cases]
 

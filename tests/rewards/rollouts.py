@@ -2,7 +2,7 @@
 
 from posttrain.types import Completion, Prompt
 
-IN_TIME = 4.0
+IN_TIME = 2.5
 """Deadline of calls some of which never end, so that a test waits for it; the others must be back even where a busy
 machine stops everything for two seconds."""
 

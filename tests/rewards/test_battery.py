@@ -29,7 +29,7 @@ def test_a_completion_earns_what_it_deserves(case, tmp_path, monkeypatch):
     start = time.process_time()
     verdict = judge(case)
     assert verdict.score == float(case.accept), verdict
-    assert time.process_time() - start < 30  # comes back at all: no case needs a clock
+    assert time.process_time() - start < 5  # comes back at all: no case needs a clock
     if case.reason is not None:
         assert verdict.reason == case.reason, verdict
     assert not list(Path(tmp_path).iterdir()), "model text was executed"

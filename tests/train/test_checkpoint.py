@@ -415,8 +415,9 @@ def run(step, number):
         if how == "calls":
             kill_at_call(number)
         save_for_ever(step)
+    os.close(begins)
     os.read(ready, 1)  # on a busy machine it begins late
-    os.close(ready), os.close(begins)
+    os.close(ready)
     if how == "random":
         time.sleep(random.Random(number).uniform(0.0, 0.05))
         os.kill(pid, signal.SIGKILL)

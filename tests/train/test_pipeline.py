@@ -147,8 +147,8 @@ def test_where_a_run_is_read_a_pipeline_is_told_which_stage_to_give(done, tmp_pa
     half = begun(done, tmp_path / "half", "finished", "training")
     none = begun(done, tmp_path / "none", "interrupted", "waiting")
     for folder, says in (
-        (done.folder, f"Give its last finished stage, {done.folder / '02-grpo'}."),
-        (half, f"Give its last finished stage, {half / '01-sft'}."),
+        (done.folder, f"Give that of a finished stage: '{done.folder / '01-sft'}' or '{done.folder / '02-grpo'}'."),
+        (half, f"Give that of a finished stage: '{half / '01-sft'}'."),
         (none, f"no stage of it has finished yet[^$]*`posttrain resume {none}` continues it"),
     ):
         assert command([name, str(folder), *options]) == 2
@@ -164,7 +164,10 @@ def test_where_a_model_is_read_its_newest_checkpoint_is_named(done, folder, tmp_
     shutil.copy(stage / "config.yaml", empty)
     for path, says in (
         (stage, f"Give '{done.model_path}', the newest checkpoint of the run in this folder."),
-        (done.folder, f"Give '{done.model_path}', the newest checkpoint of the last finished stage of the pipeline"),
+        (
+            done.folder,
+            f" or '{done.model_path}', the newest checkpoint of a finished stage of the pipeline in this folder.",
+        ),
         (none, f"No stage of the pipeline in this folder has finished yet; `posttrain resume {none}` continues it."),
         (empty, f"There is no checkpoint yet of the run in this folder; `posttrain resume {empty}` continues it."),
     ):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from posttrain.config import ModelConfig, RunConfig
 from posttrain.errors import ModelError
-from posttrain.models.run_folders import is_pipeline, last_finished_stage
+from posttrain.models.run_folders import finished_stages, is_pipeline
 from posttrain.train.checkpoint import Checkpoints
 
 
@@ -14,11 +14,13 @@ def is_run(folder: Path) -> bool:
     """Does the folder hold a run? Raises ModelError for that of a pipeline, each stage of which is one."""
     if not is_pipeline(folder):
         return (folder / "config.yaml").is_file()
-    stage = last_finished_stage(folder)
+    stages = [repr(str(stage)) for stage in finished_stages(folder)]
     raise ModelError(
-        given=f"{folder} is the folder of a pipeline" + ("" if stage else ", and no stage of it has finished yet"),
+        given=f"{folder} is the folder of a pipeline" + ("" if stages else ", and no stage of it has finished yet"),
         allowed="a model folder, or the folder of one run, such as that of a stage",
-        fix=f"Give its last finished stage, {stage}." if stage else f"`posttrain resume {folder}` continues it.",
+        fix=f"Give that of a finished stage: {' or '.join(stages)}."
+        if stages
+        else f"`posttrain resume {folder}` continues it.",
     )
 
 

@@ -15,14 +15,14 @@ def is_pipeline(folder: Path) -> bool:
     return (folder / PROGRESS).is_file() and (folder / "pipeline.yaml").is_file()
 
 
-def last_finished_stage(pipeline: Path) -> Path | None:
-    """The folder of its run; None where no stage has finished, or where pipeline.json cannot be read."""
+def finished_stages(pipeline: Path) -> list[Path]:
+    """The folders of their runs, in order; empty where none has finished, or where pipeline.json cannot be read."""
     try:
         stages = json.loads((pipeline / PROGRESS).read_text(encoding="utf-8"))["stages"]
         finished = [pipeline / stage["folder"] for stage in stages if stage["status"] == "finished"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return finished[-1] if finished else None
+        return []
+    return [folder for folder in finished if folder.is_dir()]
 
 
 def newest_model(run: Path) -> Path | None:
@@ -39,17 +39,17 @@ def model_to_give(folder: Path) -> str:
     ''
     """
     if is_pipeline(folder):
-        run, whose = last_finished_stage(folder), "the last finished stage of the pipeline in this folder"
-        if run is None:
+        runs, whose = finished_stages(folder), "a finished stage of the pipeline in this folder"
+        if not runs:
             return f"No stage of the pipeline in this folder has finished yet; {_go_on(folder)}"
     elif (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
-        run, whose = folder, "the run in this folder"
+        runs, whose = [folder], "the run in this folder"
     else:
         return ""
-    model = newest_model(run)
-    if model is None:
+    models = [repr(str(model)) for run in runs if (model := newest_model(run)) is not None]
+    if not models:
         return f"There is no checkpoint yet of {whose}; {_go_on(folder)}"
-    return f"Give {str(model)!r}, the newest checkpoint of {whose}."
+    return f"Give {' or '.join(models)}, the newest checkpoint of {whose}."
 
 
 def _go_on(folder: Path) -> str:

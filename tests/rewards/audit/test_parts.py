@@ -248,14 +248,14 @@ def test_a_model_is_asked_for_groups_of_completions(monkeypatch):
 
 def test_an_audit_ends_with_its_time_and_says_what_was_left_out():
     def slow(completion, answer):
-        time.sleep(0.016)
+        time.sleep(0.008)
         return float(completion.endswith(f"#### {answer}"))
 
     told: list[str] = []
     start = time.perf_counter()
-    report = audit(slow, sums(), seconds=12, progress=told.append)
+    report = audit(slow, sums(), seconds=6, progress=told.append)
     assert time.perf_counter() - start < 120
-    late = [finding for finding in report.checks if "out of time: the audit may take 12 s" in finding.text]
+    late = [finding for finding in report.checks if "out of time: the audit may take 6 s" in finding.text]
     assert late
     assert {finding.status for finding in late} == {"skipped"}
     assert told[0] == "slow: looking for the forms of an answer that it reads"

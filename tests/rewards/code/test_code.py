@@ -68,6 +68,12 @@ def test_partial_pays_the_share_of_tests_that_pass():
     assert "test 3 of 3: f(3) gave 0, not 6" in verdict.detail
 
 
+def test_a_program_that_sleeps_ends_at_the_wall():
+    """It takes no time of the processor."""
+    verdict = judged("import time\ndef f(n):\n    time.sleep(600)\n", **CALLS, wall=1.0)
+    assert (verdict.score, verdict.reason) == (0.0, "timeout")
+
+
 def test_with_partial_a_late_test_is_the_last_one():
     program = "def f(n):\n    while n == 2: pass\n    return 2 * n\n"
     verdict = judged(program, **CALLS, partial=True, **ENDLESS)

@@ -104,24 +104,24 @@ def test_a_reply_that_drips_is_late_as_a_whole(score, server):
 
 
 def test_a_deadline_bounds_the_whole_step(judged, server):
-    """Each request has ten minutes, and the third is not answered before they are over."""
+    """Each request has a minute, and the third is answered after half of one."""
     over = threading.Event()
 
     def stalls(texts):
         if len(server.requests) > 2:
-            over.wait(600)
+            over.wait(30)
         return longer_wins(texts)
 
     server.rule = stalls
-    many = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 30)]
-    started = time.monotonic()
-    rewards = judged(deadline=IN_TIME, timeout=600, concurrency=1)
-    scores = rewards.score([prompt(n) for n in range(29)], many)
-    assert time.monotonic() - started < 300
-    over.set()
+    many = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 6)]
+    rewards = judged(deadline=6.0, timeout=60, concurrency=1)
+    try:
+        scores = rewards.score([prompt(n) for n in range(5)], many)
+    finally:
+        over.set()
     assert scores.scored_PG[0] == [True, True]
     assert scores.scored_PG[-1] == [False, False]
-    assert "no reply within judge.deadline = 4 s" in scores.failures[-1].message
+    assert "no reply within judge.deadline = 6 s" in scores.failures[-1].message
 
 
 def test_requests_go_out_side_by_side_up_to_the_limit(judged, server):

@@ -33,7 +33,7 @@ def exit_code(completion, test_list):
         return 0.0
     source = "\n".join([program, *test_list])
     try:
-        done = subprocess.run([sys.executable, "-c", source], timeout=4, capture_output=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run([sys.executable, "-c", source], timeout=2, capture_output=True, stdin=subprocess.DEVNULL)
     except (subprocess.TimeoutExpired, ValueError, OSError):
         return 0.0
     return float(done.returncode == 0)
