@@ -131,6 +131,13 @@ def test_a_kind_can_be_asked_for(write, tokenizer):
     assert not inspect_data(path, tokenizer=tokenizer, kind="labels").usable
 
 
+def test_plain_text_has_no_prompt_that_could_be_repeated(write, tokenizer):
+    path = str(write("texts.jsonl", jsonl(*({"text": f"Write {n}."} for n in range(3)))))
+    for unit in ({}, {"tokenizer": tokenizer}):
+        (use,) = inspect_data(path, **unit).uses
+        assert (use.kind, use.usable, use.repeated_prompts) == ("examples", 3, 0)
+
+
 def test_both_sides_of_a_pair_are_shown_below_their_prompt(write, tokenizer):
     path = str(write("pairs.jsonl", jsonl({"prompt": "1+1=", "chosen": "2", "rejected": "three", "margin": 2})))
     text = inspect_data(path, tokenizer=tokenizer).render()

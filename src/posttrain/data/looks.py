@@ -209,7 +209,8 @@ def _of(example: Example, *, content: object, lengths: Mapping[str, int] | None 
     """Of a record with one answer."""
     prompt, trained = _prompt(example), sum(example.completion_mask)
     lengths = {"prompt": len(prompt), "answer": trained} if lengths is None else lengths
-    return _seen(example.index, prompt, content, lengths, tokens=len(example.input_ids), trained=trained, **more)
+    some_prompt = prompt if len(prompt) > 1 else None  # of plain text all but the first token is trained
+    return _seen(example.index, some_prompt, content, lengths, tokens=len(example.input_ids), trained=trained, **more)
 
 
 def _seen(

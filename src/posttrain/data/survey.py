@@ -90,7 +90,7 @@ class Seen(NamedTuple):
     index: int
     """Its row."""
     prompt: object
-    """Equal for records with the same prompt."""
+    """Equal for records with the same prompt; None where there is none."""
     content: object
     """Equal for records that are the same."""
     lengths: Mapping[str, int]
@@ -158,12 +158,12 @@ class Survey:
         self.classes.update(seen.classes)
         self.tokens += seen.tokens
         self.trained += seen.trained
-        content, prompt = _fingerprint(seen.content), _fingerprint(seen.prompt)
+        content = _fingerprint(seen.content)
         if content in self.contents:
             self.duplicates.append(seen.index)
         if seen.contrary is not None and _fingerprint(seen.contrary) in self.contents:
             self.contradictions.append(seen.index)
-        if self.prompts.setdefault(prompt, seen.index) != seen.index:
+        if seen.prompt is not None and self.prompts.setdefault(_fingerprint(seen.prompt), seen.index) != seen.index:
             self.repeated_prompts.append(seen.index)
         self.contents.add(content)
         self.rows.add(seen.index)

@@ -17,7 +17,7 @@ from posttrain.train.labels import Answers, Beside, LabelFeed, MismatchedAnswers
 from posttrain.train.measure import HeldOutLoss, Measure
 from posttrain.train.preferences import PairFeed, Sides
 from posttrain.train.references import References, reference_logprobs, start_forward, used_rows
-from posttrain.train.rendering import drop_notes, render_both
+from posttrain.train.rendering import data_notes, render_both
 from posttrain.train.source import Parts, Source, longest_row
 from posttrain.types import Example
 
@@ -28,7 +28,7 @@ def supervised(parts: Parts) -> Source:
     train, heldout = rendered(render_examples, parts)
     feed = DatasetFeed(config, train.examples, pad_id=loaded.pad_id)
     measure = HeldOutLoss(config, parts.forward, heldout.examples if heldout else (), loaded.pad_id)
-    return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout))
+    return Source(feed=feed, measure=measure, notes=data_notes(train, heldout))
 
 
 def preferences(parts: Parts) -> Source:
@@ -40,7 +40,7 @@ def preferences(parts: Parts) -> Source:
     references, facts = beside(parts, sides, sides.of(used))
     feed = PairFeed(config, train.pairs, pad_id=loaded.pad_id, references=references)
     measure = HeldOutPolicyPairs(config, parts.forward, heldout.pairs if heldout else (), loaded.pad_id)
-    return Source(feed=feed, measure=measure, notes=drop_notes(train, heldout), facts=facts)
+    return Source(feed=feed, measure=measure, notes=data_notes(train, heldout), facts=facts)
 
 
 def labelled(parts: Parts) -> Source:
@@ -65,7 +65,7 @@ def labelled(parts: Parts) -> Source:
         measure = HeldOutPolicyPairs(config, parts.forward, heldout.pairs, loaded.pad_id)
     if train.pairs is not None:
         facts = [f"both answers of {len(train.pairs)} pairs are learned from as judged answers", *facts]
-    notes = [*drop_notes(train, heldout), *class_notes(heldout), *alone]
+    notes = [*data_notes(train, heldout), *class_notes(heldout), *alone]
     return Source(feed=feed, measure=measure, notes=notes, facts=facts)
 
 

@@ -1,13 +1,16 @@
-"""The rows of a run, rendered: those it trains on and those held out, and what was left out of them."""
+"""The rows of a run, rendered: those it trains on and those held out, and what is to be said of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.prompts import Renderer
 from posttrain.data.split import Split
+from posttrain.data.store import Stored
 from posttrain.train.source import longest_row
+from posttrain.types import Pair
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -32,7 +35,28 @@ def render_both(
     return sets[0], sets[1] if len(sets) > 1 else None
 
 
-def drop_notes(train: Any, heldout: Any) -> list[str]:
-    """What the user should know about rows that were left out of the two sets."""
+def data_notes(train: Any, heldout: Any) -> list[str]:
+    """What the user should know about the two sets: rows that were left out, and held-out ones that are trained on."""
     parts = (("training data", train), ("held-out data", heldout))
-    return [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
+    notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
+    if heldout is not None and (shared := _overlap(train.usable, heldout.usable)):
+        notes.append(
+            f"{shared} of {len(heldout)} held-out rows are in the training data word for word: what is measured on "
+            "them does not show what the model learned"
+        )
+    return notes
+
+
+def _overlap(train: Sequence[Any], heldout: Sequence[Any]) -> int:
+    """How many held-out rows stand in the training data too, whatever their scores or labels. Data on disk is not
+    read for it."""
+    if isinstance(getattr(train, "pairs", train), Stored):
+        return 0
+    held_out = Counter(map(_answers, heldout))
+    return sum(held_out[answers] for answers in set(map(_answers, train)) & held_out.keys())
+
+
+def _answers(row: Any) -> tuple[tuple[int, ...], ...]:
+    """The tokens of a row: those of both answers of a pair."""
+    sides = (row.chosen, row.rejected) if isinstance(row, Pair) else (getattr(row, "example", row),)
+    return tuple(side.input_ids for side in sides)

@@ -25,7 +25,7 @@ from posttrain.train.heldout_scores import Forward, HeldOutPairs, HeldOutRatings
 from posttrain.train.heldout_steps import HeldOutSteps
 from posttrain.train.preferences import PairFeed
 from posttrain.train.ratings import RatingFeed, scale_of
-from posttrain.train.rendering import drop_notes, render_both
+from posttrain.train.rendering import data_notes, render_both
 from posttrain.train.row_scores import first
 from posttrain.train.steps import StepFeed
 from posttrain.types import Pair
@@ -73,7 +73,7 @@ def from_pairs(source: ScoringInput, forward: Forward) -> ScoredData:
         feed=PairFeed(source.config, train.pairs, pad_id=source.loaded.pad_id),
         heldout=HeldOutPairs(forward, pairs, **source.batching),
         facts=source.facts,
-        notes=drop_notes(train, heldout) + margin_notes(train.pairs, source.algorithm),
+        notes=data_notes(train, heldout) + margin_notes(train.pairs, source.algorithm),
     )
 
 
@@ -88,7 +88,7 @@ def from_ratings(source: ScoringInput, forward: Forward) -> ScoredData:
         feed=RatingFeed(source.config, train.rows, scale, pad_id=source.loaded.pad_id),
         heldout=HeldOutRatings(forward, answers, facts, **source.batching),
         facts=facts,
-        notes=drop_notes(train, heldout),
+        notes=data_notes(train, heldout),
     )
 
 
@@ -102,7 +102,7 @@ def from_steps(source: ScoringInput, forward: Forward) -> ScoredData:
         feed=StepFeed(source.config, train.rows, pad_id=source.loaded.pad_id),
         heldout=HeldOutSteps(forward, answers, partial(aggregate, how=how), **source.batching),
         facts=replace(source.facts, separator=separator, aggregate=how),
-        notes=[*drop_notes(train, heldout), *train.notes, *(heldout.notes if heldout else ())],
+        notes=[*data_notes(train, heldout), *train.notes, *(heldout.notes if heldout else ())],
     )
 
 

@@ -30,6 +30,11 @@ def refused(source: Any, **given: Any) -> str:
     return str(caught.value)
 
 
+def test_algorithms_may_be_one_text_as_on_the_command_line():
+    names = [list(read_design(BASE, algorithms=given).arms) for given in ("grpo, rloo", ["grpo", "rloo"])]
+    assert names == [["grpo", "rloo"]] * 2
+
+
 def test_algorithms_become_arms_and_leave_the_settings_of_another_behind():
     design = read_design(BASE, algorithms=["grpo", "rloo"], seeds=2)
     assert list(design.arms) == ["grpo", "rloo"]

@@ -116,10 +116,12 @@ def read_design(
     target: float | None = None,
     overrides: Settings | Sequence[str] = (),
 ) -> Design:
-    """From a comparison file, or from a config and algorithms; what is given beside it goes before the file.
+    """From a comparison file, or from a config and algorithms (also one text, with commas between them); what is given
+    beside it goes before the file.
 
     `overrides` are settings of all arms. Raises ConfigError.
     """
+    algorithms = [name.strip() for name in algorithms.split(",")] if isinstance(algorithms, str) else algorithms
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else read_mapping(source)
     folder = Path() if isinstance(source, Mapping) else Path(source).parent
     if "arms" not in given:
