@@ -28,6 +28,11 @@ text { font: 11.5px ui-sans-serif, system-ui, sans-serif; fill: #6b7280 } .value
 }
 """
 Result = dict[str, Any]
+REMARKS = {
+    "one_batch": " All four sides stay loaded beside each other: the seconds are no measure, and a side may be killed "
+    "that alone would have had enough memory."
+}
+"""What has to be known of a part before its tables are read."""
 
 
 def write(result: Result) -> None:
@@ -51,7 +56,7 @@ def measured(result: Result) -> str:
     for part, title in titles.items():
         if part in result:
             about = result["origins"][part]
-            where = f"On {about['machine']['processor']}, {about['date']}.\n\n"
+            where = f"On {about['machine']['processor']}, {about['date']}.{REMARKS.get(part, '')}\n\n"
             sections += [f"## {title}\n\n", where, *(_case(part, case) for case in result[part])]
     sections += [_passes(result.get("training_pass", [])), _machine(result)]
     return "\n" + "".join(sections)
@@ -103,11 +108,7 @@ def _case(part: str, case: Result) -> str:
     rows = [_row(part, name, side, tokens) for name, side in case["sides"].items() if "seconds" in side]
     failed = [f"- {name} failed: {side['failed']}" for name, side in case["sides"].items() if "failed" in side]
     head = "| | seconds | rounds | peak memory |" + (" tokens/s |" if part == "sampling" else "")
-    ratios = "; ".join(
-        f"{pair}: **{ratio['speed']:.2f}×** ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
-        + (f", memory {ratio['memory']:.2f}×" if "memory" in ratio else "")
-        for pair, ratio in case["ratios"].items()
-    )
+    ratios = "; ".join(f"{pair}: {_ratio(part, ratio)}" for pair, ratio in case["ratios"].items())
     shape = (
         f"{tokens['sampled']:,} sampled tokens; {tokens['padded']:,} positions when padded, {tokens['real']:,} real "
         f"tokens, {tokens['shared']:,} with each prompt once per group"
@@ -118,6 +119,14 @@ def _case(part: str, case: Result) -> str:
     ]
     table = [head, "|" + "---|" * (head.count("|") - 1), *rows]
     return "\n".join([line for line in lines if line] + table + [*(["", *failed] if failed else []), "", ratios, "\n"])
+
+
+def _ratio(part: str, ratio: dict[str, float]) -> str:
+    memory = f"memory {ratio['memory']:.2f}×" if "memory" in ratio else ""
+    if part == "one_batch":  # sides that leave little memory for each other
+        return f"**{memory}**"
+    speed = f"**{ratio['speed']:.2f}×** ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+    return ", ".join(filter(None, [speed, memory]))
 
 
 def _row(part: str, name: str, side: Result, tokens: Result) -> str:

@@ -28,15 +28,21 @@ def labelled(*texts: str, label: bool = True) -> LabelledSet:
     return LabelledSet(rows=[LabelledExample(index=0, example=example(text), label=label) for text in texts])
 
 
+def unpaired(*texts: str) -> LabelledSet:
+    made = pairs(*texts).pairs
+    return LabelledSet(rows=Unpaired(made), pairs=made)
+
+
 @pytest.mark.parametrize(
     ("train", "heldout", "shared"),
     [
         (examples("a", "b", "b"), examples("b", "c", "b"), "2 of 3"),
         (pairs("ab", "cd"), pairs("ab", "ad", "dc"), "1 of 3"),
         (labelled("a", "b"), labelled("b", "c", label=False), "1 of 2"),
-        (LabelledSet(rows=Unpaired(pairs("ab").pairs)), labelled("a", "b", "c"), "2 of 3"),
+        (unpaired("ab"), labelled("a", "b", "c"), "2 of 3"),
+        (unpaired("ab", "cd"), unpaired("ax", "yd", "cd"), "1 of 3"),
     ],
-    ids=["examples", "pairs, both answers", "labels, whatever they say", "answers of pairs"],
+    ids=["examples", "pairs, both answers", "labels, whatever they say", "answers of pairs", "pairs one by one"],
 )
 def test_held_out_rows_that_are_trained_on_are_counted(train, heldout, shared):
     (note,) = data_notes(train, heldout)

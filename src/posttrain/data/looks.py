@@ -163,7 +163,9 @@ def _see_prompt(prompt: Prompt) -> Seen:
 
 def _see_example(example: Example) -> Seen:
     lengths = {"whole row": len(example.input_ids), "trained": sum(example.completion_mask)}
-    return _of(example, content=example.input_ids, lengths=lengths)
+    seen = _of(example, content=example.input_ids, lengths=lengths)
+    # Of plain text, which has no prompt, all but the first token is trained.
+    return seen if len(_prompt(example)) > 1 else seen._replace(prompt=None)
 
 
 def _see_pair(pair: Pair) -> Seen:
@@ -209,8 +211,7 @@ def _of(example: Example, *, content: object, lengths: Mapping[str, int] | None 
     """Of a record with one answer."""
     prompt, trained = _prompt(example), sum(example.completion_mask)
     lengths = {"prompt": len(prompt), "answer": trained} if lengths is None else lengths
-    some_prompt = prompt if len(prompt) > 1 else None  # of plain text all but the first token is trained
-    return _seen(example.index, some_prompt, content, lengths, tokens=len(example.input_ids), trained=trained, **more)
+    return _seen(example.index, prompt, content, lengths, tokens=len(example.input_ids), trained=trained, **more)
 
 
 def _seen(

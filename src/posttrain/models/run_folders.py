@@ -16,13 +16,14 @@ def is_pipeline(folder: Path) -> bool:
 
 
 def finished_stages(pipeline: Path) -> list[Path]:
-    """The folders of their runs, in order; empty where none has finished, or where pipeline.json cannot be read."""
+    """The folders of their runs, in order: those that are there, if any is. Empty where no stage has finished, or where
+    pipeline.json cannot be read."""
     try:
         stages = json.loads((pipeline / PROGRESS).read_text(encoding="utf-8"))["stages"]
         finished = [pipeline / stage["folder"] for stage in stages if stage["status"] == "finished"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [folder for folder in finished if folder.is_dir()]
+    return [folder for folder in finished if folder.is_dir()] or finished
 
 
 def newest_model(run: Path) -> Path | None:

@@ -39,9 +39,14 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
     """What the user should know about the two sets: rows that were left out, and held-out ones that are trained on."""
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
-    if heldout is not None and (shared := _overlap(train.usable, heldout.usable)):
+    if heldout is None:
+        return notes
+    rows = [getattr(part, "pairs", None) for part in (train, heldout)]
+    if any(pairs is None for pairs in rows):  # else a row is a pair, also where its answers are learned from one by one
+        rows = [train.usable, heldout.usable]
+    if shared := _overlap(*rows):
         notes.append(
-            f"{shared} of {len(heldout)} held-out rows are in the training data word for word: what is measured on "
+            f"{shared} of {len(rows[1])} held-out rows are in the training data word for word: what is measured on "
             "them does not show what the model learned"
         )
     return notes

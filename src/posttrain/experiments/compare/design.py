@@ -107,6 +107,14 @@ class Design:
         }
 
 
+def _names(text: str) -> list[str]:
+    """
+    >>> _names("grpo, rloo,")
+    ['grpo', 'rloo']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def read_design(
     source: str | Path | Settings,
     *,
@@ -121,7 +129,7 @@ def read_design(
 
     `overrides` are settings of all arms. Raises ConfigError.
     """
-    algorithms = [name.strip() for name in algorithms.split(",")] if isinstance(algorithms, str) else algorithms
+    algorithms = _names(algorithms) if isinstance(algorithms, str) else algorithms
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else read_mapping(source)
     folder = Path() if isinstance(source, Mapping) else Path(source).parent
     if "arms" not in given:
