@@ -41,7 +41,7 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
     if heldout is None:
         return notes
-    rows = [getattr(part, "pairs", None) for part in (train, heldout)]
+    rows: list[Any] = [getattr(part, "pairs", None) for part in (train, heldout)]
     if any(pairs is None for pairs in rows):  # else a row is a pair, also where its answers are learned from one by one
         rows = [train.usable, heldout.usable]
     if shared := _overlap(*rows):
