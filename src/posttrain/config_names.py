@@ -8,6 +8,7 @@ against the models.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -577,7 +578,8 @@ def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = 
     known = list(known)
     *sections, name = path.split(".")
     return (
-        _family(sections)
+        _bracketed(path, value)
+        or _family(sections)
         or _of_a_reward(path, value, known)
         or foreign(path, value, own)
         or _misplaced(path, value, known)
@@ -586,6 +588,18 @@ def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = 
         or _family([name])
         or Hint(_whole_section(path, known))
     )
+
+
+def _bracketed(path: str, value: str) -> Hint | None:
+    """An element of a list, numbered as code numbers it.
+
+    >>> _bracketed("rewards[0].weight", "2").text
+    'The elements of a list are numbered after a dot. Set rewards.0.weight = 2.'
+    """
+    dotted = re.sub(r"\[(\d+)\]", r".\1", path)
+    if dotted == path:
+        return None
+    return Hint(f"The elements of a list are numbered after a dot. Set {dotted} = {value}.")
 
 
 def foreign(path: str, value: str, own: Collection[str]) -> Hint | None:

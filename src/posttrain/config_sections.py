@@ -160,7 +160,7 @@ class DataConfig(Part):
     prompt: Text | None = None
     """A column, or a template over columns: "{Body} {Question}". null: prompt, question, problem or instruction."""
     system_prompt: str | None = None
-    """A system message before each prompt."""
+    """A system message before each prompt that brings none of its own."""
     chat: Literal["auto"] | bool = "auto"
     """Wrap plain prompts as a user turn: auto does so when the tokenizer has a chat template."""
     train_on: Literal["all", "last"] = "all"
@@ -328,7 +328,7 @@ class GuardConfig(Part):
     max_unscored: Share = 0.2
     """Share of completions in one step whose reward failed or timed out."""
     no_signal_steps: Count = 20
-    """Steps in a row in which no group had two different rewards."""
+    """Steps in a row in which no group had two different rewards, or that changed no weight for another reason."""
     max_truncated: Share = 0.5
     """Share of completions in one step that were truncated; the first step above it warns."""
     truncated_steps: Count = 5

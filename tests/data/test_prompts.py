@@ -6,9 +6,10 @@ import pytest
 from tests.data.samples import real_tokenizer, rows_of, shared_file
 
 from posttrain.config import DataConfig
-from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
+from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
 from posttrain.data.read import read_rows
 from posttrain.errors import DataError
+from posttrain.train.prompted import prompt_notes
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -206,6 +207,23 @@ def test_prompts_in_both_parts_are_counted_word_for_word(renderer):
     train = render(rows_of({"prompt": "a"}, {"prompt": "b"}), renderer).prompts
     heldout = render(rows_of({"prompt": "b"}, {"prompt": "c"}, {"prompt": "b"}), renderer).prompts
     assert overlap(train, heldout) == 2
+
+
+def test_every_prompt_has_the_columns_that_any_has(renderer):
+    found = render(rows_of({"prompt": "a", "id": 1}, {"prompt": "b", "tag": "x"}), renderer)
+    assert [dict(prompt.columns) for prompt in found.prompts] == [{"id": 1, "tag": None}, {"id": None, "tag": "x"}]
+    parts = with_all_columns(found, render(rows_of({"prompt": "c", "more": 2}), renderer))
+    assert {tuple(prompt.columns) for part in parts for prompt in part.prompts} == {("id", "tag", "more")}
+    assert parts[1].prompts[0].columns["more"] == 2
+
+
+def test_prompts_that_keep_their_own_system_turn_are_counted(chat_tokenizer):
+    renderer = Renderer(tokenizer=chat_tokenizer, chat=True, system_prompt="Be kind.")
+    own = [{"role": "system", "content": "Be brief."}, *HELLO]
+    found = render(rows_of({"prompt": own}, {"prompt": HELLO}), renderer)
+    notes = prompt_notes(found, found, "Be kind.")
+    assert any(note.startswith("training data: 1 of 2 prompts bring a system turn of their own") for note in notes)
+    assert not any("system turn" in note for note in prompt_notes(found, found, None))
 
 
 def test_gsm8k_loses_no_row_and_keeps_its_answers(renderer):

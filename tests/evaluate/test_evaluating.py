@@ -2,6 +2,7 @@
 
 import json
 
+import pandas
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -90,6 +91,12 @@ def test_splits_are_not_rows_and_one_is_to_be_chosen(folder):
     )
     with pytest.raises(DataError, match=r'one DatasetDict with train, test; .*\n  Choose one split, data\["train"\]'):
         evaluate(folder, splits, "exact_match")
+
+
+def test_a_data_frame_is_told_how_to_give_its_rows(folder):
+    frame = pandas.DataFrame({"prompt": ["ab"], "answer": ["ba"]})
+    with pytest.raises(DataError, match=r"is a DataFrame, .*\n  Give its rows: data.to_dict\("):
+        evaluate(folder, frame, "exact_match")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_loaded_model_and_the_package_itself_do_the_same(folder, data):

@@ -16,6 +16,7 @@ from posttrain.train.guards import (
     NonFinite,
     NoSignal,
     Truncation,
+    Unmoved,
     Unscored,
     name_completions,
     name_examples,
@@ -208,6 +209,32 @@ def test_with_one_answer_per_prompt_the_answers_of_the_step_are_compared():
     assert guard.observe(1, torch.tensor([[0.0], [1.0], [0.0]]), scored_PG) is None
     with pytest.raises(GuardStop, match="all 3 answers got reward 0"):
         guard.observe(2, torch.zeros(3, 1), scored_PG)
+
+
+# --- no weight is changed --------------------------------------------------------------------------------------------
+
+
+def test_steps_that_change_no_weight_warn_once_and_stop_whichever_way_they_came_about():
+    guard = Unmoved(steps=3)
+    assert guard.observe(4, 0.5) is None
+    assert guard.observe(5, 0.0) == (
+        "step 5: the gradient is exactly 0: nothing follows from what was sampled and scored. "
+        "The run stops after 3 such steps in a row"
+    )
+    assert guard.observe(6, None) is None
+    resumed = Unmoved(steps=3)
+    resumed.load_state(json.loads(json.dumps(guard.state())))
+    for one in (guard, resumed):
+        with pytest.raises(
+            GuardStop, match=r"step 7: no answer was trained on.*3 steps in a row have changed no weight"
+        ):
+            one.observe(7, None)
+    assert guard.observe(8, 1e-12) is None
+    assert guard.streak == 0
+
+
+def test_what_has_been_told_as_missing_signal_is_not_told_twice():
+    assert Unmoved(steps=3).observe(1, 0.0, told=True) is None
 
 
 # --- truncation ------------------------------------------------------------------------------------------------------

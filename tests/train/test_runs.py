@@ -10,7 +10,7 @@ from tests.tiny import tiny_model, write_prompts
 from transformers import AutoModelForCausalLM
 
 import posttrain
-from posttrain.errors import CheckpointError
+from posttrain.errors import CheckpointError, GuardStop
 from posttrain.train.checkpoint import load_state
 
 REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
@@ -106,3 +106,57 @@ def test_a_resumed_run_keeps_the_dropout_of_the_adapters_out_of_the_old_pass(fol
     run = posttrain.resume(train(folder, "dropout", lora={"rank": 4, "dropout": 0.5}, **settings).folder, steps=2)
     assert [row["step"] for row in run.metrics] == [1, 2]
     assert run.metrics[1]["sampling/sampling_logp_difference/max"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("alpha: 8 ", "alpha: 80 ", r"adapters in .* trained with another scale: lora.alpha was 8 and is 80"),
+        ("rank: 2 ", "rank: 4 ", r"other trained weights than this model has: .* is \[2, .*\] there and \[4, "),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_adapters_than_it_has_trained(folder, before, after, message):
+    """With another alpha the same weights are another model, and nothing else would notice."""
+    run = train(folder, f"adapters-{before[:5]}", lora={"rank": 2, "alpha": 8})
+    config = run.folder / "config.yaml"
+    assert before in config.read_text()
+    config.write_text(config.read_text().replace(before, after))
+    with pytest.raises(CheckpointError, match=message):
+        posttrain.resume(run.folder, steps=3)
+    config.write_text(config.read_text().replace(after, before))
+    assert posttrain.resume(run.folder, steps=3).step == 3
+
+
+def test_a_run_that_changes_no_weight_though_rewards_differ_is_warned_of_and_stopped(folder):
+    """No answer reaches the mark from which pass@k counts it as right: all advantages are 0."""
+    with pytest.raises(GuardStop, match=r"gradient is exactly 0.*; 2 steps in a row have changed no weight"):
+        train(
+            folder,
+            "unmoved",
+            algorithm={"name": "pass_at_k", "k": 2, "correct_at": 9.0},
+            **{"train.steps": 5, "guards.no_signal_steps": 2},
+        )
+    events = (folder / "unmoved" / "events.jsonl").read_text()
+    assert "step 1: the gradient is exactly 0" in events
+
+
+def test_a_run_in_which_every_answer_is_left_out_of_the_loss_is_stopped(folder):
+    settings = {"train.mask_truncated": True, "train.steps": 5, "guards.no_signal_steps": 2}
+    with pytest.raises(GuardStop, match=r"no answer was trained on.*(.|\n)*Cut answers are left out by"):
+        train(folder, "masked", **settings, **{"sampling.max_completion_length": 1})
+
+
+def test_a_column_that_one_row_has_is_there_in_every_step(folder):
+    rows = [{"prompt": f"say {letter}"} | ({"tag": 4} if letter == "c" else {}) for letter in "abcdefgh"]
+    (folder / "ragged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "tagged.py").write_text(
+        "def tagged(prompts, completions, tag, **columns):\n"
+        "    assert len(tag) == len(prompts) and set(tag) <= {None, 4}\n"
+        "    return [len(set(text)) / 8 for text in completions]\n"
+    )
+    rewards = [{"function": f"{folder / 'tagged.py'}:tagged"}]
+    run = train(
+        folder, "ragged", rewards=rewards, **{"data.train": str(folder / "ragged.jsonl"), "data.eval_fraction": 0.25}
+    )
+    assert run.step == 2
+    assert [row["unscored_fraction"] for row in run.metrics] == [0.0, 0.0]

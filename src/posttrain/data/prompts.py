@@ -142,7 +142,25 @@ def render_prompts(
         found = render_prompt(row, index, form, renderer, max_length=limit)
         (prompts if isinstance(found, Prompt) else dropped).append(found)
     refuse_too_many(dropped, len(rows), config.max_dropped, what)
-    return PromptSet(prompts=tuple(prompts), dropped=tuple(dropped), columns=describe(form))
+    [whole] = with_all_columns(PromptSet(prompts=tuple(prompts), dropped=tuple(dropped), columns=describe(form)))
+    return whole
+
+
+def with_all_columns(*parts: PromptSet) -> list[PromptSet]:
+    """Every prompt with the columns that any of them has, None where its row lacks one: what a reward is given does
+    not depend on the rows beside it."""
+    names = list(dict.fromkeys(name for part in parts for prompt in part.prompts for name in prompt.columns))
+    empty = dict.fromkeys(names)
+    return [
+        replace(
+            part,
+            prompts=tuple(
+                prompt if len(prompt.columns) == len(names) else replace(prompt, columns={**empty, **prompt.columns})
+                for prompt in part.prompts
+            ),
+        )
+        for part in parts
+    ]
 
 
 def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_length: int) -> Prompt | Dropped:

@@ -221,6 +221,12 @@ def _items(data: Data) -> Iterable[Any]:
             allowed="a source, several of them, or rows",
             fix=f'Choose one split, data["{names[0] if names else "test"}"]; a single row stands in a list, [data].',
         )
+    if hasattr(data, "columns") and (hasattr(data, "to_dict") or hasattr(data, "to_dicts")):
+        raise DataError(
+            given=f"data is a {type(data).__name__}, which is read column by column",
+            allowed="a source, several of them, or rows, each a mapping of its columns",
+            fix='Give its rows: data.to_dict("records") with pandas, data.to_dicts() with polars.',
+        )
     if isinstance(data, Iterable):
         return data
     raise _no_rows("data", data)

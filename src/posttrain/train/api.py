@@ -247,6 +247,8 @@ def one_step(run: Run) -> None:
         run.warn("guard", warning)
     with phases.phase("train"):
         batch, log = train_step(run, fed.experience, step)
+    for warning in run.guards.observe_update(step, log.reduce().get("grad_norm")):
+        run.warn("guard", warning)
     with phases.phase("publish"):
         log.add(run.publish(step))
     if (rejected := log.reduce().get("is/masked_fraction", 0.0)) > MOSTLY_REJECTED:

@@ -275,6 +275,47 @@ class NoSignal:
         )
 
 
+class Unmoved:
+    """Steps in a row that change no weight, whatever the rewards were: nothing was trained on, or nothing follows."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.streak = steps, 0
+
+    def observe(self, step: int, grad_norm: float | None, *, told: bool = False) -> str | None:
+        """`grad_norm` None: no optimizer step was taken. Raises `GuardStop` at the last step of the streak; warns at
+        its first, unless something else has `told` why there is nothing to learn."""
+        if grad_norm is None or grad_norm == 0.0:
+            self.streak += 1
+        else:
+            self.streak = 0
+            return None
+        finding = (
+            "no answer was trained on: each was left out of the loss"
+            if grad_norm is None
+            else "the gradient is exactly 0: nothing follows from what was sampled and scored"
+        )
+        if self.streak >= self.steps:
+            raise GuardStop(
+                given=f"step {step}: {finding}; {self.streak} steps in a row have changed no weight",
+                allowed=f"fewer than guards.no_signal_steps = {self.steps} such steps in a row",
+                fix="Cut answers are left out by train.mask_truncated: raise sampling.max_completion_length. "
+                "metrics.jsonl counts those without a reward (unscored_fraction) and those too far from their sampler "
+                "(is/masked_fraction)."
+                if grad_norm is None
+                else "Look at the rewards in rollouts/: an algorithm that tells right answers from wrong ones "
+                "(algorithm.correct_at) learns nothing where none, or every one, reaches that mark.",
+            )
+        if self.streak > 1 or told:
+            return None
+        return f"step {step}: {finding}. The run stops after {self.steps} such steps in a row"
+
+    def state(self) -> dict[str, Any]:
+        return {"streak": self.streak}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.streak = state["streak"]
+
+
 class Truncation:
     """Answers that are cut before they end: what would be rewarded was never said."""
 
@@ -353,6 +394,7 @@ class Guards:
 
     non_finite: NonFinite
     no_signal: NoSignal
+    unmoved: Unmoved
     truncation: Truncation
     unscored: Unscored
 
@@ -363,6 +405,7 @@ class Guards:
         return Guards(
             non_finite=NonFinite(save),
             no_signal=NoSignal(limits.no_signal_steps, within_groups=within_groups),
+            unmoved=Unmoved(limits.no_signal_steps),
             truncation=Truncation(limits.max_truncated, limits.truncated_steps, config.sampling.max_completion_length),
             unscored=Unscored(limits.max_unscored),
         )
@@ -386,6 +429,11 @@ class Guards:
         warning = self.truncation.observe(step, groups)
         return [] if warning is None else [warning]
 
+    def observe_update(self, step: int, grad_norm: float | None) -> list[str]:
+        """What has become of the weights; `grad_norm` None: no optimizer step was taken."""
+        warning = self.unmoved.observe(step, grad_norm, told=self.no_signal.streak > 0)
+        return [] if warning is None else [warning]
+
     def check_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
         self.non_finite.observe_loss(loss, outputs, batch, step)
 
@@ -396,7 +444,7 @@ class Guards:
 
     def state(self) -> dict[str, Any]:
         """Plain JSON, for a checkpoint."""
-        return {name: getattr(self, name).state() for name in ("no_signal", "truncation", "unscored")}
+        return {name: getattr(self, name).state() for name in ("no_signal", "unmoved", "truncation", "unscored")}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         for name, counted in state.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts
+from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
 from posttrain.data.split import Split
 from posttrain.errors import ConfigError
 from posttrain.models.load import LoadedModel
@@ -15,6 +15,7 @@ from posttrain.train.source import context_length
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.train.judges import Judges
+    from posttrain.types import Prompt
 
 
 def checked_prompts(config: RunConfig, rows: Split, loaded: LoadedModel, judges: Judges) -> tuple[PromptSet, PromptSet]:
@@ -44,13 +45,22 @@ def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Pr
     train = render(rows.train, what=loaded.named("training data"))
     if not rows.heldout:
         return train, PromptSet(prompts=())
-    return train, render(rows.heldout, what=loaded.named("held-out data"))
+    heldout = render(rows.heldout, what=loaded.named("held-out data"))
+    if config.data.eval is None:  # rows of the same data, whichever of them were held out
+        train, heldout = with_all_columns(train, heldout)
+    return train, heldout
 
 
-def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:
-    """What the user should know about the data, in sentences."""
+def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None) -> list[str]:
+    """What the user should know about the data, in sentences; `system_prompt` is the one of the config."""
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
+    for what, part in parts:
+        if system_prompt is not None and (own := sum(_has_system_turn(one, system_prompt) for one in part.prompts)):
+            notes.append(
+                f"{what}: {own} of {len(part)} prompts bring a system turn of their own, which stands in place of "
+                "data.system_prompt"
+            )
     if shared := overlap(train.prompts, heldout.prompts):
         notes.append(
             f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
@@ -61,3 +71,9 @@ def prompt_notes(train: PromptSet, heldout: PromptSet) -> list[str]:
             "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
         )
     return notes
+
+
+def _has_system_turn(prompt: Prompt, system_prompt: str) -> bool:
+    """One that the config did not give it."""
+    first = prompt.messages[0] if prompt.messages else {}
+    return first.get("role") == "system" and first.get("content") != system_prompt

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from posttrain.config import CriticConfig
 from posttrain.errors import CheckpointError
 from posttrain.models.adapters import trainable_parameters
 from posttrain.models.save import save_model
@@ -63,6 +64,10 @@ def detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
+_SAME = "the weights of a run with the same model, the same critic and the same LoRA settings"
+_AS_STARTED = "Resume with the config that the run was started with."
+
+
 @torch.no_grad()
 def take_over(parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor], path: Path, what: str) -> None:
     """Write the saved values into the parameters; raises `CheckpointError` where they are not the same ones."""
@@ -70,11 +75,30 @@ def take_over(parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor
         odd = sorted(parameters.keys() ^ saved.keys())
         raise CheckpointError(
             given=f"{path} holds other trained {what} has: {', '.join(odd[:3])}",
-            allowed="the weights of a run with the same model, the same critic and the same LoRA settings",
-            fix="Resume with the config that the run was started with.",
+            allowed=_SAME,
+            fix=_AS_STARTED,
         )
     for name, tensor in saved.items():
+        if parameters[name].shape != tensor.shape:
+            raise CheckpointError(
+                given=f"{path} holds other trained {what} has: {name} is {list(tensor.shape)} there and "
+                f"{list(parameters[name].shape)} here",
+                allowed=_SAME,
+                fix=_AS_STARTED,
+            )
+    for name, tensor in saved.items():
         parameters[name].copy_(tensor)
+
+
+def require_same_adapters(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Raises `CheckpointError` where the saved weights of adapters would be scaled by another number."""
+    different = [f"{name} was {saved[name]} and is {now.get(name)}" for name in saved if now.get(name) != saved[name]]
+    if different:
+        raise CheckpointError(
+            given=f"the adapters in {path} were trained with another scale: {', '.join(different)}",
+            allowed=_SAME,
+            fix=_AS_STARTED,
+        )
 
 
 def write_language_model(loaded: LoadedModel, folder: Path) -> None:
@@ -278,6 +302,7 @@ class Run:
             "guards": self.guards.state(),
             "watch": self.watch.state(),
             "published": self.held.version if self.held else self.step,
+            "adapters": self._adapters(),
         }
 
         def write(folder: Path) -> None:
@@ -293,12 +318,20 @@ class Run:
             self.saves.saved()
             self.store.event("checkpoint", f"saved step {self.step}", step=self.step)
 
+    def _adapters(self) -> dict[str, int]:
+        """What scales the adapters that are trained, beside their weights."""
+        lora, critic = self.config.lora, self.config.critic or CriticConfig()
+        scales = {"lora.alpha": lora.alpha} if lora else {}
+        beside = self.critic is not None and critic.kind_beside(lora) == "lora"
+        return scales | ({"critic.alpha": critic.alpha} if beside else {})
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to the moment after the checkpoint's step; what was recorded later is dropped."""
         tensors, plain = load_state(checkpoint.state)
         take_over(self.trained_parameters(), tensors["policy"], checkpoint.path, "weights than this model")
         if self.critic:
             take_over(self.critic.parameters, tensors.get("critic", {}), checkpoint.path, "weights than this critic")
+        require_same_adapters(plain.get("adapters", {}), self._adapters(), checkpoint.path)
         self.optimizer.restore(tensors["optimizer"])
         self.weigh.load_state_dict(plain["algorithm"])
         self.guards.load_state(plain["guards"])

@@ -78,7 +78,7 @@ def sampled_preferences(parts: Parts, *, say: Say) -> Source:
     return Source(
         feed=PairFeed(config, pairs, pad_id=loaded.pad_id, references=references),
         measure=HeldOutAnswers(config, samplers.evaluation, heldout.prompts, judges.rewards, judges.check),
-        notes=[*samplers.decoding_notes, *prompt_notes(train, heldout), *notes, *more],
+        notes=[*samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt), *notes, *more],
         facts=about_references,
     )
 

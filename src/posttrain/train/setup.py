@@ -296,7 +296,7 @@ def online(parts: Parts) -> Source:
         probe=[prompt.ids for prompt in train.prompts[:4]],
         notes=[
             *samplers.decoding_notes,
-            *prompt_notes(train, heldout),
+            *prompt_notes(train, heldout, config.data.system_prompt),
             *update_notes(config),
             *mark_notes(config),
             *watch_notes,
