@@ -1,7 +1,7 @@
 """Run or resume a training, and SIGKILL this very process at a moment within a phase.
 
-    python kill_driver.py train CONFIG.yaml  [PHASE COUNT DELAY]
-    python kill_driver.py resume RUN         [PHASE COUNT DELAY]
+    drive("train", "CONFIG.yaml", PHASE, COUNT, DELAY)
+    drive("resume", "RUN")
 
 PHASE is sample, update or save; the kill comes DELAY seconds after it has begun for the COUNT-th time.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -40,8 +39,8 @@ def kill_after(delay: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
-    verb, target, *when = sys.argv[1:]
+def drive(verb: str, target: str, *when: str) -> None:
+    """For a process of its own: it is killed, and what it replaces stays replaced."""
     if when:
         phase, count, delay = when[0], int(when[1]), float(when[2])
         owner, name = {
@@ -52,7 +51,3 @@ def main() -> None:
         setattr(owner, name, killed_in(getattr(owner, name), count, delay))
     run = posttrain.train(target) if verb == "train" else posttrain.resume(target)
     assert run.step == run.config.train.steps
-
-
-if __name__ == "__main__":
-    main()

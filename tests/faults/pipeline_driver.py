@@ -1,7 +1,7 @@
 """Train or resume a pipeline, and SIGKILL this very process at a moment of one of its stages.
 
-    python pipeline_driver.py train PIPELINE.yaml [STAGE STEP]
-    python pipeline_driver.py resume FOLDER       [STAGE STEP]
+    drive("train", "PIPELINE.yaml", STAGE, STEP)
+    drive("resume", "FOLDER")
 
 The kill comes when the run in the folder STAGE has written down step STEP; with `end` for a step, when that run has
 ended and the pipeline has not yet written anything about it. `export end`: when the exported model is in its place, and
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,8 @@ def kill_after_export() -> None:
     PipelineStore.exported = lambda self, output: die()
 
 
-def main() -> None:
-    verb, target, *when = sys.argv[1:]
+def drive(verb: str, target: str, *when: str) -> None:
+    """For a process of its own: it is killed, and what it replaces stays replaced."""
     if when:
         stage, step = when
         if stage == "export":
@@ -64,7 +63,3 @@ def main() -> None:
             kill_at(stage, int(step))
     trained = posttrain.train(target) if verb == "train" else posttrain.resume(target)
     assert trained.model_path.is_dir()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,15 +6,14 @@ import hashlib
 import json
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.faults import kill_driver
+from tests.processes import run_alone
 from tests.tiny import tiny_model, write_prompts
 
-DRIVER = Path(__file__).with_name("kill_driver.py")
 STEPS = 12
 LATEST = {"sample": 3, "update": 4, "save": 2}
 """How often a phase may have begun before the kill: few enough that the run is not over before the tenth."""
@@ -56,10 +55,9 @@ def write_config(folder: Path, name: str, algorithm: str) -> Path:
 
 
 def drive(verb: str, target: Path, *when: object) -> int:
-    command = [sys.executable, str(DRIVER), verb, str(target), *map(str, when)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert finished.returncode in (0, -signal.SIGKILL), finished.stderr
-    return finished.returncode
+    ended = run_alone(kill_driver.drive, verb, str(target), *map(str, when))
+    assert ended.exit_code in (0, -signal.SIGKILL), ended.errors
+    return ended.exit_code
 
 
 def weights(run: Path) -> dict[str, str]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.faults import pipeline_driver
+from tests.processes import run_alone
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
 
-DRIVER = Path(__file__).with_name("pipeline_driver.py")
 STAGES = ("01-sft", "02-rm", "03-ppo")
 KILLS = (
     ("01-sft", "3"), ("01-sft", "end"), ("02-rm", "1"), ("03-ppo", "2"), ("03-ppo", "end"), ("export", "end"),
@@ -64,10 +63,9 @@ def write_pipeline(folder: Path, name: str) -> Path:
 
 
 def drive(verb: str, target: Path, *when: str) -> int:
-    command = [sys.executable, str(DRIVER), verb, str(target), *when]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert finished.returncode in (0, -signal.SIGKILL), finished.stderr
-    return finished.returncode
+    ended = run_alone(pipeline_driver.drive, verb, str(target), *when)
+    assert ended.exit_code in (0, -signal.SIGKILL), ended.errors
+    return ended.exit_code
 
 
 def weights(run: Path) -> dict[str, str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.faults import kill_driver
+from tests.processes import run_alone
 from tests.tiny import tiny_model, tiny_tokenizer, write_prompts
 
 from posttrain.config import SampledPairsConfig, check, load_config
@@ -26,7 +25,6 @@ from posttrain.train.run import Run
 from posttrain.train.sampled_pairs import AnsweredPrompt, choose
 from posttrain.types import Completion, Prompt
 
-DRIVER = Path(__file__).parent.parent / "faults" / "kill_driver.py"
 REWARDS = """
 def vowels(completion):
     return sum(letter in "aeiou" for letter in completion) / 6
@@ -224,10 +222,9 @@ def test_a_second_round_starts_from_the_first_and_may_keep_its_pairs(folder, fir
 
 
 def in_process(*arguments: str) -> int:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(DRIVER), *arguments], env=environment, capture_output=True, text=True)
-    assert done.returncode in (0, -9), done.stderr
-    return done.returncode
+    ended = run_alone(kill_driver.drive, *arguments)
+    assert ended.exit_code in (0, -9), ended.errors
+    return ended.exit_code
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

@@ -1,0 +1,52 @@
+"""Processes of their own that need not import everything anew: each is forked from one that has, and has done no more.
+
+What a kill proves does not depend on where the killed process had its modules from, and importing torch takes seconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.context import ForkServerContext
+
+IMPORTED = ["posttrain.train.api", "posttrain.rollout.local", "transformers.models.llama.modeling_llama"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a process."""
+
+    exit_code: int | None
+    """0, 1 after an exception, minus the number of the signal that killed it, or None: it took too long."""
+    errors: str
+    """What it wrote to stderr."""
+
+
+def run_alone(function: Callable[..., None], *arguments: str, seconds: float = 900) -> Ended:
+    """Call a function of an importable module in a new process; one that takes longer than `seconds` is killed."""
+    with tempfile.NamedTemporaryFile("r", suffix=".stderr") as errors:
+        process = _server().Process(target=_with_errors_in, args=(errors.name, function, arguments))
+        process.start()
+        process.join(seconds)
+        exit_code = process.exitcode
+        if exit_code is None:
+            process.kill()
+            process.join()
+        return Ended(exit_code=exit_code, errors=errors.read())
+
+
+@cache
+def _server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+def _with_errors_in(file: str, function: Callable[..., None], arguments: tuple[str, ...]) -> None:
+    with open(file, "w") as errors:
+        os.dup2(errors.fileno(), 2)
+    function(*arguments)
