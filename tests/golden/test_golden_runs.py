@@ -38,12 +38,22 @@ UPDATES: dict[str, dict[str, Any]] = {
     **{key: {"train.minibatches": 2} for key in ("reinforce", "rloo", "sft")},
 }
 """Two updates per batch: in the first alone all ratios are 1, and a group-normalised loss is 0."""
+BEGUN = 6
+"""Steps in which every other algorithm is followed quickly: its loss, updates and state have shown themselves by then."""
+QUICK = ("grpo", "ppo", "online_dpo", "sft", "dpo", "kto", "reward_model", "reward_regression", "process_reward_model")
+ONE_OF_EACH_KIND = [key if key in QUICK else pytest.param(key, marks=pytest.mark.slow) for key in UPDATES]
+"""Every algorithm, of which one of each kind of data, or of model beside the policy, is not slow."""
 
 
 # --- what must follow the golden runs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", UPDATES)
+@pytest.mark.parametrize("algorithm", [key for key in UPDATES if key not in QUICK])
+def test_an_algorithm_begins_as_its_golden_run(train, golden, algorithm):
+    golden(algorithm).compare(train(algorithm, steps=BEGUN), first=BEGUN, **CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", ONE_OF_EACH_KIND)
 def test_an_algorithm_follows_its_golden_run(train, golden, algorithm):
     golden(algorithm).check(train(algorithm), **CLOSE)
 
@@ -65,7 +75,7 @@ def test_the_order_of_the_rows_leaves_the_golden_run_as_it_is(train, golden):
     golden("grpo").compare(train("grpo", change=permute_rows), **CLOSE)
 
 
-@pytest.mark.parametrize("algorithm", UPDATES)
+@pytest.mark.parametrize("algorithm", ONE_OF_EACH_KIND)
 def test_one_percent_more_loss_is_noticed(train, golden, algorithm):
     """Adam takes the same steps for a loss that is longer by a factor; the golden run still tells."""
     begun = train(algorithm, change=one_percent_more_loss, steps=2)
