@@ -33,7 +33,9 @@ from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
 from posttrain.algorithms import ALGORITHMS, PolicyGradient
+from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.pairs import PairLoss
 from posttrain.algorithms.settings import attributes
 from posttrain.config import ModelConfig, describe_fields
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
@@ -610,16 +612,35 @@ CASES = [
 ]
 
 
+ALARMS_OF_THE_SAME_RUN = {
+    f"alarms.{name}"
+    for name in (
+        *("length_correlation", "truncated", "distinct_ratio", "compression_ratio", "template", "entropy_ratio"),
+        *("kl_ratio", "no_signal"),
+    )
+}
+"""Limits like alarms.length_ratio and alarms.failures, which are not slow; tests/train/test_alarms.py asks each."""
+ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
+"""Each setting of theirs is asked for a change of the loss itself."""
+
+
 def thinned(cases: Sequence[Case]) -> Iterator[Any]:
-    """Policy gradients share settings such as kl_coef, and one way from the config to them: where a first one has shown
-    that it leads there, the others are slow. That each of them heeds each of its settings is asked of the losses, in
-    tests/algorithms/test_settings.py.
+    """Losses share settings such as kl_coef and beta, and one way from the config to them: where a first one has shown
+    that it leads there, the others are slow; and so are settings that one choice of the open composition reads, but for
+    the first. So are most limits of alarms, which the same few runs set off. That each loss heeds each of its settings
+    is asked in tests/algorithms: test_settings.py and test_preference_invariances.py.
     """
-    shown: dict[str, str] = {}
+    shown: dict[str, Case] = {}
     for case in cases:
         key, name = case.algorithm, case.setting.removeprefix(f"{case.algorithm}.")
-        asked = key and issubclass(ALGORITHMS[key], PolicyGradient) and (key, name) not in SHOWN_ELSEWHERE
-        repeated = asked and not case.refused and shown.setdefault(name, key) != key
+        asked = key and issubclass(ALGORITHMS[key], ASKED_OF_LOSSES) and (key, name) not in SHOWN_ELSEWHERE
+        repeated = False
+        if asked and not case.refused:
+            sampled = issubclass(ALGORITHMS[key], PolicyGradient)
+            repeated = shown.setdefault(f"{name} {sampled}", case).algorithm != key
+            if key == "policy_gradient" and any("algorithm." in setting for setting in case.given):
+                repeated |= shown.setdefault(f"composed {dict(case.given)}", case) is not case
+        repeated |= case.setting in ALARMS_OF_THE_SAME_RUN
         yield pytest.param(case, id=case.setting, marks=[pytest.mark.slow] if repeated else [])
 
 

@@ -89,6 +89,31 @@ def test_it_fires_where_the_held_out_score_is_flat_and_not_where_it_rises(kind, 
     assert kinds(watch_over(run_of(**courses), UP)) == []
 
 
+def exploding(step: int) -> Metrics:
+    return {"kl": 0.05 if step <= 80 else 0.05 * 2 ** (step - 80)}
+
+
+LIMITS: list[tuple[str, float, Run]] = [
+    ("length_correlation", 0.9, run_of(**PAID, text__length_correlation=(0.0, 0.5))),
+    ("length_ratio", 9.0, run_of(**PAID, completions__mean_length=(100.0, 180.0))),
+    ("truncated", 0.9, run_of(**PAID, completions__clipped_ratio=(0.02, 0.3))),
+    ("distinct_ratio", 0.1, run_of(**PAID, text__distinct_4grams=(0.9, 0.4))),
+    ("compression_ratio", 9.0, run_of(**PAID, text__compression=(1.5, 4.0))),
+    ("template", 0.9, run_of(**PAID, text__same_start=(0.05, 0.5))),
+    ("entropy_ratio", 0.1, run_of(**PAID, entropy=(1.0, 0.2))),
+    ("no_signal", 0.99, run_of(reward=(0.5, 0.4), frac_reward_zero_std=(0.3, 0.95))),
+    ("failures", 0.9, run_of(reward=(0.5, 0.5), unscored_fraction=(0.001, 0.05))),
+    ("kl_ratio", 1e9, exploding),
+]
+
+
+@pytest.mark.parametrize(("setting", "far", "run"), LIMITS, ids=[setting for setting, *_ in LIMITS])
+def test_each_limit_can_be_moved_and_each_alarm_switched_off(setting, far, run):
+    assert len(watch_over(run, FLAT, steps=99)) == 1
+    assert watch_over(run, FLAT, steps=99, **{setting: far}) == []
+    assert watch_over(run, FLAT, steps=99, **{setting: None}) == []
+
+
 @pytest.mark.parametrize("name", ["text__length_correlation", "text__distinct_4grams", "text__same_start"])
 def test_text_that_changes_while_the_reward_does_not_is_nobodys_game(name):
     assert watch_over(run_of(reward=(0.5, 0.5), **{name: (0.5, 0.0 if "distinct" in name else 0.95)}), FLAT) == []
@@ -157,7 +182,7 @@ def test_a_kl_that_grows_as_kl_does_is_no_jump(honest):
 
 
 def test_a_kl_that_explodes_is_one():
-    (alarm,) = watch_over(lambda step: {"kl": 0.05 if step <= 80 else 0.05 * 2 ** (step - 80)}, steps=100)
+    (alarm,) = watch_over(exploding, steps=100)
     assert alarm.kind == "kl"
     assert 80 < alarm.change_point <= alarm.step <= 86
 
