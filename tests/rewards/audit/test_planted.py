@@ -61,6 +61,16 @@ EXPECTED: list[tuple[str, str, str]] = [
 ]
 """Which check has to name which reward, and how strongly."""
 
+ANOTHER = {
+    *("accepting:last_box", "accepting:substring", "accepting:last_number", "accepting:tolerant"),
+    *("accepting:thinking", "accepting:generous", "accepting:never"),
+    *("returning:text", "returning:short", "returning:swallows_as_1", "returning:turns_into_text"),
+    *("returning:takes_any", "changing:by_batch", "changing:by_clock", "changing:by_process"),
+    *("leaking:opens_a_socket", "leaking:seeds_random", "leaking:changes_the_folder", "leaking:raises_the_limit"),
+    *("programs:exit_code",),
+}
+"""Found in the same way by the same check as another one above, which is not slow."""
+
 TOLD: dict[str, dict[str, Any]] = {
     "latency": {"step_seconds": 1.0, "completions_per_step": 256},
     "noise": {"stochastic": True},
@@ -71,7 +81,11 @@ HANGS = 2.0
 """Seconds for a call of a grader that attack programs hang."""
 
 
-@pytest.mark.parametrize(("check", "name", "status"), EXPECTED, ids=[f"{c}-{n}" for c, n, _ in EXPECTED])
+@pytest.mark.parametrize(
+    ("check", "name", "status"),
+    [pytest.param(*each, marks=[pytest.mark.slow] if each[1] in ANOTHER else []) for each in EXPECTED],
+    ids=[f"{c}-{n}" for c, n, _ in EXPECTED],
+)
 def test_a_planted_defect_is_found_by_its_check(check, name, status):
     rows = tasks() if name.startswith("programs") else sums()
     reward = Reward(function=planted(name), timeout=HANGS if check == "code_attacks" else 10.0)

@@ -46,16 +46,26 @@ def interpreter_for(user: int | None) -> str:
     pytest.skip(f"no Python {version} that an ordinary user may start")
 
 
+ALL = tuple(attack.name for attack in ATTACKS)
+ON_THE_TIER = (
+    *("read_environment", "read_other_environ", "open_memory", "read_file", "write_outside", "write_shared_memory"),
+    *("symlink_out", "fill_disk", "signal_trainer", "signal_all", "trace_trainer", "write_trainer", "new_namespace"),
+    *("fork_once", "start_program", "daemon", "tcp", "unix_socket", "datagram", "busy", "memory", "forks"),
+)
+"""What the tier has to hold; the others are up to the grader, which is the same in each."""
+
+
 @pytest.mark.parametrize(
-    ("tier", "as_root"),
+    ("tier", "as_root", "names"),
     [
-        ("landlock", False),
-        ("bubblewrap", True),
-        pytest.param("landlock", True, marks=pytest.mark.slow),
-        pytest.param("bubblewrap", False, marks=pytest.mark.slow),
+        ("landlock", False, ALL),
+        ("bubblewrap", True, ON_THE_TIER),
+        pytest.param("bubblewrap", True, ALL, marks=pytest.mark.slow),
+        pytest.param("landlock", True, ALL, marks=pytest.mark.slow),
+        pytest.param("bubblewrap", False, ALL, marks=pytest.mark.slow),
     ],
 )
-def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool):
+def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool, names: tuple[str, ...]):
     if as_root and os.getuid() != 0:
         pytest.skip("these tests run as an ordinary user")
     try:
@@ -65,7 +75,7 @@ def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool):
     user = NOBODY if not as_root and os.getuid() == 0 else None
     options: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
     done = subprocess.run(
-        [interpreter_for(user), str(HERE / "withstand.py"), tier],
+        [interpreter_for(user), str(HERE / "withstand.py"), tier, *names],
         env={
             "PYTHONPATH": os.pathsep.join(
                 [str(SOURCE), *(path for path in sys.path if path.endswith("site-packages"))]
@@ -85,7 +95,7 @@ def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool):
     report = json.loads(done.stdout)
 
     assert (report["uid"] == 0) is as_root
-    assert {name for name, *_ in report["verdicts"]} == {attack.name for attack in ATTACKS}
+    assert {name for name, *_ in report["verdicts"]} == set(names)
     assert [name for name, kind, value, *_ in report["verdicts"] if (kind, value) != ("value", 0.0)] == []
     assert report["written"] == report["left"] == []
     assert report["secret"]

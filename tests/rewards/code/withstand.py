@@ -1,4 +1,4 @@
-"""Run every attack in one tier and print what came of it as JSON: `withstand.py KIND`."""
+"""Run attacks in one tier and print what came of them as JSON: `withstand.py KIND [NAME ...]`; without names, all."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ def _accepted(server: socket.socket) -> bool:
     return True
 
 
-def main(kind: str) -> None:
+def main(kind: str, *names: str) -> None:
     before = {str(path) for top in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(top).glob("posttrain-*")}
     runner = CodeRunner({"sandbox": kind}, size=4)
     with scene() as (outside, found):
-        attacks = [(attack, tests) for attack in ATTACKS for tests in tests_for(attack)]
+        chosen = [attack for attack in ATTACKS if not names or attack.name in names]
+        attacks = [(attack, tests) for attack in chosen for tests in tests_for(attack)]
         calls = [{"completion": fenced(attack.source(outside)), **tests} for attack, tests in attacks]
         outcomes = runner.run(calls, {"wall": WALL, "cpu": 1.0}, 10.0)
     runner.close()
@@ -73,4 +74,4 @@ def main(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
