@@ -39,7 +39,7 @@ UPDATES: dict[str, dict[str, Any]] = {
 }
 """Two updates per batch: in the first alone all ratios are 1, and a group-normalised loss is 0."""
 BEGUN = 6
-"""Steps in which every other algorithm is followed quickly: its loss, updates and state have shown themselves by then."""
+"""Steps in which the other algorithms are followed quickly: loss, updates and state have shown themselves by then."""
 QUICK = ("grpo", "ppo", "online_dpo", "sft", "dpo", "kto", "reward_model", "reward_regression", "process_reward_model")
 ONE_OF_EACH_KIND = [key if key in QUICK else pytest.param(key, marks=pytest.mark.slow) for key in UPDATES]
 """Every algorithm, of which one of each kind of data, or of model beside the policy, is not slow."""
