@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,16 @@ def run_alone(function: Callable[..., None], *arguments: str, seconds: float = 9
             process.kill()
             process.join()
         return Ended(exit_code=exit_code, errors=errors.read())
+
+
+def run_code(code: str, *arguments: str) -> Ended:
+    """As `python -c CODE ARGUMENT ...` would."""
+    return run_alone(_execute, code, *arguments)
+
+
+def _execute(code: str, *arguments: str) -> None:
+    sys.argv = ["-c", *arguments]
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
 
 
 @cache

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from tests.processes import run_code
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
@@ -182,9 +181,8 @@ def told(folder):
 
 
 def test_an_alarm_that_a_kill_kept_from_being_told_is_told_when_the_run_is_resumed(tmp_path):
-    command = [sys.executable, "-c", DIES_BEFORE_IT_TELLS, json.dumps(gamed(tmp_path, on_alarm="pause"))]
-    done = subprocess.run(command, capture_output=True)
-    assert done.returncode == -9, done.stderr.decode()
+    done = run_code(DIES_BEFORE_IT_TELLS, json.dumps(gamed(tmp_path, on_alarm="pause")))
+    assert done.exit_code == -9, done.errors
     assert told(tmp_path) == []
     with pytest.raises(AlarmStop, match="paused after step 4: training reward rose"):
         posttrain.resume(tmp_path / "run")

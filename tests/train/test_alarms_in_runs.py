@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.processes import run_code
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
@@ -220,8 +219,8 @@ api.train(json.loads(sys.argv[1]))
 )
 def test_a_run_that_was_killed_fires_where_the_other_did(folder, gamed, killed_after):
     config = config_of(folder, f"killed-{killed_after}")
-    done = subprocess.run([sys.executable, "-c", KILLED, json.dumps(config), str(killed_after)], capture_output=True)
-    assert done.returncode == -9, done.stderr.decode()
+    done = run_code(KILLED, json.dumps(config), str(killed_after))
+    assert done.exit_code == -9, done.errors
     run = posttrain.resume(folder / f"killed-{killed_after}")
     told, expected = (
         [(e["alarm"], e["step"], e["change_point"], e["evidence"], e["checkpoint"]) for e in events_of(one.folder)]
@@ -240,8 +239,8 @@ def test_an_evaluation_that_a_kill_cut_off_is_made_up_for(folder):
     whole = posttrain.train(config_of(folder, "evaluated") | settings)
     config = config_of(folder, "evaluated-killed") | settings
     killed = KILLED.replace("api.one_step = and_die", SAVES_AND_DIES)
-    done = subprocess.run([sys.executable, "-c", killed, json.dumps(config), "4"], capture_output=True)
-    assert done.returncode == -9, done.stderr.decode()
+    done = run_code(killed, json.dumps(config), "4")
+    assert done.exit_code == -9, done.errors
     run = posttrain.resume(folder / "evaluated-killed")
     names = [[event["message"] for event in events_of(one.folder, "evaluation")] for one in (run, whole)]
     assert names[0] == names[1] == ["baseline", "step 2", "step 4", "step 6", "trained"]
