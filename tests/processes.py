@@ -1,19 +1,24 @@
 """Processes of their own that need not import everything anew: each is forked from one that has, and has done no more.
 
 What a kill proves does not depend on where the killed process had its modules from, and importing torch takes seconds.
+They share one seed of string hashes, which processes of their own do not: a test that compares two runs bit by bit ends
+one of them with `run_anew`.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ["posttrain.train.api", "posttrain.rollout.local", "transformers.models.llama.modeling_llama"]
 
 
@@ -38,6 +43,15 @@ def run_alone(function: Callable[..., None], *arguments: str, seconds: float = 9
             process.kill()
             process.join()
         return Ended(exit_code=exit_code, errors=errors.read())
+
+
+def run_anew(function: Callable[..., None], *arguments: str, seconds: float = 900) -> Ended:
+    """The same in a new interpreter, with hashes of its own."""
+    code = f"from {function.__module__} import {function.__name__}\n{function.__name__}(*{arguments!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    return Ended(exit_code=done.returncode, errors=done.stderr)
 
 
 def run_code(code: str, *arguments: str) -> Ended:

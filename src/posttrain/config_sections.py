@@ -328,7 +328,7 @@ class GuardConfig(Part):
     max_unscored: Share = 0.2
     """Share of completions in one step whose reward failed or timed out."""
     no_signal_steps: Count = 20
-    """Steps in a row in which no group had two different rewards, or that changed no weight for another reason."""
+    """Steps in a row in which no group had two different rewards, or that had no gradient for another reason."""
     max_truncated: Share = 0.5
     """Share of completions in one step that were truncated; the first step above it warns."""
     truncated_steps: Count = 5

@@ -36,6 +36,9 @@ class Prompt:
     """The other columns of the row; reward functions receive them by name."""
     origin: str = ""
     """Where the row stands, as errors name it: "train.jsonl:71"; empty where nobody knows."""
+    columns_of_data: tuple[str, ...] = ()
+    """Names of all columns that rows of the same data have, where this one lacks some: rewards receive None for those,
+    whatever rows stand beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,13 @@ import hashlib
 import json
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.faults import kill_driver
-from tests.processes import run_alone
+from tests.processes import Ended, run_alone, run_anew
 from tests.tiny import tiny_model, write_prompts
 
 STEPS = 12
@@ -54,8 +55,8 @@ def write_config(folder: Path, name: str, algorithm: str) -> Path:
     return path
 
 
-def drive(verb: str, target: Path, *when: object) -> int:
-    ended = run_alone(kill_driver.drive, verb, str(target), *map(str, when))
+def drive(verb: str, target: Path, *when: object, run: Callable[..., Ended] = run_alone) -> int:
+    ended = run(kill_driver.drive, verb, str(target), *map(str, when))
     assert ended.exit_code in (0, -signal.SIGKILL), ended.errors
     return ended.exit_code
 
@@ -84,7 +85,7 @@ def kill_and_compare(folder: Path, name: str, algorithm: str, kills: int, seed: 
         count = dice.randint(1, LATEST[phase])
         killed += drive(verb, target, phase, count, dice.uniform(0, 0.03)) == -signal.SIGKILL
     assert killed == kills, "a kill came too late to hit its phase"
-    drive("resume", folder / f"{name}-killed")
+    drive("resume", folder / f"{name}-killed", run=run_anew)
     assert weights(folder / f"{name}-killed") == weights(folder / f"{name}-whole")
     assert records(folder / f"{name}-killed") == records(folder / f"{name}-whole")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.faults import pipeline_driver
-from tests.processes import run_alone
+from tests.processes import Ended, run_alone, run_anew
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
@@ -62,8 +63,8 @@ def write_pipeline(folder: Path, name: str) -> Path:
     return path
 
 
-def drive(verb: str, target: Path, *when: str) -> int:
-    ended = run_alone(pipeline_driver.drive, verb, str(target), *when)
+def drive(verb: str, target: Path, *when: str, run: Callable[..., Ended] = run_alone) -> int:
+    ended = run(pipeline_driver.drive, verb, str(target), *when)
     assert ended.exit_code in (0, -signal.SIGKILL), ended.errors
     return ended.exit_code
 
@@ -108,7 +109,7 @@ def test_kills_in_stages_and_between_them_change_no_bit(folder, whole, kills):
         assert drive(verb, target, *when) == -signal.SIGKILL, when
         verb, target = "resume", killed
     times = modified(killed)
-    assert drive("resume", killed) == 0
+    assert drive("resume", killed, run=run_anew) == 0
     assert modified(killed) == times, "a finished stage was trained again"
     for stage in STAGES:
         assert weights(killed / stage) == weights(whole / stage)

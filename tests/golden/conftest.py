@@ -1,6 +1,7 @@
 """Golden runs: numbers of each step on file, to notice what no unit test looks at.
 
-`pytest tests/golden --update-golden` writes the files anew; the commit says why the numbers moved.
+`pytest tests/golden --update-golden` writes the files anew, without `-m "not slow"`, since most whole runs are slow.
+The commit says why the numbers moved.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Golden:
         With `no_drift` the differences nearly average to zero, as those of rounding do: their mean is smaller than that
         by the root of the number of steps. So a small change to one side cannot hide in the tolerance.
         """
-        assert self.file.exists(), f"{self.file.name} is missing; pytest tests/golden --update-golden writes it"
+        assert self.file.exists(), f"{self.file.name} is missing; pytest tests/golden -m '' --update-golden writes it"
         expected = {name: values[:first] for name, values in json.loads(self.file.read_text()).items()}
         found = series(steps)
         assert {name: len(numbers) for name, numbers in found.items()} == {n: len(v) for n, v in expected.items()}

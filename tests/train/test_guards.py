@@ -211,10 +211,10 @@ def test_with_one_answer_per_prompt_the_answers_of_the_step_are_compared():
         guard.observe(2, torch.zeros(3, 1), scored_PG)
 
 
-# --- no weight is changed --------------------------------------------------------------------------------------------
+# --- no gradient ----------------------------------------------------------------------------------------------------
 
 
-def test_steps_that_change_no_weight_warn_once_and_stop_whichever_way_they_came_about():
+def test_steps_without_a_gradient_warn_once_and_stop_whichever_way_they_came_about():
     guard = Unmoved(steps=3)
     assert guard.observe(4, 0.5) is None
     assert guard.observe(5, 0.0) == (
@@ -225,16 +225,24 @@ def test_steps_that_change_no_weight_warn_once_and_stop_whichever_way_they_came_
     resumed = Unmoved(steps=3)
     resumed.load_state(json.loads(json.dumps(guard.state())))
     for one in (guard, resumed):
-        with pytest.raises(
-            GuardStop, match=r"step 7: no answer was trained on.*3 steps in a row have changed no weight"
-        ):
+        with pytest.raises(GuardStop, match=r"step 7: no answer was trained on.*so it was in 3 steps in a row"):
             one.observe(7, None)
     assert guard.observe(8, 1e-12) is None
     assert guard.streak == 0
 
 
-def test_what_has_been_told_as_missing_signal_is_not_told_twice():
-    assert Unmoved(steps=3).observe(1, 0.0, told=True) is None
+def test_what_has_been_told_as_missing_signal_is_not_told_twice_and_what_has_not_is_told_later():
+    guard = Unmoved(steps=4)
+    assert guard.observe(1, 0.0, told=True) is None
+    assert str(guard.observe(2, 0.0)).startswith("step 2: the gradient is exactly 0")
+    assert guard.observe(3, 0.0) is None
+
+
+def test_given_answers_may_be_learned_until_no_gradient_is_left():
+    guard = Unmoved(steps=1, from_rewards=False)
+    assert guard.observe(1, 0.0) is None
+    with pytest.raises(GuardStop, match="no answer was trained on"):
+        guard.observe(2, None)
 
 
 # --- truncation ------------------------------------------------------------------------------------------------------

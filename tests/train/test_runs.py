@@ -127,9 +127,9 @@ def test_a_run_is_not_resumed_with_other_adapters_than_it_has_trained(folder, be
     assert posttrain.resume(run.folder, steps=3).step == 3
 
 
-def test_a_run_that_changes_no_weight_though_rewards_differ_is_warned_of_and_stopped(folder):
+def test_a_run_that_learns_nothing_though_rewards_differ_is_warned_of_and_stopped(folder):
     """No answer reaches the mark from which pass@k counts it as right: all advantages are 0."""
-    with pytest.raises(GuardStop, match=r"gradient is exactly 0.*; 2 steps in a row have changed no weight"):
+    with pytest.raises(GuardStop, match=r"gradient is exactly 0.*; so it was in 2 steps in a row"):
         train(
             folder,
             "unmoved",
@@ -160,3 +160,32 @@ def test_a_column_that_one_row_has_is_there_in_every_step(folder):
     )
     assert run.step == 2
     assert [row["unscored_fraction"] for row in run.metrics] == [0.0, 0.0]
+
+
+def test_a_function_of_one_row_keeps_its_default_where_the_row_lacks_the_column(folder):
+    rows = [{"prompt": f"say {letter}"} | ({"scale": 2.0} if letter in "ce" else {}) for letter in "abcdefgh"]
+    (folder / "scaled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "scaled.py").write_text(
+        "def scaled(prompt, completion, scale=1.0):\n    return scale * len(set(completion)) / 16\n"
+    )
+    rewards = [{"function": f"{folder / 'scaled.py'}:scaled"}]
+    run = train(folder, "scaled", rewards=rewards, **{"data.train": str(folder / "scaled.jsonl"), "train.steps": 4})
+    assert [row["unscored_fraction"] for row in run.metrics] == [0.0] * 4
+
+
+def test_a_loss_that_has_reached_its_margin_goes_on_to_the_end(folder):
+    """A hinge then has no gradient, and its pairs are learned."""
+    pairs = [{"prompt": "a", "chosen": f"b{n}", "rejected": f"c{n}"} for n in range(4)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    config = {
+        "model": str(folder / "model"),
+        "algorithm": {"name": "hinge", "beta": 1.0},
+        "data": {"train": str(folder / "pairs.jsonl"), "eval": str(folder / "pairs.jsonl")},
+        "train": {"steps": 60, "prompts_per_step": 4, "learning_rate": 0.02},
+        "guards": {"no_signal_steps": 2},
+        "output": str(folder / "hinge"),
+        "report": False,
+    }
+    run = posttrain.train(config)
+    assert [row["grad_norm"] for row in run.metrics][-3:] == [0.0] * 3
+    assert run.step == 60

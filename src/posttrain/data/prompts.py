@@ -147,20 +147,13 @@ def render_prompts(
 
 
 def with_all_columns(*parts: PromptSet) -> list[PromptSet]:
-    """Every prompt with the columns that any of them has, None where its row lacks one: what a reward is given does
-    not depend on the rows beside it."""
-    names = list(dict.fromkeys(name for part in parts for prompt in part.prompts for name in prompt.columns))
-    empty = dict.fromkeys(names)
-    return [
-        replace(
-            part,
-            prompts=tuple(
-                prompt if len(prompt.columns) == len(names) else replace(prompt, columns={**empty, **prompt.columns})
-                for prompt in part.prompts
-            ),
-        )
-        for part in parts
-    ]
+    """Every prompt that lacks columns which others of these parts have is told their names."""
+    names = tuple(dict.fromkeys(name for part in parts for prompt in part.prompts for name in prompt.columns))
+
+    def told(prompt: Prompt) -> Prompt:
+        return prompt if len(prompt.columns) == len(names) else replace(prompt, columns_of_data=names)
+
+    return [replace(part, prompts=tuple(map(told, part.prompts))) for part in parts]
 
 
 def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_length: int) -> Prompt | Dropped:

@@ -161,6 +161,7 @@ class Component:
     ) -> list[dict[str, Any]]:
         """The keyword arguments of each call: one call for all rows, or one per row.
 
+        Of a column that a row lacks, a function of one row gets its own default, if it has one, else None.
         `is_open`: of a component that is told, whether its gate is, for each row.
         """
         if self.model is not None:
@@ -171,8 +172,13 @@ class Component:
             given = self._given(rows, "prompts", "completions") | self._told(is_open)
             return [given | {name: list(columns[name]) for name in self.columns(columns)}]
         given = self._given(rows, "prompt", "completion") | self._told(is_open)
-        given |= {name: columns[name] for name in self.columns(columns)}
-        return [{name: values[row] for name, values in given.items()} for row in range(len(rows))]
+        wanted = self.columns(columns)
+        own = set(wanted) & set(self.signature.optional)
+        given |= {name: columns[name] for name in wanted}
+        return [
+            {name: values[n] for name, values in given.items() if name not in own or name in row.prompt.columns}
+            for n, row in enumerate(rows)
+        ]
 
     def decide(self, call: Mapping[str, Any]) -> Outcome | None:
         """What a built-in decides here and now; None when the call has to go to a worker."""

@@ -112,7 +112,7 @@ class RewardSet:
         `what` names the prompts in errors (`missing.HELD_OUT`: the held-out ones of a run): rows whose origin nobody
         knows are counted within it.
         """
-        available = {name for prompt in prompts for name in prompt.columns}
+        available = {name for prompt in prompts for name in (*prompt.columns, *prompt.columns_of_data)}
         for component in self.components:
             component.columns(available, what)
             if component.model is not None:

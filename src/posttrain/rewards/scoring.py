@@ -45,7 +45,9 @@ class Scoring:
         self._components, self._pool, self._prompts, self._costs = components, pool, prompts, costs
         self._waves = in_waves(components)
         self._early = [c for c in self._waves[0] if c.unit != "all" and costs.get(c.label, HANDOVER) >= HANDOVER]
-        self._names = tuple(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
+        self._names = tuple(
+            dict.fromkeys(name for prompt in prompts for name in (*prompt.columns, *prompt.columns_of_data))
+        )
         self._groups: dict[int, dict[int, Row]] = {}
         self._sizes: dict[int, int] = {}
         """Completions that each prompt has, or will have."""

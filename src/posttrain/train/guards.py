@@ -276,19 +276,23 @@ class NoSignal:
 
 
 class Unmoved:
-    """Steps in a row that change no weight, whatever the rewards were: nothing was trained on, or nothing follows."""
+    """Steps in a row without a gradient, whatever the rewards were: nothing was trained on, or nothing followed.
 
-    def __init__(self, steps: int) -> None:
-        self.steps, self.streak = steps, 0
+    A gradient of exactly 0 is wrong where answers are sampled and rewarded. Of given answers some losses have none once
+    all is learned: a hinge leaves pairs alone that have reached its margin.
+    """
+
+    def __init__(self, steps: int, *, from_rewards: bool = True) -> None:
+        self.steps, self.from_rewards = steps, from_rewards
+        self.streak, self.warned = 0, False
 
     def observe(self, step: int, grad_norm: float | None, *, told: bool = False) -> str | None:
-        """`grad_norm` None: no optimizer step was taken. Raises `GuardStop` at the last step of the streak; warns at
-        its first, unless something else has `told` why there is nothing to learn."""
-        if grad_norm is None or grad_norm == 0.0:
-            self.streak += 1
-        else:
+        """`grad_norm` None: no optimizer step was taken. Raises `GuardStop` at the last step of the streak; warns once,
+        at the first step for which nothing else has `told` why there is nothing to learn."""
+        if grad_norm is not None and (grad_norm != 0.0 or not self.from_rewards):
             self.streak = 0
             return None
+        self.streak += 1
         finding = (
             "no answer was trained on: each was left out of the loss"
             if grad_norm is None
@@ -296,7 +300,7 @@ class Unmoved:
         )
         if self.streak >= self.steps:
             raise GuardStop(
-                given=f"step {step}: {finding}; {self.streak} steps in a row have changed no weight",
+                given=f"step {step}: {finding}; so it was in {self.streak} steps in a row",
                 allowed=f"fewer than guards.no_signal_steps = {self.steps} such steps in a row",
                 fix="Cut answers are left out by train.mask_truncated: raise sampling.max_completion_length. "
                 "metrics.jsonl counts those without a reward (unscored_fraction) and those too far from their sampler "
@@ -305,15 +309,16 @@ class Unmoved:
                 else "Look at the rewards in rollouts/: an algorithm that tells right answers from wrong ones "
                 "(algorithm.correct_at) learns nothing where none, or every one, reaches that mark.",
             )
-        if self.streak > 1 or told:
+        if self.warned or told:
             return None
+        self.warned = True
         return f"step {step}: {finding}. The run stops after {self.steps} such steps in a row"
 
     def state(self) -> dict[str, Any]:
-        return {"streak": self.streak}
+        return {"streak": self.streak, "warned": self.warned}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.streak = state["streak"]
+        self.streak, self.warned = state["streak"], state["warned"]
 
 
 class Truncation:
@@ -399,13 +404,14 @@ class Guards:
     unscored: Unscored
 
     @staticmethod
-    def of(config: RunConfig, save: SaveRows, *, within_groups: bool = True) -> Guards:
-        """`within_groups`: does the algorithm compare the completions of one prompt with each other?"""
+    def of(config: RunConfig, save: SaveRows, *, within_groups: bool = True, from_rewards: bool = False) -> Guards:
+        """`within_groups`: does the algorithm compare the completions of one prompt with each other? `from_rewards`:
+        does it learn from the rewards of sampled answers?"""
         limits = config.guards
         return Guards(
             non_finite=NonFinite(save),
             no_signal=NoSignal(limits.no_signal_steps, within_groups=within_groups),
-            unmoved=Unmoved(limits.no_signal_steps),
+            unmoved=Unmoved(limits.no_signal_steps, from_rewards=from_rewards),
             truncation=Truncation(limits.max_truncated, limits.truncated_steps, config.sampling.max_completion_length),
             unscored=Unscored(limits.max_unscored),
         )
@@ -430,7 +436,7 @@ class Guards:
         return [] if warning is None else [warning]
 
     def observe_update(self, step: int, grad_norm: float | None) -> list[str]:
-        """What has become of the weights; `grad_norm` None: no optimizer step was taken."""
+        """What came of the step; `grad_norm` None: no optimizer step was taken."""
         warning = self.unmoved.observe(step, grad_norm, told=self.no_signal.streak > 0)
         return [] if warning is None else [warning]
 

@@ -88,7 +88,12 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     forward = policy_forward(config, loaded, algorithm, critic)
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts")
     judges.bind(samplers.evaluation, config, store.folder)
-    guards = Guards.of(config, store.evidence, within_groups=algorithm.min_group_size > 1)
+    guards = Guards.of(
+        config,
+        store.evidence,
+        within_groups=algorithm.min_group_size > 1,
+        from_rewards=algorithm.data_kind == "prompts" and algorithm.learns_from_rewards,
+    )
     build = BUILDERS[algorithm.data_kind]
     if config.sampled_pairs is not None:
         build = partial(sampled_preferences, say=partial(view.event, "sampled_pairs"))
