@@ -88,12 +88,6 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     forward = policy_forward(config, loaded, algorithm, critic)
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts")
     judges.bind(samplers.evaluation, config, store.folder)
-    guards = Guards.of(
-        config,
-        store.evidence,
-        within_groups=algorithm.min_group_size > 1,
-        from_rewards=algorithm.data_kind == "prompts" and algorithm.learns_from_rewards,
-    )
     build = BUILDERS[algorithm.data_kind]
     if config.sampled_pairs is not None:
         build = partial(sampled_preferences, say=partial(view.event, "sampled_pairs"))
@@ -119,13 +113,23 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         refresh=refresh,
         add_gradient=add_gradient,
         optimizer=Updater(loaded.model.parameters(), config.train, critic_updates(config, critic)),
-        guards=guards,
+        guards=guards_for(config, store, algorithm),
         feed=source.feed,
         publish=publishing(config, loaded, forward, samplers, source.probe),
         held=None if samplers.training.shared else HeldWeights(samplers.training),
         measure=measure,
         watch=source.watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
+    )
+
+
+def guards_for(config: RunConfig, store: RunStore, algorithm: Algorithm) -> Guards:
+    """The guards, told what the algorithm compares and what it learns from."""
+    return Guards.of(
+        config,
+        store.evidence,
+        within_groups=algorithm.min_group_size > 1,
+        from_rewards=algorithm.data_kind == "prompts" and algorithm.learns_from_rewards,
     )
 
 
