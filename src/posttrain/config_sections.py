@@ -319,7 +319,7 @@ class CheckpointConfig(Part):
     every: Natural = 50
     """Steps between checkpoints. 0: only the last."""
     keep: Count = 3
-    """Checkpoints kept; older ones are deleted."""
+    """Checkpoints kept; older ones are deleted, but for one from before a rise of disagreement (alarms)."""
 
 
 class GuardConfig(Part):

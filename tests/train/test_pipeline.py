@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from tests.tiny import tiny_model, write_prompts
 from transformers import AutoModelForCausalLM
@@ -314,6 +315,16 @@ def test_a_stage_that_is_done_does_not_either(cut):
         posttrain.resume(cut)
 
 
+def test_a_stage_that_was_edited_before_it_began_is_shown_with_what_it_became(stopped):
+    file = stopped / "pipeline.yaml"
+    given = yaml.safe_load(file.read_text())
+    given["stages"][1]["algorithm"] = {"name": "rloo"}
+    file.write_text(json.dumps(given))  # JSON is YAML
+    resumed = posttrain.resume(stopped)
+    assert "name: rloo" in (stopped / "02-grpo" / "config.yaml").read_text()
+    assert [row.algorithm for row in stage_rows(resumed.folder)] == ["sft", "rloo"]
+
+
 @pytest.mark.slow
 def test_a_stage_that_has_begun_may_get_more_steps(cut):
     edit(cut, 2, "steps: 3", "steps: 5")
@@ -441,6 +452,21 @@ def test_the_page_makes_names_and_errors_harmless(tmp_path):
     page = write_pipeline_report(tmp_path).read_text()
     assert "<script>" not in page
     assert "&lt;b&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ({}, None),
+        ({"type": "KeyboardInterrupt", "message": ""}, '<div class="trouble"><b>Interrupted</b></div>'),
+        ({"type": "GuardStop", "message": "why"}, '<div class="trouble"><b>GuardStop</b><pre>why</pre></div>'),
+    ],
+)
+def test_the_page_tells_of_trouble_where_there_was_some(tmp_path, error, shown):
+    content = {"status": "interrupted" if error else "finished", "stages": []} | ({"error": error} if error else {})
+    (tmp_path / "pipeline.json").write_text(json.dumps(content))
+    page = write_pipeline_report(tmp_path).read_text()
+    assert shown in page if shown else 'class="trouble"' not in page
 
 
 def test_the_last_policy_is_exported_and_its_card_tells_of_every_stage(folder):

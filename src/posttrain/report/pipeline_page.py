@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import importlib.resources
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,13 @@ def write_pipeline_report(folder: Path | str) -> Path:
     return path
 
 
+def _trouble(error: Mapping[str, Any]) -> str:
+    kind = str(error.get("type"))
+    what = "Interrupted" if kind == "KeyboardInterrupt" else kind
+    message = str(error.get("message") or "")
+    return f'<div class="trouble"><b>{escaped(what)}</b>{f"<pre>{escaped(message)}</pre>" if message else ""}</div>'
+
+
 def render(folder: Path) -> str:
     """The page as text."""
     progress, rows = _progress(folder), stage_rows(folder)
@@ -76,9 +83,7 @@ def render(folder: Path) -> str:
     state = str(progress.get("status", "unfinished"))
     known = state if state in ("finished", "failed") else "unfinished"
     error = mapping(progress.get("error"))
-    trouble = (
-        f'<div class="trouble"><b>{escaped(error.get("type"))}</b><pre>{escaped(error.get("message"))}</pre></div>'
-    )
+    trouble = _trouble(error) if error else ""
     head = "".join(
         f"<th>{title}</th>" for title in ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
     )

@@ -78,7 +78,7 @@ def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Do
         _check_unchanged(stage, resolved, store, done, may_grow=True)
     else:
         store.handover(stage.folder).unlink(missing_ok=True)  # of a run that was removed, to be trained again
-    store.update(stage, status="training")
+    store.update(stage, status="training", algorithm=stage.config.algorithm.name)
     received = _receive(stage, store, view, done)
     own = TerminalView(view.stream, quiet=view.quiet, show_samples=view.show_samples)
     with named(stage):

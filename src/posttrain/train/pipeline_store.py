@@ -50,7 +50,7 @@ class PipelineStore:
         lock = _lock(folder)
         saved = json.loads((folder / PROGRESS).read_bytes()) if (folder / PROGRESS).exists() else {}
         known = {entry["name"]: entry for entry in saved.get("stages", [])}
-        entries = [known.get(stage.name) or _waiting(stage) for stage in stages]
+        entries = [_known(known.get(stage.name), stage) for stage in stages]
         kept = {name: saved[name] for name in ("exporting", "export") if name in saved}
         store = cls(folder, lock, {"status": "running", "stages": entries, **kept})
         store._write()
@@ -130,6 +130,11 @@ def _lock(folder: Path) -> RunLock:
 def _any_begun(folder: Path) -> bool:
     stages = [*folder.glob("[0-9][0-9]*-*"), *folder.glob("[0-9][0-9]*-*/reward_model")]
     return any(run.metrics or run.evaluation or run.checkpoint_steps for run in map(read_run, stages))
+
+
+def _known(entry: dict[str, Any] | None, stage: Stage) -> dict[str, Any]:
+    """What was written of a stage; one that has not begun is what the pipeline's settings say now."""
+    return _waiting(stage) if entry is None or entry["status"] == "waiting" else entry
 
 
 def _waiting(stage: Stage) -> dict[str, Any]:

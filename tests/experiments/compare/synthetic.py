@@ -85,14 +85,20 @@ def write_run(
 
 def evaluation(share: float) -> dict[str, Any]:
     interval = wilson(round(share * PROMPTS), PROMPTS)._asdict()
-    return {"greedy": {"accuracy": interval, "score": interval}, "score_range": [0.0, 1.0]}
+    greedy = {"accuracy": interval, "score": interval}
+    return {"greedy": greedy, "score_range": [0.0, 1.0], "check": {"right": interval}}
 
 
 def write_answers(path: Path, seed: int, share: float) -> None:
     """The same prompts for every seed; which of them are right differs a little."""
     right = {(place * 37 + seed) % PROMPTS for place in range(round(share * PROMPTS))}
+    scores = [float(e in right) for e in range(PROMPTS)]
     lines = [
-        {"index": e, "prompt": f"prompt {e}", "greedy": {"text": str(e in right), "score": float(e in right)}}
-        for e in range(PROMPTS)
+        {
+            "index": e,
+            "prompt": f"prompt {e}",
+            "greedy": {"text": str(e in right), "score": score, "check": {"right": score}},
+        }
+        for e, score in enumerate(scores)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.experiments.compare.synthetic import compared, write_run
+from tests.experiments.compare.synthetic import BASE, compared, write_run
 
 from posttrain.control_groups import cores
 from posttrain.experiments.compare.api import conclude
@@ -190,3 +190,16 @@ def test_a_budget_of_tokens_that_is_passed_is_not_told_to_become_one(tmp_path: P
     path.write_text(path.read_text().replace("4000", "9000"))
     said = " ".join(conclude(tmp_path).verdict)
     assert "different numbers of tokens (a 4,000, b 6,500); a larger budget would hide the last step." in said
+
+
+def test_a_check_of_right_and_wrong_is_a_share_as_accuracy_is(tmp_path: Path):
+    """Arms that answered all alike once had intervals of width zero."""
+    scores = {"a": [0.2, 0.2, 0.2], "b": [0.2, 0.2, 0.2]}
+    checked = BASE | {"check": [{"name": "exact_match"}]}
+    by_reward = compared(tmp_path / "reward", scores)
+    by_check = compared(tmp_path / "check", scores, base=checked, score="check")
+    assert by_check.to_json()["measure"] == "check"
+    assert by_check.verdict == by_reward.verdict
+    (pair,) = by_check.to_json()["pairs"]
+    assert pair["low"] < 0 < pair["high"]
+    assert "points" in by_check.verdict[0]

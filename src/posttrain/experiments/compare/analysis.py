@@ -94,6 +94,8 @@ class Analysis:
     design: Design
     measure: str
     """accuracy, score, loss ..., or check."""
+    share: bool
+    """Every example is right or wrong, and the score of a run its share of right ones."""
     arms: Sequence[Arm]
     pairs: Sequence[Pair]
     of_measures: Mapping[str, Sequence[Pair]]
@@ -107,10 +109,6 @@ class Analysis:
     @property
     def lower(self) -> bool:
         return self.measure in LOWER_IS_BETTER
-
-    @property
-    def share(self) -> bool:
-        return self.measure == "accuracy"
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -138,7 +136,7 @@ def analyse(
     known = {**TO_TARGET, **COST, **STABILITY, **design.measures}
     measures = {name: how for name, how in known.items() if any(run.measures.get(name) is not None for run in outcomes)}
     of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
-    share = measure == "accuracy"
+    share = _is_share(measure, outcomes)
     scores = {arm: _scores(runs) for arm, runs in of.items()}
     arms = [
         Arm(
@@ -156,6 +154,7 @@ def analyse(
     return Analysis(
         design=design,
         measure=measure,
+        share=share,
         arms=arms,
         pairs=_corrected(both, design.confidence),
         of_measures={name: pairs for name, pairs in compared.items() if pairs},
@@ -164,6 +163,12 @@ def analyse(
         same_prompts=_same_prompts(design, outcomes),
         conditions=conditions or {},
     )
+
+
+def _is_share(measure: str, outcomes: Sequence[Outcome]) -> bool:
+    """Of a check nobody has said what its scores are: it is one of right and wrong where each is 0 or 1."""
+    scores = {score for run in outcomes for score in run.examples.values()}
+    return measure == "accuracy" or (measure == "check" and bool(scores) and scores <= {0.0, 1.0})
 
 
 def _pairs(design: Design) -> list[tuple[str, str]]:
