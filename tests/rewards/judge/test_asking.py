@@ -103,25 +103,34 @@ def test_a_reply_that_drips_is_late_as_a_whole(score, server):
     assert "no reply within judge.timeout = 0.3 s" in scores.failures[0].message
 
 
-def test_a_deadline_bounds_the_whole_step(judged, server):
-    """Each request has a minute, and the third is answered after half of one."""
+def scores_of_five(judged, server, deadline):
+    """Each request has a minute; the first two are answered, and the third when all is over."""
     over = threading.Event()
+    server.requests.clear()
 
     def stalls(texts):
         if len(server.requests) > 2:
-            over.wait(30)
+            over.wait(60)
         return longer_wins(texts)
 
     server.rule = stalls
     many = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 6)]
-    rewards = judged(deadline=6.0, timeout=60, concurrency=1)
+    rewards = judged(deadline=deadline, timeout=60, concurrency=1)
     try:
-        scores = rewards.score([prompt(n) for n in range(5)], many)
+        return rewards.score([prompt(n) for n in range(5)], many)
     finally:
         over.set()
+
+
+def test_a_deadline_bounds_the_whole_step(judged, server):
+    deadline = 6.0
+    scores = scores_of_five(judged, server, deadline)
+    if len(server.requests) < 3:  # a busy machine took longer than that for the first two
+        deadline = 40.0
+        scores = scores_of_five(judged, server, deadline)
     assert scores.scored_PG[0] == [True, True]
     assert scores.scored_PG[-1] == [False, False]
-    assert "no reply within judge.deadline = 6 s" in scores.failures[-1].message
+    assert f"no reply within judge.deadline = {deadline:g} s" in scores.failures[-1].message
 
 
 def test_requests_go_out_side_by_side_up_to_the_limit(judged, server):
