@@ -126,7 +126,8 @@ def _packed_sampler(loaded: LoadedModel) -> LocalSampler:
     """The model itself, which only answers from now on, is packed; one that does not allow it stays dense."""
     with suppress(ModelError):
         pack_in_place(loaded.model, loaded.compute_dtype)
-    return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True)
+    kernels = loaded.compute.found_kernels()
+    return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, kernels=kernels)
 
 
 def _measure(

@@ -7,6 +7,7 @@ run that is resumed computes as it did before, whatever a measurement would say 
     dtype     bfloat16 or float32; `precision: auto` takes bfloat16 only where it gains much and the model is large
     matmul    float32 products of training: as PyTorch runs them, or through oneDNN
     sampler   decodes with the very modules of the policy, or with a copy whose weights are packed (onednn.py)
+    kernels   of decoding: operations of PyTorch, or compiled ones where the machine has a compiler (kernels.py)
 
 A faster way is taken only if it is as exact as the config says: in float32, no more than `EXACT` times further from the
 product in float64 than PyTorch's plain float32 is. Nothing is measured on a GPU, nor for models too small to gain.
@@ -14,13 +15,10 @@ product in float64 than PyTorch's plain float32 is. Nothing is measured on a GPU
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +28,10 @@ from torch import nn
 
 from posttrain.errors import CheckpointError
 from posttrain.files import write_durably
-from posttrain.models import onednn
+from posttrain.models import kernels, onednn
+from posttrain.models.kernels import Kernels
 from posttrain.models.measured_products import Decoder, Measured, Shape, linear_shapes, measure
+from posttrain.models.processor import has_bfloat16, machine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALL = 1_000_000
@@ -46,6 +46,9 @@ COPY_SHARE = 0.25
 """Of the memory that is free once the model is loaded, what a packed copy for sampling may take."""
 
 
+_WAYS = {"matmul": ("plain", "onednn"), "sampler": ("shared", "packed"), "kernels": ("torch", "compiled")}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compute:
     """What was chosen, and why."""
@@ -54,6 +57,7 @@ class Compute:
     """Of the computation; the weights that are trained stay float32."""
     matmul: Literal["plain", "onednn"] = "plain"
     sampler: Literal["shared", "packed"] = "shared"
+    kernels: Literal["torch", "compiled"] = "torch"
     why: str = ""
     """In one sentence; empty where nothing was measured."""
     precision: str = "auto"
@@ -65,11 +69,16 @@ class Compute:
         """Around the passes of training, forward and backward. Sampling has a way of its own: it is slowed by this."""
         return onednn.onednn_products() if self.matmul == "onednn" else nullcontext()
 
+    def found_kernels(self) -> Kernels | None:
+        """For a sampler: None where operations of PyTorch were chosen."""
+        return kernels.kernels() if self.kernels == "compiled" else None
+
     def describe(self) -> str:
         """For the first lines on the screen."""
         products = ", matrix products through oneDNN" if self.matmul == "onednn" else ""
         copy = ", sampling from packed weights" if self.sampler == "packed" else ""
-        return f"{dtype_name(self.dtype)}{products}{copy}"
+        compiled = ", compiled kernels" if self.kernels == "compiled" else ""
+        return f"{dtype_name(self.dtype)}{products}{copy}{compiled}"
 
     def write(self, path: Path) -> None:
         saved = asdict(self) | {"dtype": dtype_name(self.dtype)}
@@ -84,8 +93,9 @@ class Compute:
             saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             saved["dtype"] = DTYPES[saved["dtype"]]
             found = Compute(**saved)
-            if found.matmul not in ("plain", "onednn") or found.sampler not in ("shared", "packed"):
-                raise ValueError(f"matmul = {found.matmul!r}, sampler = {found.sampler!r}")
+            for name, allowed in _WAYS.items():
+                if getattr(found, name) not in allowed:
+                    raise ValueError(f"{name} = {getattr(found, name)!r}")
         except (ValueError, TypeError, KeyError) as error:  # no text, no JSON, another record, other values
             raise CheckpointError(
                 given=f"{path} is damaged ({type(error).__name__}: {error})",
@@ -113,8 +123,16 @@ def choose_compute(
     if device.type != "cpu" or size < SMALL or not shapes or not onednn.available():
         return unmeasured
     if saved is not None and (saved.machine, saved.precision) == (machine(), precision):
-        return saved
-    return decide(measure(shapes), precision, size=size, free_bytes=psutil.virtual_memory().available)
+        return saved if saved.kernels == "torch" else with_kernels(saved)
+    return with_kernels(decide(measure(shapes), precision, size=size, free_bytes=psutil.virtual_memory().available))
+
+
+def with_kernels(chosen: Compute) -> Compute:
+    """Decoding by compiled kernels, if there are some; else says why there are none."""
+    reason = kernels.why_none()
+    if not reason:
+        return replace(chosen, kernels="compiled")
+    return replace(chosen, kernels="torch", why=f"{chosen.why}; no compiled kernels: {reason}")
 
 
 def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) -> Compute:
@@ -159,30 +177,6 @@ def choose_compute_dtype(precision: str, device: torch.device) -> torch.dtype:
         on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if on_gpu else torch.float32
     return DTYPES[precision]
-
-
-def has_bfloat16() -> bool:
-    """The processor multiplies bfloat16 by instructions of its own. Where that is not known, only the clock tells."""
-    found = _capabilities()
-    return not found or any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
-
-
-@cache
-def machine() -> str:
-    """Where a measurement holds: the processor, and the version of PyTorch, which brings the kernels.
-
-    Names of processors are as general as "AMD EPYC": what tells one from another is what each can do.
-    """
-    found = _capabilities()
-    instructions = sorted(name for name, has in found.items() if has is True)
-    digest = hashlib.sha256(" ".join(instructions).encode()).hexdigest()[:8]
-    processor = found.get("cpu_name") or platform.processor() or platform.machine()
-    return f"{processor} (instructions {digest}), PyTorch {torch.__version__}"
-
-
-def _capabilities() -> Mapping[str, Any]:
-    """What the processor can do; empty in versions of PyTorch that cannot say."""
-    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posttrain.models.kernels import Kernels
 from posttrain.rollout.decoding import PaddedRows, accepted_arguments, base_model
 from posttrain.rollout.engine import Rows
 from posttrain.rollout.group_rows import GroupRows, MaskFunction
@@ -41,12 +42,12 @@ class DecodingPath:
     mask_functions: tuple[MaskFunction, ...] | None = None
     """Of every layer of a plain decoder; None for other models, which run in slots by their own forward pass."""
 
-    def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool) -> Rows:
-        """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room."""
+    def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool, kernels: Kernels | None = None) -> Rows:
+        """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room; `kernels`: for groups."""
         if self.implementation is None:
             return PaddedRows(model)
         if self.mask_functions is not None:
-            return GroupRows(model, self.mask_functions)
+            return GroupRows(model, self.mask_functions, kernels)
         return Slots(model, accepted_arguments(base_model(model)), max_rows=max_rows, holds_prompt=holds_prompt)
 
     def in_force(self, model: nn.Module) -> AbstractContextManager[None]:

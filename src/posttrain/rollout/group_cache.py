@@ -57,13 +57,13 @@ class SlotBlocks:
 
     def write_prompt(self, layer: int, slot: int, key_TKD: Tensor, value_TKD: Tensor) -> None:
         """All columns of one slot up to T."""
-        keys_SKDC, values_SKCD = self._blocks(layer, key_TKD)
+        keys_SKDC, values_SKCD = self.blocks(layer, key_TKD)
         keys_SKDC[slot, :, :, : len(key_TKD)] = key_TKD.permute(1, 2, 0)
         values_SKCD[slot, :, : len(key_TKD)] = value_TKD.transpose(0, 1)
 
     def write_token(self, layer: int, place: Place, key_nKD: Tensor, value_nKD: Tensor) -> None:
         """One column of each of the given slots."""
-        keys_SKDC, values_SKCD = self._blocks(layer, key_nKD)
+        keys_SKDC, values_SKCD = self.blocks(layer, key_nKD)
         slots, columns = place
         keys_SKDC[slots, :, :, columns] = key_nKD.to(keys_SKDC.dtype)
         values_SKCD[slots, :, columns] = value_nKD.to(values_SKCD.dtype)
@@ -88,9 +88,12 @@ class SlotBlocks:
             if place != slot and lengths[slot]:
                 self.copy(slot, place, lengths[slot])
 
-    def _blocks(self, layer: int, like_nKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Made in the precision in which attention will compute. Zeros: what is masked has weight 0, and 0 times
-        what memory happens to hold may be no number."""
+    def blocks(self, layer: int, like_nKD: Tensor) -> tuple[Tensor, Tensor]:
+        """All slots with all columns that there is room for, of which C may be in use.
+
+        Made in the precision in which attention will compute. Zeros: what is masked has weight 0, and 0 times what
+        memory happens to hold may be no number.
+        """
         blocks = self._layers[layer]
         if blocks is None:
             _, heads, width = like_nKD.shape

@@ -14,7 +14,7 @@ and rows together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -22,12 +22,14 @@ import torch
 from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
 
+from posttrain.models.kernels import Kernels, can_compute
 from posttrain.rollout.engine import close_ranks
-from posttrain.rollout.group_attention import Groups, Stored, attend_prompt, attend_rows
+from posttrain.rollout.group_attention import attend_prompt
 from posttrain.rollout.group_cache import Place, SlotBlocks
 from posttrain.rollout.packed_linear import PackedLinear
 from posttrain.rollout.plain_decoder import PlainDecoder
 from posttrain.rollout.requests import Arrival
+from posttrain.rollout.row_attention import ByKernel, ByProducts, RowAttention, key_value
 
 MaskFunction = Callable[..., Tensor]
 """(batch, head, position of the query, position of the key) -> may it look? As transformers makes masks of."""
@@ -40,14 +42,12 @@ _NOWHERE = 2**40
 class _InFlight:
     """What a pass has to know of the rows, until other rows or columns are in use."""
 
-    groups: Groups
+    attention: RowAttention
     slots_n: Tensor
     starts_m: Tensor
     """Position of the first token after the prompt."""
     seen_mC: Tensor
     """Position of what every column holds, or will hold."""
-    stored: dict[int, tuple[Stored, Stored]] = field(default_factory=dict)
-    """Of prompts and of rows, for every layer that has been asked for."""
 
 
 class GroupRows:
@@ -55,11 +55,17 @@ class GroupRows:
 
     joins_running = True
 
-    def __init__(self, model: nn.Module, mask_functions: Sequence[MaskFunction]) -> None:
-        """`mask_functions`: of every layer. Raises NotImplementedError for a model that is no plain decoder."""
-        self.decoder = PlainDecoder(model)
+    def __init__(
+        self, model: nn.Module, mask_functions: Sequence[MaskFunction], kernels: Kernels | None = None
+    ) -> None:
+        """`mask_functions`: of every layer. Raises NotImplementedError for a model that is no plain decoder.
+
+        Without `kernels`, and where they do not have what the model needs, operations of PyTorch compute the same.
+        """
         weight = next(model.parameters())
         self.device, self._dtype = weight.device, _autocast_dtype(weight)
+        self._kernels = kernels if can_compute(weight) else None
+        self.decoder = PlainDecoder(model, self._kernels)
         self._mask_functions = mask_functions
         self._fills_up = _compiles_kernels(model, self._dtype)
         self._heads = self.decoder.heads
@@ -142,8 +148,7 @@ class GroupRows:
             if num_rows:
                 outputs.append(self._attend_rows(layer, qkv_LND[:num_filled], row_masks[function]))
             for slot, part in enumerate(parts, start=held_prompts):
-                _, key_TKD, value_TKD = self._split(qkv_LND[part])
-                self._prompts.write_prompt(layer, slot, key_TKD, value_TKD)
+                self._prompts.write_prompt(layer, slot, *key_value(qkv_LND[part], self._heads))
                 mask_TT = prompt_masks[function]
                 length = part.stop - part.start
                 mask_TT = None if mask_TT is None else mask_TT[:length, :length]
@@ -157,7 +162,7 @@ class GroupRows:
             return self.decoder.logits(hidden_LE)[:num_rows]
         return self.decoder.logits(hidden_LE[[*range(num_rows), *(part.stop - 1 for part in parts)]])
 
-    def _see(self, num_rows: int) -> tuple[Tensor, dict[MaskFunction, Tensor]]:
+    def _see(self, num_rows: int) -> tuple[Tensor, dict[MaskFunction, Tensor | None]]:
         """Positions `[m]` of the new tokens, and the mask `[m, 1, C]` that each function makes for them."""
         if not num_rows:
             return self._ages_m, {}
@@ -166,7 +171,7 @@ class GroupRows:
         now = self._in_flight
         positions_m = now.starts_m + self._ages_m
         functions = dict.fromkeys(self._mask_functions)
-        masks = {f: _row_mask(f, positions_m[:, None], now.seen_mC).to(self._dtype) for f in functions}
+        masks = {f: self._row_mask(f, positions_m) for f in functions}
         return positions_m, masks
 
     def _rows_changed(self) -> None:
@@ -187,31 +192,38 @@ class GroupRows:
         prompt_mC = np.where(columns_p < starts_m1, columns_p, _NOWHERE)
         seen_mC = np.concatenate([prompt_mC, starts_m1 + columns_s], axis=1)
         return _InFlight(
-            groups=Groups.of(self._prompt_n, len(self._lengths_P), self._heads, self.device, num_filled=len(starts_m1)),
+            attention=self._attention(num_filled=len(starts_m1)),
             slots_n=torch.arange(len(self._prompt_n), device=self.device),
             starts_m=torch.from_numpy(starts_m1[:, 0]).to(self.device),
             seen_mC=torch.from_numpy(seen_mC).to(self.device),
         )
 
-    def _attend_rows(self, layer: int, qkv_mND: Tensor, mask_m1C: Tensor) -> Tensor:
+    def _attend_rows(self, layer: int, qkv_mND: Tensor, mask_m1C: Tensor | None) -> Tensor:
         now = self._in_flight
         assert now is not None, "rows are gathered before a pass"
-        _, key_nKD, value_nKD = self._split(qkv_mND[: len(self._ages)])
-        self._rows.write_token(layer, self._place(now), key_nKD, value_nKD)
-        if layer not in now.stored:
-            prompts = self._prompts.stored(layer, now.groups.num_prompts)
-            now.stored[layer] = prompts, self._rows.stored(layer, len(qkv_mND))
-        return attend_rows(qkv_mND, now.groups, *now.stored[layer], mask_m1C, self._heads)
+        return now.attention(layer, qkv_mND, self._ages_m, self._place(now), mask_m1C)
+
+    def _attention(self, *, num_filled: int) -> RowAttention:
+        kernels, stored = self._kernels, (self._prompts, self._rows, self._heads)
+        if kernels is not None and ByKernel.knows(self._heads):
+            return ByKernel(kernels, *stored, prompt_n=self._prompt_n, lengths=self._lengths_P)
+        num_prompts = len(self._lengths_P)
+        filled = {"num_prompts": num_prompts, "num_filled": num_filled, "device": self.device}
+        return ByProducts(*stored, prompt_n=self._prompt_n, **filled)
+
+    def _row_mask(self, function: MaskFunction, positions_m: Tensor) -> Tensor | None:
+        """`[m, 1, C]`; None where attention sees no further than it should without one."""
+        now = self._in_flight
+        assert now is not None, "rows are gathered before they are masked"
+        if function is causal_mask_function and not now.attention.needs_causal_mask:
+            return None
+        return _row_mask(function, positions_m[:, None], now.seen_mC).to(self._dtype)
 
     def _place(self, now: _InFlight) -> Place:
         """Where the new tokens of the rows go: to one column as long as all rows began together."""
         if min(self._ages) == max(self._ages):
             return slice(0, len(self._ages)), self._ages[0]
         return now.slots_n, self._ages_m[: len(self._ages)]
-
-    def _split(self, qkv_LND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = qkv_LND.split([self._heads.query, self._heads.key, self._heads.key], dim=1)
-        return query, key, value
 
     def _make_room(self, fresh_lengths: Sequence[int]) -> None:
         """Let memory have the slots and columns that this pass needs."""

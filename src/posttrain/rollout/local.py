@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import ConfigError, DataError, NonFiniteError, PublishError
 from posttrain.models.context import context_window, window_reason
+from posttrain.models.kernels import Kernels
 from posttrain.rollout.choosing import Draw, Score
 from posttrain.rollout.decoding import base_model
 from posttrain.rollout.decoding_path import decoding_path
@@ -60,6 +61,7 @@ class LocalSampler:
         shared: bool,
         dtype: torch.dtype | None = None,
         packed: bool = False,
+        kernels: Kernels | None = None,
         max_batch_rows: int = 64,
         version: int = 0,
     ) -> None:
@@ -67,7 +69,8 @@ class LocalSampler:
 
         `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules run
         under autocast where it is a half precision. The linear layers of a copy may be `packed` (packed_linear.py);
-        that raises ModelError for a model that does not allow it. `max_batch_rows` bounds the rows that `score` decodes
+        that raises ModelError for a model that does not allow it. `kernels` compute what lies between the products of a
+        plain decoder; without them operations of PyTorch do. `max_batch_rows` bounds the rows that `score` decodes
         together; `generate` is told by its settings. `version` is the policy version of the weights as they are now.
         """
         base_model(model)  # refuses what it cannot decode with
@@ -77,13 +80,15 @@ class LocalSampler:
         self.eos_ids = frozenset(eos_ids)
         self.version = version
         self.max_batch_rows = max_batch_rows
+        self.kernels = kernels
         self._autocast_dtype = dtype if shared else None
 
     @classmethod
     def of(cls, loaded: LoadedModel, *, shared: bool = True, packed: bool = False) -> LocalSampler:
-        """One for a loaded model, in the precision that it computes in."""
+        """One for a loaded model, in the precision that it computes in and with the kernels that it was given."""
         dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-        return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, dtype=dtype, packed=packed)
+        how = {"dtype": dtype, "packed": packed, "kernels": loaded.compute.found_kernels()}
+        return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, **how)
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -214,7 +219,8 @@ class LocalSampler:
             path = decoding_path(self.model)
         modules = list(self.model.modules())
         with self._decoding_mode(modules):
-            rows = path.rows(self.model, max_rows=max_rows, holds_prompt=len(requests) > max_rows)
+            holds_prompt = len(requests) > max_rows
+            rows = path.rows(self.model, max_rows=max_rows, holds_prompt=holds_prompt, kernels=self.kernels)
         engine = Engine(rows, choose, max_rows=max_rows, eos_ids=eos_ids, stop=stop)
         ended = engine.run(requests, next(self.model.parameters()).device)
         while True:

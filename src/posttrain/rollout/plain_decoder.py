@@ -7,8 +7,8 @@
 
 With a few rows a pass takes as long as the calls that it makes. Here queries, keys and values are one product, and so
 are the two halves of a gated MLP; the norm is one operation in place of six, the rotation of queries and keys three in
-place of fourteen. Everything else of a model (another kind of MLP, experts, a layer with an adapter or with a hook on
-it) is called as it is.
+place of fourteen. With compiled kernels (models/kernels.py) norm, rotation and gate are one call each. Everything else
+of a model (another kind of MLP, experts, a layer with an adapter or with a hook on it) is called as it is.
 
 A model is recognised by the parts that it has and by what it computes, never by its name: decoding_path.py tries it.
 Whoever decodes makes a new `PlainDecoder`, which reads the modules as they are then and keeps nothing for later.
@@ -25,8 +25,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
 from posttrain.models.context import context_window
+from posttrain.models.kernels import LANES, Kernels
 from posttrain.rollout.decoding import base_model
 from posttrain.rollout.group_attention import Heads
 from posttrain.rollout.joint_linear import is_hooked, joint_linear
@@ -40,6 +42,7 @@ _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}
 _GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_SILU = (nn.SiLU, SiLUActivation)
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,9 @@ class _Layer:
 class PlainDecoder:
     """The modules of one model, in the order in which a pass needs them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kernels: Kernels | None = None) -> None:
         """Raises NotImplementedError, with the reason, for a model that has other parts than these."""
+        self._kernels = kernels
         lm = base_model(model)
         body: Any = lm.base_model
         _require_parts(body, _BODY, "the model")
@@ -69,7 +73,7 @@ class PlainDecoder:
         """Of the rotations of the first positions, their cosines and sines."""
         self._window = context_window(lm.config)
         self._layers = [self._layer(layer) for layer in body.layers]
-        self._norm = _norm(body.norm)
+        self._norm = _norm(body.norm, kernels)
         self._head = joint_linear([lm.get_output_embeddings()])  # pyright: ignore[reportArgumentType]
 
     @property
@@ -106,12 +110,12 @@ class PlainDecoder:
         if _heads(attention) != self.heads:
             raise NotImplementedError("its layers differ in their heads")
         return _Layer(
-            attention_norm=_norm(layer.input_layernorm),
+            attention_norm=_norm(layer.input_layernorm, self._kernels),
             qkv=joint_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
-            head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)) if has_norms else None,
+            head_norms=_head_norms(attention, self._kernels) if has_norms else None,
             out=joint_linear([attention.o_proj]),
-            mlp_norm=_norm(layer.post_attention_layernorm),
-            mlp=_mlp(layer.mlp),
+            mlp_norm=_norm(layer.post_attention_layernorm, self._kernels),
+            mlp=_mlp(layer.mlp, self._kernels),
         )
 
     def _normed(self, qkv_LND: Tensor, q_norm: Function, k_norm: Function) -> Tensor:
@@ -128,6 +132,9 @@ class PlainDecoder:
                 self._kept = self._cos_sin(x_LE, torch.arange(positions, device=positions_L.device), dtype)
             cos_L1D, sin_L1D = (x.index_select(0, positions_L) for x in self._kept)
         half = self.heads.width // 2
+        if self._kernels is not None and not half % LANES:
+            kernels = self._kernels
+            return lambda x_LND: kernels.rotate_(x_LND, cos_L1D, sin_L1D)
 
         def rotate(x_LND: Tensor) -> None:
             swapped_LND = torch.cat([x_LND[..., half:], x_LND[..., :half]], dim=-1)
@@ -179,10 +186,13 @@ def check_parts(model: nn.Module) -> None:
             raise NotImplementedError(f"its {type(layer.mlp).__name__} is no gated one")
 
 
-def _mlp(mlp: Any) -> Function:
+def _mlp(mlp: Any, kernels: Kernels | None = None) -> Function:
     if _parts(mlp) != _GATED_MLP or is_hooked(mlp):
         return lambda x_LE: _first(mlp(x_LE[None]))[0]
     gate_up, down, act = joint_linear([mlp.gate_proj, mlp.up_proj]), joint_linear([mlp.down_proj]), mlp.act_fn
+
+    if kernels is not None and type(act) in _SILU and not is_hooked(act) and not mlp.up_proj.out_features % LANES:
+        return lambda x_LE: down(kernels.silu_gate(gate_up(x_LE)))
 
     def gated(x_LE: Tensor) -> Tensor:
         gate_LI, up_LI = gate_up(x_LE).chunk(2, dim=-1)
@@ -191,8 +201,8 @@ def _mlp(mlp: Any) -> Function:
     return gated
 
 
-def _norm(norm: Any) -> Function:
-    """A few operations, unless something waits for the module to be called.
+def _norm(norm: Any, kernels: Kernels | None = None) -> Function:
+    """One kernel, or a few operations, unless something waits for the module to be called.
 
     `rms_norm` is one operation on a GPU and ten on the CPU; the few written out here take two thirds of it, and round
     to half precision once, at the end.
@@ -206,6 +216,8 @@ def _norm(norm: Any) -> Function:
     if weight_E.device.type != "cpu" or weight_E.dtype not in (torch.float32, torch.bfloat16):
         return lambda x: F.rms_norm(x, weight_E.shape, weight_E, epsilon)
     weight_E = weight_E.float()
+    if kernels is not None and not len(weight_E) % LANES:
+        return lambda x: kernels.rms_norm(x, weight_E, epsilon)
     epsilon_1, scale = weight_E.new_full((1,), epsilon), 1 / len(weight_E)
 
     def normed(x: Tensor) -> Tensor:
@@ -214,6 +226,10 @@ def _norm(norm: Any) -> Function:
         return (exact * weight_E).mul_(torch.addcmul(epsilon_1, length, length, value=scale).rsqrt_()).to(x.dtype)
 
     return normed
+
+
+def _head_norms(attention: Any, kernels: Kernels | None) -> tuple[Function, Function]:
+    return _norm(attention.q_norm, kernels), _norm(attention.k_norm, kernels)
 
 
 def _noise(*shape: int, like: Tensor) -> Tensor:

@@ -1,0 +1,294 @@
+// What a plain decoder does between two matrix products, for the few rows of a decoding pass, on a CPU.
+//
+// A pass over a few rows takes as long as the calls that it makes. Each function here is one call in place of 4 to 17,
+// and computes in float32 whatever it reads and writes: float32, or bfloat16, which is rounded to once, at the end.
+// kernels.py compiles this file and checks every function against the formula that it stands for.
+//
+// L tokens, n rows, P prompts, E width of the model, I of a gated MLP, H query heads, K key-value heads, G = H / K
+// queries per key, D width of a head, C columns of keys and values. All tensors are contiguous unless a stride is given.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+// The new tokens of n rows, their keys and values so far, and where each row's are.
+struct Attention {
+    const void* qkv;       // [n, H + 2 K, D], rotated
+    const void* keys_p;    // [P, K, D, columns_p] of prompts
+    const void* values_p;  // [P, K, columns_p, D]
+    void* keys_s;          // [n, K, D, columns_s] of what came after them; the new tokens are written here
+    void* values_s;        // [n, K, columns_s, D]
+    const void* mask;      // [n, mask_p + mask_s], added to scores; null where a row sees all that it has
+    void* out;             // [n, H, D]
+    const int64_t *prompts, *lengths, *ages;  // [n]: a row's prompt, the length of that, and its own tokens so far
+    const int64_t *order, *chunks;            // rows of one prompt beside each other; [num_chunks + 1] where chunks begin
+    int64_t num_chunks, H, K, D, columns_p, columns_s, mask_p, mask_s;
+    float scaling;
+    int32_t threads;
+};
+
+namespace {
+
+// --- sixteen numbers at a time: of GCC and Clang, on any processor ---------------------------------------------------
+
+constexpr int W = 16;
+typedef float Floats __attribute__((vector_size(4 * W)));
+typedef int32_t Ints __attribute__((vector_size(4 * W)));
+typedef uint32_t Bits __attribute__((vector_size(4 * W)));
+typedef uint16_t Halves __attribute__((vector_size(2 * W)));
+
+struct bfloat16 {
+    uint16_t bits;  // the upper half of a float32
+};
+
+template <class To, class From>
+inline To as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+inline Floats load(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+inline Floats load(const bfloat16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return as<Floats>(__builtin_convertvector(halves, Bits) << 16);
+}
+
+inline float value_of(float x) { return x; }
+inline float value_of(bfloat16 x) { return as<float>(uint32_t(x.bits) << 16); }
+
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+inline void store(bfloat16* to, Floats x) {
+    Bits bits = as<Bits>(x);
+    Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;                    // to nearest, ties to even
+    Bits kept = x == x ? rounded : Bits{} + 0x7fc0;                              // what is no number stays none
+    Halves halves = __builtin_convertvector(kept, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+inline Floats all(float x) { return Floats{} + x; }
+
+template <class Combine>
+inline float reduced(Floats x, Combine combine) {
+    float halves[W];
+    store(halves, x);
+    for (int width = W / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) halves[i] = combine(halves[i], halves[i + width]);
+    return halves[0];
+}
+
+inline float sum(Floats x) {
+    return reduced(x, [](float a, float b) { return a + b; });
+}
+
+inline float largest(Floats x) {
+    return reduced(x, [](float a, float b) { return std::max(a, b); });
+}
+
+// e^x for x <= 0, to 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, and 0 below the normal numbers. The
+// polynomial is the one of the Cephes library.
+inline Floats exponential(Floats x) {
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    Floats n = x * 1.44269504f + shift - shift;
+    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    Floats y = all(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        y = y * r + c;
+    y = y * r * r + r + 1.0f;
+    Floats power = as<Floats>((__builtin_convertvector(n, Ints) + 127) << 23);
+    return x < all(-87.0f) ? Floats{} : y * power;
+}
+
+// --- attention of rows -----------------------------------------------------------------------------------------------
+
+// out[q][m] (+)= sum over r < R of a[q][r] b[r][m], for Q rows and M = B W columns, which stay in registers.
+template <int Q, int B, class T>
+inline void tile(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, float* out, int64_t ldo, bool add) {
+    Floats sums[Q][B] = {};
+    if (add)
+        for (int q = 0; q < Q; q++)
+            for (int m = 0; m < B; m++) sums[q][m] = load(out + q * ldo + m * W);
+    for (int64_t r = 0; r < R; r++)
+        for (int m = 0; m < B; m++) {
+            Floats column = load(b + r * ldb + m * W);
+            for (int q = 0; q < Q; q++) sums[q][m] += a[q * lda + r] * column;
+        }
+    for (int q = 0; q < Q; q++)
+        for (int m = 0; m < B; m++) store(out + q * ldo + m * W, sums[q][m]);
+}
+
+template <int Q, class T>
+void tiles(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, int64_t M, float* out, int64_t ldo, bool add) {
+    int64_t m = 0;
+    for (; m + 4 * W <= M; m += 4 * W) tile<Q, 4>(a, lda, b + m, ldb, R, out + m, ldo, add);
+    for (; m + 2 * W <= M; m += 2 * W) tile<Q, 2>(a, lda, b + m, ldb, R, out + m, ldo, add);
+    for (; m < M; m += W) tile<Q, 1>(a, lda, b + m, ldb, R, out + m, ldo, add);
+}
+
+// The product of `num_a` rows of a with R x M numbers of b. Every number is summed in the same order, whatever the tile.
+template <class T>
+void product(int64_t num_a, const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, int64_t M, float* out,
+             int64_t ldo, bool add) {
+    int64_t q = 0;
+    for (; q + 4 <= num_a; q += 4) tiles<4>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
+    for (; q + 2 <= num_a; q += 2) tiles<2>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
+    for (; q < num_a; q++) tiles<1>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
+}
+
+// exp(s - max s), and 1 / their sum, of `num` scores.
+inline float softmax(float* scores, int64_t num) {
+    Floats top = load(scores);
+    for (int64_t c = W; c < num; c += W) {
+        Floats x = load(scores + c);
+        top = x > top ? x : top;
+    }
+    Floats highest = all(largest(top)), total = {};
+    for (int64_t c = 0; c < num; c += W) {
+        Floats weight = exponential(load(scores + c) - highest);
+        total += weight;
+        store(scores + c, weight);
+    }
+    return 1 / sum(total);
+}
+
+inline int64_t whole(int64_t columns) { return (columns + W - 1) / W * W; }
+
+template <class T>
+void attend_rows(const Attention& given) {
+    const int64_t H = given.H, K = given.K, D = given.D, G = H / K, P = given.columns_p, S = given.columns_s;
+    const T *qkv = static_cast<const T*>(given.qkv), *mask = static_cast<const T*>(given.mask);
+    const T *keys_p = static_cast<const T*>(given.keys_p), *values_p = static_cast<const T*>(given.values_p);
+    T *keys_s = static_cast<T*>(given.keys_s), *values_s = static_cast<T*>(given.values_s);
+    T* out = static_cast<T*>(given.out);
+#pragma omp parallel num_threads(given.threads)
+    {
+        std::vector<float> queries, scores, mixed, factors;
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < given.num_chunks * K; task++) {
+            const int64_t k = task % K, begin = given.chunks[task / K], count = given.chunks[task / K + 1] - begin;
+            const int64_t *rows = given.order + begin, prompt = given.prompts[rows[0]];
+            const int64_t seen_p = given.lengths[rows[0]], wide_p = whole(seen_p), in_prompt = (prompt * K + k) * D * P;
+            auto seen = [&](int64_t i) { return given.ages[rows[i]] + 1; };
+            auto in_slot = [&](int64_t i) { return (rows[i] * K + k) * D * S; };
+            int64_t wide = 0;
+            for (int64_t i = 0; i < count; i++) wide = std::max(wide, wide_p + whole(seen(i)));
+            queries.resize(count * G * D);
+            mixed.resize(count * G * D);
+            scores.resize(count * G * wide);
+            factors.resize(count * G);
+            float *q = queries.data(), *s = scores.data(), *o = mixed.data();
+
+            for (int64_t i = 0; i < count; i++) {  // the new tokens are stored
+                const T *token = qkv + rows[i] * (H + 2 * K) * D, *key = token + (H + k) * D;
+                T* column = keys_s + in_slot(i) + given.ages[rows[i]];
+                for (int64_t d = 0; d < D; d++) column[d * S] = key[d];
+                std::memcpy(values_s + in_slot(i) + given.ages[rows[i]] * D, key + K * D, D * sizeof(T));
+                for (int64_t x = 0; x < G * D; x += W) store(q + i * G * D + x, load(token + k * G * D + x) * given.scaling);
+            }
+            product(count * G, q, D, keys_p + in_prompt, P, D, wide_p, s, wide, false);
+            for (int64_t i = 0; i < count; i++)
+                product(G, q + i * G * D, D, keys_s + in_slot(i), S, D, whole(seen(i)), s + i * G * wide + wide_p, wide, false);
+            for (int64_t x = 0; x < count * G; x++) {
+                const int64_t columns = wide_p + seen(x / G);
+                float* score = s + x * wide;
+                std::fill(score + seen_p, score + wide_p, -INFINITY);
+                std::fill(score + columns, score + wide_p + whole(seen(x / G)), -INFINITY);
+                if (mask) {
+                    const T* row = mask + rows[x / G] * (given.mask_p + given.mask_s);
+                    for (int64_t c = 0; c < seen_p; c++) score[c] += value_of(row[c]);
+                    for (int64_t c = wide_p; c < columns; c++) score[c] += value_of(row[given.mask_p + c - wide_p]);
+                }
+                factors[x] = softmax(score, wide_p + whole(seen(x / G)));
+            }
+            product(count * G, s, wide, values_p + in_prompt, D, seen_p, D, o, D, false);
+            for (int64_t i = 0; i < count; i++)
+                product(G, s + i * G * wide + wide_p, wide, values_s + in_slot(i), D, seen(i), D, o + i * G * D, D, true);
+            for (int64_t x = 0; x < count * G; x++) {
+                T* to = out + ((rows[x / G] * K + k) * G + x % G) * D;
+                for (int64_t d = 0; d < D; d += W) store(to + d, load(o + x * D + d) * factors[x]);
+            }
+        }
+    }
+}
+
+// --- what else lies between two products -------------------------------------------------------------------------------
+
+constexpr int64_t ALONE = 1 << 15;  // numbers up to which one thread is done before others have begun
+
+template <class T>
+void rms_norm(const T* x, const float* weight, T* out, int64_t L, int64_t E, float epsilon, int threads) {
+#pragma omp parallel for num_threads(threads) if (L * E > ALONE)
+    for (int64_t l = 0; l < L; l++) {
+        Floats squares = {};
+        for (int64_t e = 0; e < E; e += W) {
+            Floats part = load(x + l * E + e);
+            squares += part * part;
+        }
+        float factor = 1 / std::sqrt(sum(squares) / E + epsilon);
+        for (int64_t e = 0; e < E; e += W) store(out + l * E + e, load(x + l * E + e) * load(weight + e) * factor);
+    }
+}
+
+template <class T>
+void rotate(T* x, const T* cosines, const T* sines, int64_t L, int64_t heads, int64_t D, int64_t stride, int threads) {
+#pragma omp parallel for num_threads(threads) if (L * heads * D > ALONE)
+    for (int64_t l = 0; l < L; l++)
+        for (int64_t h = 0; h < heads; h++) {
+            T *low = x + l * stride + h * D, *high = low + D / 2;
+            const T *cosine = cosines + l * D, *sine = sines + l * D;
+            for (int64_t d = 0; d < D / 2; d += W) {
+                Floats a = load(low + d), b = load(high + d);
+                store(low + d, a * load(cosine + d) + b * load(sine + d));
+                store(high + d, b * load(cosine + D / 2 + d) + a * load(sine + D / 2 + d));
+            }
+        }
+}
+
+template <class T>
+void silu_gate(const T* gate_up, T* out, int64_t L, int64_t I, int threads) {
+#pragma omp parallel for num_threads(threads) if (L * I > ALONE)
+    for (int64_t l = 0; l < L; l++)
+        for (int64_t i = 0; i < I; i += W) {
+            Floats gate = load(gate_up + l * 2 * I + i), up = load(gate_up + l * 2 * I + I + i);
+            Floats small = exponential(gate < 0 ? gate : -gate);  // e^-|x|, which cannot overflow
+            store(out + l * I + i, up * gate * (gate < 0 ? small : all(1)) / (1 + small));
+        }
+}
+
+}  // namespace
+
+// --- what Python calls: pointers to float32, or to bfloat16 where `half` -----------------------------------------------
+
+extern "C" {
+
+void posttrain_attend_rows(bool half, const Attention* given) {
+    half ? attend_rows<bfloat16>(*given) : attend_rows<float>(*given);
+}
+
+void posttrain_rms_norm(bool half, const void* x, const float* weight, void* out, int64_t L, int64_t E, float epsilon,
+                        int threads) {
+    half ? rms_norm((const bfloat16*)x, weight, (bfloat16*)out, L, E, epsilon, threads)
+         : rms_norm((const float*)x, weight, (float*)out, L, E, epsilon, threads);
+}
+
+void posttrain_rotate(bool half, void* x, const void* cosines, const void* sines, int64_t L, int64_t heads, int64_t D,
+                      int64_t stride, int threads) {
+    half ? rotate((bfloat16*)x, (const bfloat16*)cosines, (const bfloat16*)sines, L, heads, D, stride, threads)
+         : rotate((float*)x, (const float*)cosines, (const float*)sines, L, heads, D, stride, threads);
+}
+
+void posttrain_silu_gate(bool half, const void* gate_up, void* out, int64_t L, int64_t I, int threads) {
+    half ? silu_gate((const bfloat16*)gate_up, (bfloat16*)out, L, I, threads)
+         : silu_gate((const float*)gate_up, (float*)out, L, I, threads);
+}
+}

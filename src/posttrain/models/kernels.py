@@ -1,0 +1,249 @@
+"""Compiled kernels for decoding on a CPU: what PyTorch takes 4 to 17 calls for, in one (kernels.cpp).
+
+A pass over a few rows of a small model takes as long as the calls that it makes, and attention of single queries by
+batched products of PyTorch reaches a tenth of what the processor can do. Where the machine has a C++ compiler (`CXX`,
+g++ or clang++), the kernels are compiled once for its processor (compiled.py). Before anything is computed with them,
+each is compared with the formula that it stands for. Where there is no compiler, or POSTTRAIN_KERNELS=torch, the same
+is computed in operations of PyTorch; which of the two a run began with is saved with it (compute.py).
+
+L tokens, n rows, P prompts, E width of the model, I of a gated MLP, H query heads, K key-value heads, N = H + 2 K, D
+width of a head, C columns of keys and values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posttrain.models.compiled import Unavailable, compiled
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+SWITCH = "POSTTRAIN_KERNELS"
+LANES = 16
+"""Numbers that the kernels take at a time: widths are multiples of it, those of heads of twice as many."""
+CHUNK_ROWS = 8
+"""Rows of one prompt that are computed together: its keys and values are read once for all of them."""
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+"""Relative to the largest number, from the formula in float32."""
+Stored = tuple[Tensor, Tensor]
+"""Keys `[slots, K, D, C]` and values `[slots, K, C, D]`."""
+_HALF = {torch.float32: False, torch.bfloat16: True}
+
+
+class _Attention(ctypes.Structure):
+    """The struct of the same name in kernels.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("qkv", "keys_p", "values_p", "keys_s", "values_s", "mask", "out")),
+        *((name, ctypes.c_void_p) for name in ("prompts", "lengths", "ages", "order", "chunks")),
+        *((name, ctypes.c_int64) for name in ("num_chunks", "H", "K", "D")),
+        *((name, ctypes.c_int64) for name in ("columns_p", "columns_s", "mask_p", "mask_s")),
+        ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Where each of n rows is, for as long as the same rows are in flight."""
+
+    prompts_n: Tensor
+    """The slot of the prompt that a row began with."""
+    lengths_n: Tensor
+    """Tokens of that prompt."""
+    order_n: Tensor
+    """The rows, those of a prompt beside each other."""
+    chunks: Tensor
+    """`[number + 1]`: where in `order_n` chunks begin, of rows of one prompt."""
+
+    @staticmethod
+    def of(prompt_n: Sequence[int], lengths: Sequence[int]) -> RowPlaces:
+        """`lengths`: of every prompt."""
+        prompts, lengths_P = np.array(prompt_n, dtype=np.int64), np.array(lengths, dtype=np.int64)
+        order = np.argsort(prompts, kind="stable")
+        first = np.flatnonzero(np.diff(prompts[order], prepend=-1))
+        ends = np.append(first[1:], len(order))
+        chunks = [place for a, b in zip(first, ends, strict=True) for place in range(a, b, CHUNK_ROWS)]
+        arrays = (prompts, lengths_P[prompts], order, np.array([*chunks, len(order)]))
+        return RowPlaces(*map(torch.from_numpy, arrays))
+
+
+class Kernels:
+    """The functions of a compiled library. All tensors are on the CPU, in float32 or all in bfloat16."""
+
+    def __init__(self, library: Path) -> None:
+        """Raises Unavailable for what cannot be loaded."""
+        try:
+            functions = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise Unavailable(f"{library} cannot be loaded ({error})") from error
+        pointer, size, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+        self._attend_rows = _function(functions, "attend_rows", ctypes.POINTER(_Attention))
+        self._rms_norm = _function(functions, "rms_norm", pointer, pointer, pointer, size, size, number, threads)
+        self._rotate = _function(functions, "rotate", pointer, pointer, pointer, size, size, size, size, threads)
+        self._silu_gate = _function(functions, "silu_gate", pointer, pointer, size, size, threads)
+
+    def attend_rows(
+        self,
+        qkv_nND: Tensor,
+        places: RowPlaces,
+        ages_n: Tensor,
+        prompts: Stored,
+        rows: Stored,
+        scaling: float,
+        mask_nC: Tensor | None,
+        mask_columns: int,
+    ) -> Tensor:
+        """`[n, H D]`: attention of new tokens; their keys and values are first written to their rows, column `ages_n`.
+
+        `qkv_nND`: rotated queries, rotated keys, values, N = H + 2 K; D is a multiple of 2 `LANES`. The mask is added
+        to scores, `mask_columns` of prompts before those of rows; None where a row sees all of its prompt and itself.
+        """
+        num_rows, num_heads, width = qkv_nND.shape
+        keys_p, values_p, keys_s, values_s = *prompts, *rows
+        num_keys = keys_s.shape[1]
+        qkv_nND = qkv_nND.contiguous()
+        out_nHD = qkv_nND.new_empty(num_rows, (num_heads - 2 * num_keys) * width)
+        mask = None if mask_nC is None else mask_nC.contiguous()
+        tensors = (qkv_nND, keys_p, values_p, keys_s, values_s, mask, out_nHD)
+        tensors += (places.prompts_n, places.lengths_n, ages_n, places.order_n, places.chunks)
+        given = _Attention(
+            *(None if x is None else x.data_ptr() for x in tensors),
+            len(places.chunks) - 1,
+            num_heads - 2 * num_keys,
+            num_keys,
+            width,
+            keys_p.shape[-1],
+            keys_s.shape[-1],
+            mask_columns,
+            0 if mask is None else mask.shape[-1] - mask_columns,
+            scaling,
+            torch.get_num_threads(),
+        )
+        self._attend_rows(_HALF[qkv_nND.dtype], given)
+        return out_nHD
+
+    def rms_norm(self, x: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
+        """`x / sqrt(mean(x^2) + epsilon) * weight`; the weight is float32, E a multiple of `LANES`."""
+        x = x.contiguous()
+        out, width = torch.empty_like(x), len(weight_E)
+        rows, threads = x.numel() // width, torch.get_num_threads()
+        pointers = x.data_ptr(), weight_E.data_ptr(), out.data_ptr()
+        self._rms_norm(_HALF[x.dtype], *pointers, rows, width, epsilon, threads)
+        return out
+
+    def rotate_(self, x_LND: Tensor, cos_L1D: Tensor, sin_L1D: Tensor) -> None:
+        """`x cos + swap(x) sin`, in place, the sign of the swapped halves put into the sine; D as in `attend_rows`.
+
+        Heads of a token lie side by side; what else there is of a token may lie behind them.
+        """
+        length, heads, width = x_LND.shape
+        pointers = x_LND.data_ptr(), cos_L1D.data_ptr(), sin_L1D.data_ptr()
+        self._rotate(_HALF[x_LND.dtype], *pointers, length, heads, width, x_LND.stride(0), torch.get_num_threads())
+
+    def silu_gate(self, gate_up_LI: Tensor) -> Tensor:
+        """`silu(gate) * up` of the two halves of the last dimension, each a multiple of `LANES`."""
+        gate_up_LI = gate_up_LI.contiguous()
+        length, width = len(gate_up_LI), gate_up_LI.shape[-1] // 2
+        out_LI = gate_up_LI.new_empty(length, width)
+        pointers = gate_up_LI.data_ptr(), out_LI.data_ptr()
+        self._silu_gate(_HALF[out_LI.dtype], *pointers, length, width, torch.get_num_threads())
+        return out_LI
+
+
+def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
+    function = getattr(library, f"posttrain_{name}")
+    function.argtypes, function.restype = [ctypes.c_bool, *arguments], None
+    return function
+
+
+def can_compute(weight: Tensor) -> bool:
+    """Whether kernels are for a model with such weights."""
+    return weight.device.type == "cpu" and weight.dtype in _HALF
+
+
+def kernels() -> Kernels | None:
+    """Those of this machine, compiled now if they have not been before; None for the reason that `why_none` gives."""
+    return _found()[0]
+
+
+def why_none() -> str:
+    """In one sentence; empty where there are kernels."""
+    return _found()[1]
+
+
+@cache
+def _found() -> tuple[Kernels | None, str]:
+    asked = os.environ.get(SWITCH, "compiled")
+    if asked != "compiled":
+        return None, f"{SWITCH} = {asked}"
+    try:
+        found = Kernels(compiled(SOURCE))
+        check(found)
+    except Unavailable as error:
+        return None, str(error)
+    return found, ""
+
+
+@torch.no_grad()
+def check(found: Kernels) -> None:
+    """Compare each function with its formula, in both precisions; raises Unavailable where one differs."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in TOLERANCE:
+        for name, (actual, expected) in _pairs(found, dtype, generator).items():
+            if not (actual.float() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max():
+                raise Unavailable(f"{name} differs from its formula in {dtype}")
+
+
+def _pairs(found: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dict[str, tuple[Tensor, Tensor]]:
+    """What each function gives, and what its formula gives in float32 of the same numbers."""
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    x_LE, weight_E, angles_L1D = noise(3, 48), torch.rand(48, generator=generator), noise(3, 1, 32)
+    heads_LND, gate_up_LI = noise(3, 4, 32), 4 * noise(3, 96)
+    exact, rotated = x_LE.float(), heads_LND.clone()
+    found.rotate_(rotated[:, :3], angles_L1D.cos(), angles_L1D.sin())
+    swapped = heads_LND.float().roll(16, dims=-1)
+    expected = heads_LND.float() * angles_L1D.cos().float() + swapped * angles_L1D.sin().float()
+    gate, up = gate_up_LI.float().chunk(2, dim=-1)
+    return {
+        "rms_norm": (
+            found.rms_norm(x_LE, weight_E, 1e-5),
+            exact * (exact.square().mean(dim=-1, keepdim=True) + 1e-5).rsqrt() * weight_E,
+        ),
+        "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
+        "silu_gate": (found.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
+        "attend_rows": _attention_pair(found, noise),
+    }
+
+
+def _attention_pair(found: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """Of three rows after two prompts, two query heads of width 32 for each of two key heads."""
+    prompt_n, lengths, ages, scaling = [1, 0, 1], [19, 5], [0, 17, 3], 0.2
+    qkv_nND, mask_nC = noise(3, 8, 32), noise(3, 32 + 32)
+    prompts, rows = ((noise(slots, 2, 32, 48), noise(slots, 2, 48, 32)) for slots in (2, 3))
+    places = RowPlaces.of(prompt_n, lengths)
+    out_nHD = found.attend_rows(qkv_nND, places, torch.tensor(ages), prompts, rows, scaling, mask_nC, 32).view(3, 4, 32)
+    expected = torch.zeros(3, 4, 32)
+    for row, (prompt, age) in enumerate(zip(prompt_n, ages, strict=True)):
+        length = lengths[prompt]
+        added_C = torch.cat([mask_nC[row, :length], mask_nC[row, 32 : 33 + age]]).float()
+        for head in range(4):
+            past = prompts[0][prompt, head // 2, :, :length], rows[0][row, head // 2, :, :age]
+            keys_DC = torch.cat([*past, qkv_nND[row, 4 + head // 2, :, None]], dim=-1).float()
+            past = prompts[1][prompt, head // 2, :length], rows[1][row, head // 2, :age]
+            values_CD = torch.cat([*past, qkv_nND[row, 6 + head // 2, None]]).float()
+            scores_C = qkv_nND[row, head].float() @ keys_DC * scaling + added_C
+            expected[row, head] = scores_C.softmax(dim=-1) @ values_CD
+    return out_nHD, expected
