@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from posttrain.errors import CheckpointError
-from posttrain.models import compute, onednn
+from posttrain.models import compute, kernels, onednn
 from posttrain.models.compute import EXACT, LARGE, SMALL, Compute, choose_compute, decide, machine
 from posttrain.models.measured_products import (
     PRODUCTS,
@@ -165,6 +165,20 @@ def test_a_saved_choice_holds_whatever_a_measurement_would_say_now():
     assert choose_compute(of_size(SMALL), "float32", saved=saved, measure=never) is saved
 
 
+def test_kernels_are_compiled_where_they_can_be_and_the_reason_is_told_where_not(monkeypatch):
+    monkeypatch.setattr(kernels, "why_none", lambda: "")
+    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes: FAST)
+    assert saved.kernels == "compiled"
+    assert saved.describe().endswith(", compiled kernels")
+    monkeypatch.setattr(kernels, "why_none", lambda: "no C++ compiler was found")
+    without = choose_compute(of_size(SMALL), "float32", saved=saved, measure=never)
+    assert without.kernels == "torch"
+    assert without.matmul == saved.matmul
+    assert without.why.endswith("; no compiled kernels: no C++ compiler was found")
+    monkeypatch.setattr(kernels, "why_none", lambda: "")
+    assert choose_compute(of_size(SMALL), "float32", saved=without, measure=never) is without, "as the run began"
+
+
 @pytest.mark.parametrize("change", [{"machine": "another processor"}, {"precision": "bfloat16"}])
 def test_a_choice_of_another_processor_or_another_precision_is_made_anew(change):
     slow = replace(FAST, training=FAST.training | {"onednn": 8.0})
@@ -188,9 +202,10 @@ def test_a_choice_is_read_as_it_was_written(chosen, tmp_path):
         lambda text: "\xff" + text,
         lambda text: text.replace("bfloat16", "float8"),
         lambda text: text.replace("packed", "sorted"),
+        lambda text: text.replace('"kernels": "torch"', '"kernels": "fast"'),
         lambda text: text.replace('"why"', '"because"'),
     ],
-    ids=["cut off", "another record", "no JSON", "dtype", "sampler", "field"],
+    ids=["cut off", "another record", "no JSON", "dtype", "sampler", "kernels", "field"],
 )
 def test_a_choice_that_is_damaged_is_named_and_never_guessed(damage, tmp_path):
     file = tmp_path / "compute.json"

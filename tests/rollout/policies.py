@@ -72,21 +72,26 @@ class Settings:
     max_batch_rows: int = 64
 
 
-def tiny_model(name: str = "llama", *, attention: str | None = None, seed: int = 0) -> PreTrainedModel:
+def tiny_model(
+    name: str = "llama", *, attention: str | None = None, seed: int = 0, head_dim: int | None = None
+) -> PreTrainedModel:
     """Random weights, the same every time and large enough that probabilities are far from equal."""
+    config = CONFIGS[name]()
+    if head_dim is not None:
+        config.head_dim = head_dim
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation=attention)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.25)
     return model.eval()
 
 
-def lora_model(name: str = "llama", **settings) -> nn.Module:
+def lora_model(name: str = "llama", *, head_dim: int | None = None, **settings) -> nn.Module:
     """A policy with an adapter that matters: its second factor is not the zeros of a new adapter."""
     settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | settings
-    model = get_peft_model(tiny_model(name), LoraConfig(task_type="CAUSAL_LM", **settings))
+    model = get_peft_model(tiny_model(name, head_dim=head_dim), LoraConfig(task_type="CAUSAL_LM", **settings))
     with torch.random.fork_rng():
         torch.manual_seed(1)
         for parameter in model.parameters():

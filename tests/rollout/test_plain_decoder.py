@@ -9,12 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rollout.policies import EOS, SIZES, Settings, random_prompts, tiny_model, tiny_tokenizer, trainer_logprobs
+from tests.rollout.policies import (
+    EOS,
+    SIZES,
+    Settings,
+    lora_model,
+    random_prompts,
+    tiny_model,
+    tiny_tokenizer,
+    trainer_logprobs,
+)
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, SmolLM3Config
 
 from posttrain.errors import PublishError
 from posttrain.models import onednn
+from posttrain.models.kernels import kernels, why_none
 from posttrain.rollout import DeliveryProof, LocalSampler, group_rows, joint_linear, plain_decoder
 from posttrain.rollout.decoding_path import DecodingPath, decoding_path
 from posttrain.rollout.engine import Arrival
@@ -25,6 +35,7 @@ from posttrain.rollout.packed_linear import PackedLinear
 from posttrain.types import Completion
 
 PLAIN = ["llama", "qwen2, tied", "qwen3-moe, experts", "mistral, sliding window"]
+needs_kernels = pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
 OTHERS = ["gpt2, learned positions", "gpt-neox", "olmoe, experts", "gemma2, soft caps and sliding window"]
 
 
@@ -118,6 +129,100 @@ def test_groups_and_the_models_own_forward_pass_sample_the_same(name, packed):
         assert [c.ids for c in ours] == [c.ids for c in theirs]
         for a, b in zip(ours, theirs, strict=True):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+# ---------------------------------------------------------------- compiled kernels
+
+
+class _Counted:
+    """Kernels that note which of them are called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(kernels(), name)
+
+        def called(*given: Any) -> Any:
+            self.calls.append(name)
+            return function(*given)
+
+        return called
+
+
+@needs_kernels
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+def test_kernels_and_operations_of_pytorch_sample_the_same(name, packed):
+    """Rows that leave and join, groups that are split, sliding windows, experts, tied embeddings."""
+    model, used = tiny_model(name, head_dim=32), _Counted()
+    samplers = [sampler_of(model, shared=not packed, packed=packed, kernels=k) for k in (used, None)]
+    for sampler in samplers:
+        sampler.eos_ids = frozenset((EOS, 5, 17, 40, 9))
+    lengths = Settings(max_batch_rows=4, max_completion_length=40)
+    found, expected = (s.generate(random_prompts((12, 1, 7)), lengths, group_size=3, seed=3) for s in samplers)
+    assert {"attend_rows", "rms_norm", "rotate_"} <= set(used.calls)
+    assert ("silu_gate" in used.calls) == (name != "qwen3-moe, experts")
+    assert len({len(c.ids) for group in found for c in group}) > 3, "the test wants rows of several lengths"
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [c.ids for c in ours] == [c.ids for c in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(("shared", "packed"), [(True, False), (False, True)])
+def test_kernels_in_bfloat16_are_no_further_from_the_trainer_than_operations_of_pytorch(name, shared, packed):
+    """Both against the forward pass in float32, the mean over all tokens."""
+    model = tiny_model(name, head_dim=32)
+    prompts = random_prompts((12, 1, 7))
+    tokens = [ids for g in range(3) for ids in [tuple((7 * g + 5 * t) % 61 + 3 for t in range(24))]]
+    exact = sampler_of(model).score([p.ids for p in prompts], tokens, temperature=1.0)
+    error = {}
+    for k in (kernels(), None):
+        sampler = sampler_of(model, shared=shared, packed=packed, dtype=torch.bfloat16, kernels=k)
+        scores = sampler.score([p.ids for p in prompts], tokens, temperature=1.0)
+        difference = [
+            abs(a - b) for ours, theirs in zip(scores, exact, strict=True) for a, b in zip(ours, theirs, strict=True)
+        ]
+        error[k is None] = sum(difference) / len(difference)
+    assert error[False] <= 1.3 * error[True] + 1e-3
+
+
+@needs_kernels
+def test_an_adapter_decodes_by_kernels_as_it_is_trained():
+    model = lora_model(head_dim=32)
+    sampler = sampler_of(model, kernels=kernels())
+    prompts = random_prompts()
+    groups = sampler.generate(prompts, Settings(), group_size=2, seed=0)
+    for prompt, group in zip(prompts, groups, strict=True):
+        for completion in group:
+            (expected,) = sampler_of(model).score([prompt.ids], [completion.ids], temperature=1.0)
+            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_kernels_do_not_know_is_computed_without_them(dtype):
+    """Heads of width 8, of which no sixteen numbers lie together; and float64."""
+    model = tiny_model(head_dim=8 if dtype == torch.float32 else 32).to(dtype)
+    used = _Counted()
+    found = sampler_of(model, kernels=used).generate(random_prompts(), Settings(), group_size=2, seed=0)
+    expected = sampler_of(model).generate(random_prompts(), Settings(), group_size=2, seed=0)
+    assert set(used.calls) == ({"rms_norm", "silu_gate"} if dtype == torch.float32 else set())
+    assert [[c.ids for c in group] for group in found] == [[c.ids for c in group] for group in expected]
+
+
+@needs_kernels
+def test_a_hook_on_the_gate_is_called_although_there_is_a_kernel():
+    model: Any = tiny_model(head_dim=32)
+    calls = []
+    model.model.layers[1].mlp.act_fn.register_forward_hook(lambda *_: calls.append(1))
+    used = _Counted()
+    sampler_of(model, kernels=used).generate(random_prompts(), Settings(), group_size=1, seed=0)
+    by_kernel = used.calls.count("silu_gate")
+    assert len(calls) > by_kernel == used.calls.count("rotate_") / 2, "one layer of two, and the trials of the model"
 
 
 def test_a_prompt_is_held_once_for_its_group_and_until_its_last_row_has_left():

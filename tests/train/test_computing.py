@@ -13,19 +13,27 @@ from tests.tiny import tiny_model, write_prompts
 import posttrain
 from posttrain.models import onednn
 from posttrain.models.compute import Compute, machine
+from posttrain.models.kernels import SWITCH, found, kernels, why_none
 from posttrain.rollout.packed_linear import PackedLinear
 from posttrain.train import computing
 from posttrain.train.run import Run
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch is built without oneDNN here")
 
-WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3}
-"""1.2 million parameters: large enough to be measured."""
+WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
+"""1.2 million parameters: large enough to be measured, with heads that the kernels know."""
 REWARD = """
 def vowels(prompt, completion, **row):
     return sum(letter in "aeiou" for letter in completion) + 0.1 * sum(letter in "rstl" for letter in completion)
 """
-EVERYTHING = Compute(matmul="onednn", sampler="packed", why="planted", precision="auto", machine=machine())
+EVERYTHING = Compute(
+    matmul="onednn",
+    sampler="packed",
+    kernels="compiled" if kernels() else "torch",
+    why="planted",
+    precision="auto",
+    machine=machine(),
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +80,7 @@ def test_a_run_samples_from_packed_weights_and_proves_each_delivery(dtype, folde
     run = train(folder, f"packed-{dtype}", monkeypatch, replace(EVERYTHING, dtype=dtype))
     sampler = run.feed.sampler
     assert any(isinstance(module, PackedLinear) for module in sampler.model.modules())
+    assert (sampler.kernels is None) == (EVERYTHING.kernels == "torch")
     assert sampler.version == 4
     compared = [row["publish/tensors_compared"] for row in run.metrics]
     assert compared == [len(list(run.loaded.model.named_parameters(remove_duplicate=False))) + 2] * 4
@@ -131,7 +140,24 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, mon
     resumed = posttrain.resume(stopped.folder, steps=3)
     assert Compute.read(resumed.folder / computing.FILE) == here
     (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
-    assert "oneDNN, sampling from packed weights on another processor, and goes on in float32, sampling" in told
+    assert f"{stopped.compute.describe()} on another processor, and goes on in float32, sampling" in told
+
+
+@pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
+def test_a_run_whose_kernels_are_gone_goes_on_without_them_and_says_so(folder, monkeypatch):
+    stopped = posttrain.train(settings(folder, "kernels gone", steps=2))
+    assert stopped.compute.kernels == "compiled"
+    monkeypatch.setenv(SWITCH, "torch")
+    found.cache_clear()
+    try:
+        resumed = posttrain.resume(stopped.folder, steps=3)
+    finally:
+        found.cache_clear()
+    assert resumed.compute.kernels == "torch"
+    assert resumed.feed.sampler.kernels is None
+    (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
+    assert f"compiled kernels on {machine()}, and goes on in " in told
+    assert "no compiled kernels: POSTTRAIN_KERNELS = torch" in events(resumed, "compute")[-1]
 
 
 def test_a_run_folder_is_evaluated_as_the_run_computed(folder, monkeypatch):

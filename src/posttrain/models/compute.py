@@ -123,7 +123,8 @@ def choose_compute(
     if device.type != "cpu" or size < SMALL or not shapes or not onednn.available():
         return unmeasured
     if saved is not None and (saved.machine, saved.precision) == (machine(), precision):
-        return saved if saved.kernels == "torch" else with_kernels(saved)
+        gone = saved.kernels == "compiled" and kernels.why_none()
+        return with_kernels(saved) if gone else saved
     return with_kernels(decide(measure(shapes), precision, size=size, free_bytes=psutil.virtual_memory().available))
 
 

@@ -147,6 +147,7 @@ class Kernels:
         Heads of a token lie side by side; what else there is of a token may lie behind them.
         """
         length, heads, width = x_LND.shape
+        assert x_LND.stride()[1:] == (width, 1), "heads lie side by side"
         pointers = x_LND.data_ptr(), cos_L1D.data_ptr(), sin_L1D.data_ptr()
         self._rotate(_HALF[x_LND.dtype], *pointers, length, heads, width, x_LND.stride(0), torch.get_num_threads())
 
@@ -173,38 +174,39 @@ def can_compute(weight: Tensor) -> bool:
 
 def kernels() -> Kernels | None:
     """Those of this machine, compiled now if they have not been before; None for the reason that `why_none` gives."""
-    return _found()[0]
+    return found()[0]
 
 
 def why_none() -> str:
     """In one sentence; empty where there are kernels."""
-    return _found()[1]
+    return found()[1]
 
 
 @cache
-def _found() -> tuple[Kernels | None, str]:
+def found() -> tuple[Kernels | None, str]:
+    """The kernels, or none and the reason."""
     asked = os.environ.get(SWITCH, "compiled")
     if asked != "compiled":
         return None, f"{SWITCH} = {asked}"
     try:
-        found = Kernels(compiled(SOURCE))
-        check(found)
+        made = Kernels(compiled(SOURCE))
+        check(made)
     except Unavailable as error:
         return None, str(error)
-    return found, ""
+    return made, ""
 
 
 @torch.no_grad()
-def check(found: Kernels) -> None:
+def check(made: Kernels) -> None:
     """Compare each function with its formula, in both precisions; raises Unavailable where one differs."""
     generator = torch.Generator().manual_seed(0)
     for dtype in TOLERANCE:
-        for name, (actual, expected) in _pairs(found, dtype, generator).items():
+        for name, (actual, expected) in _pairs(made, dtype, generator).items():
             if not (actual.float() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max():
                 raise Unavailable(f"{name} differs from its formula in {dtype}")
 
 
-def _pairs(found: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dict[str, tuple[Tensor, Tensor]]:
+def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dict[str, tuple[Tensor, Tensor]]:
     """What each function gives, and what its formula gives in float32 of the same numbers."""
 
     def noise(*shape: int) -> Tensor:
@@ -213,28 +215,28 @@ def _pairs(found: Kernels, dtype: torch.dtype, generator: torch.Generator) -> di
     x_LE, weight_E, angles_L1D = noise(3, 48), torch.rand(48, generator=generator), noise(3, 1, 32)
     heads_LND, gate_up_LI = noise(3, 4, 32), 4 * noise(3, 96)
     exact, rotated = x_LE.float(), heads_LND.clone()
-    found.rotate_(rotated[:, :3], angles_L1D.cos(), angles_L1D.sin())
+    made.rotate_(rotated[:, :3], angles_L1D.cos(), angles_L1D.sin())
     swapped = heads_LND.float().roll(16, dims=-1)
     expected = heads_LND.float() * angles_L1D.cos().float() + swapped * angles_L1D.sin().float()
     gate, up = gate_up_LI.float().chunk(2, dim=-1)
     return {
         "rms_norm": (
-            found.rms_norm(x_LE, weight_E, 1e-5),
-            exact * (exact.square().mean(dim=-1, keepdim=True) + 1e-5).rsqrt() * weight_E,
+            made.rms_norm(x_LE, weight_E, 0.1),
+            exact * (exact.square().mean(dim=-1, keepdim=True) + 0.1).rsqrt() * weight_E,
         ),
         "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
-        "silu_gate": (found.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
-        "attend_rows": _attention_pair(found, noise),
+        "silu_gate": (made.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
+        "attend_rows": _attention_pair(made, noise),
     }
 
 
-def _attention_pair(found: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
     """Of three rows after two prompts, two query heads of width 32 for each of two key heads."""
     prompt_n, lengths, ages, scaling = [1, 0, 1], [19, 5], [0, 17, 3], 0.2
     qkv_nND, mask_nC = noise(3, 8, 32), noise(3, 32 + 32)
     prompts, rows = ((noise(slots, 2, 32, 48), noise(slots, 2, 48, 32)) for slots in (2, 3))
     places = RowPlaces.of(prompt_n, lengths)
-    out_nHD = found.attend_rows(qkv_nND, places, torch.tensor(ages), prompts, rows, scaling, mask_nC, 32).view(3, 4, 32)
+    out_nHD = made.attend_rows(qkv_nND, places, torch.tensor(ages), prompts, rows, scaling, mask_nC, 32).view(3, 4, 32)
     expected = torch.zeros(3, 4, 32)
     for row, (prompt, age) in enumerate(zip(prompt_n, ages, strict=True)):
         length = lengths[prompt]

@@ -215,7 +215,7 @@ def _norm(norm: Any, kernels: Kernels | None = None) -> Function:
     weight_E: Tensor = norm.weight
     if weight_E.device.type != "cpu" or weight_E.dtype not in (torch.float32, torch.bfloat16):
         return lambda x: F.rms_norm(x, weight_E.shape, weight_E, epsilon)
-    weight_E = weight_E.float()
+    weight_E = weight_E.to(torch.float32, copy=True)  # a kernel reads memory, and nobody who watches tensors sees it
     if kernels is not None and not len(weight_E) % LANES:
         return lambda x: kernels.rms_norm(x, weight_E, epsilon)
     epsilon_1, scale = weight_E.new_full((1,), epsilon), 1 / len(weight_E)

@@ -29,8 +29,8 @@ def with_compute(loaded: LoadedModel, precision: str, folder: Path | None) -> Lo
 
 
 def _moved(saved: Compute | None, chosen: Compute) -> list[str]:
-    """What to know of a run that does not go on bit by bit, because its choice was made elsewhere."""
-    if saved is None or saved.machine == chosen.machine:
+    """What to know of a run that does not go on bit by bit, because it was chosen elsewhere or kernels are gone."""
+    if saved is None or (saved.machine, saved.kernels) == (chosen.machine, chosen.kernels):
         return []
     here = chosen.machine or "where nothing is measured"
     return [

@@ -1,0 +1,323 @@
+"""Compiled kernels compute what their formulas say, bit by bit the same whatever is beside a row, or are not used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posttrain.models import compiled as compiling
+from posttrain.models import kernels as module
+from posttrain.models.compiled import COMPILERS, Unavailable, compiled
+from posttrain.models.kernels import SOURCE, SWITCH, Kernels, RowPlaces, check, kernels, why_none
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="needs a C++ compiler")
+PRECISIONS = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture
+def found() -> Kernels:
+    have = kernels()
+    assert have is not None, why_none()
+    return have
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+# ---------------------------------------------------------------- attention
+
+
+class Case:
+    """Rows behind prompts, with numbers in every column that there is room for, those that nobody sees included."""
+
+    def __init__(
+        self, *, prompt_n: list[int], lengths: list[int], ages: list[int], K: int, G: int, D: int, dtype: torch.dtype
+    ) -> None:
+        self.prompt_n, self.lengths, self.ages, self.G = prompt_n, lengths, ages, G
+        n, P, room_p, room_s = len(prompt_n), len(lengths), _room(max(lengths)) + 16, _room(max(ages) + 1)
+        self.qkv = torch.randn(n, K * G + 2 * K, D).to(dtype)
+        self.prompts = torch.randn(P, K, D, room_p).to(dtype), torch.randn(P, K, room_p, D).to(dtype)
+        self.rows = torch.randn(n, K, D, room_s).to(dtype), torch.randn(n, K, room_s, D).to(dtype)
+        self.columns = _room(max(lengths))
+        hidden = torch.rand(n, self.columns + room_s) < 0.3
+        for row, (prompt, age) in enumerate(zip(prompt_n, ages, strict=True)):
+            hidden[row, [lengths[prompt] - 1, self.columns + age]] = False
+        self.mask = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf).to(dtype)
+
+    def attend(self, found: Kernels, *, masked: bool) -> Tensor:
+        places, ages = RowPlaces.of(self.prompt_n, self.lengths), torch.tensor(self.ages)
+        mask = self.mask if masked else None
+        given = (self.qkv, places, ages, self.prompts, self.rows, 0.3)
+        return found.attend_rows(*given, mask, self.columns)
+
+    def expected(self, *, masked: bool) -> Tensor:
+        """softmax(scaling q K + mask) V of one row after the other, in float64."""
+        outputs = []
+        for row, (prompt, age) in enumerate(zip(self.prompt_n, self.ages, strict=True)):
+            length, K = self.lengths[prompt], self.rows[0].shape[1]
+            query, key, value = self.qkv[row].double().split([K * self.G, K, K])
+            before_K, own_K = self.prompts[0][prompt, ..., :length], self.rows[0][row, ..., :age]
+            before_V, own_V = self.prompts[1][prompt, :, :length], self.rows[1][row, :, :age]
+            keys = torch.cat([before_K.double(), own_K.double(), key[..., None]], dim=-1)
+            values = torch.cat([before_V.double(), own_V.double(), value[:, None]], dim=1)
+            seen = [*range(length), *range(self.columns, self.columns + age + 1)]
+            scores = 0.3 * query.view(K, self.G, -1) @ keys + (self.mask[row, seen].double() if masked else 0)
+            outputs.append((scores.softmax(dim=-1) @ values).flatten())
+        return torch.stack(outputs)
+
+
+def _room(columns: int) -> int:
+    return -(-columns // 16) * 16
+
+
+@needs_compiler
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), min_size=1, max_size=21),
+    lengths=st.lists(st.integers(1, 70), min_size=3, max_size=3),
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 5), st.sampled_from([32, 64, 96, 128, 160])),
+    dtype=st.sampled_from(PRECISIONS),
+    masked=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_rows_attend_as_the_formula_says(rows, lengths, sizes, dtype, masked, seed):
+    """And the new tokens are where the next pass looks for them, with all that was there before as it was."""
+    torch.manual_seed(seed)
+    K, G, D = sizes
+    prompt_n, ages = [prompt for prompt, _ in rows], [age for _, age in rows]
+    case = Case(prompt_n=prompt_n, lengths=lengths, ages=ages, K=K, G=G, D=D, dtype=dtype)
+    expected, stored = case.expected(masked=masked), [x.clone() for x in (*case.prompts, *case.rows)]
+    have = kernels()
+    assert have is not None, why_none()
+    actual = case.attend(have, masked=masked)
+    tolerance = 3e-6 if dtype == torch.float32 else 4e-3  # half a unit in the last place of bfloat16
+    assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
+    for row, age in enumerate(ages):
+        stored[2][row, :, :, age], stored[3][row, :, age] = case.qkv[row].split([K * G, K, K])[1:]
+    assert all(torch.equal(a, b) for a, b in zip((*case.prompts, *case.rows), stored, strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_a_row_gets_the_same_bits_whatever_is_beside_it_and_however_many_threads(dtype, found, threads):
+    torch.manual_seed(0)
+    ages = [3, 0, 39, 17, 5, 8, 21, 33, 2, 2, 16]
+    prompt_n = [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+    case = Case(prompt_n=prompt_n, lengths=[37, 64], ages=ages, K=2, G=3, D=64, dtype=dtype)
+    together = {}
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        together[count] = case.attend(found, masked=False)
+    assert torch.equal(together[1], together[2])
+    assert torch.equal(together[1], together[3])
+    for row, prompt in enumerate(prompt_n):
+        places = RowPlaces.of([prompt], case.lengths)
+        own = case.rows[0][row : row + 1].clone(), case.rows[1][row : row + 1].clone()
+        given = (case.qkv[row : row + 1], places, torch.tensor([ages[row]]), case.prompts, own, 0.3)
+        assert torch.equal(found.attend_rows(*given, None, 64)[0], together[1][row])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_no_number_comes_out_as_none(dtype, number, found):
+    """A run stops at log-probabilities that are not finite, so they must not become finite on the way."""
+    torch.manual_seed(0)
+    case = Case(prompt_n=[0, 0], lengths=[20], ages=[1, 4], K=1, G=2, D=32, dtype=dtype)
+    case.qkv[1, 0, 7] = number
+    attended = case.attend(found, masked=False).view(2, 2, 32)
+    assert attended[1, 0].isnan().all()
+    assert attended[0].isfinite().all()
+    assert attended[1, 1].isfinite().all()
+    x = torch.randn(2, 32).to(dtype)
+    x[1, 3] = number
+    normed = found.rms_norm(x, torch.ones(32), 1e-6)
+    assert normed[1].isnan().any()
+    assert normed[0].isfinite().all()
+    assert not found.silu_gate(x).isfinite().all()
+
+
+def test_rows_of_a_prompt_stand_beside_each_other():
+    places = RowPlaces.of([1, 0, 1, 1, *[1] * 8], [5, 9])
+    assert places.order_n.tolist() == [1, 0, *range(2, 12)]
+    assert places.chunks.tolist() == [0, 1, 9, 12]
+    assert places.lengths_n.tolist() == [9, 5, *[9] * 10]
+
+
+# ---------------------------------------------------------------- norm, rotation, gate
+
+
+@needs_compiler
+@settings(deadline=None, max_examples=40)
+@given(
+    length=st.integers(1, 70),
+    width=st.integers(1, 40),
+    scale=st.sampled_from([1e-4, 1.0, 300.0]),
+    dtype=st.sampled_from(PRECISIONS),
+)
+def test_norm_and_gate_are_their_formulas_rounded_once(length, width, scale, dtype):
+    have = kernels()
+    assert have is not None, why_none()
+    torch.manual_seed(length)
+    x, weight = (scale * torch.randn(length, 16 * width)).to(dtype), torch.randn(16 * width)
+    tolerance = {"rtol": 2e-6, "atol": 1e-30} if dtype == torch.float32 else {"rtol": 4e-3, "atol": 1e-30}
+    exact = x.double()
+    expected = exact * (exact.square().mean(dim=-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    torch.testing.assert_close(have.rms_norm(x, weight, 1e-6).double(), expected, **tolerance)
+    gate_up = (scale * torch.randn(length, 32 * width)).to(dtype)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = torch.where(gate < -87, 0.0, F.silu(gate) * up)  # there e^x is no normal number of float32
+    torch.testing.assert_close(have.silu_gate(gate_up).double(), expected, **tolerance)
+
+
+@needs_compiler
+def test_silu_is_exact_to_a_few_units_in_the_last_place_everywhere(found):
+    gate = torch.linspace(-86, 86, 32 * 4096).view(-1, 32)
+    expected = F.silu(gate.double())
+    actual = found.silu_gate(torch.cat([gate, torch.ones_like(gate)], dim=-1)).double()
+    assert ((actual - expected) / expected).abs().max() < 4e-7
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_rotation_is_in_place_and_leaves_values_alone(dtype, found):
+    torch.manual_seed(0)
+    x, angle = torch.randn(9, 7, 64).to(dtype), torch.randn(9, 1, 64)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    given = x.double()
+    expected = given * cos.double() + given.roll(32, dims=-1) * sin.double()
+    found.rotate_(x[:, :5], cos, sin)
+    tolerance = {torch.float32: (1e-6, 1e-6), torch.bfloat16: (4e-3, 1e-6)}[dtype]
+    torch.testing.assert_close(x[:, :5].double(), expected[:, :5], rtol=tolerance[0], atol=tolerance[1])
+    assert torch.equal(x[:, 5:].double(), given[:, 5:])
+
+
+@needs_compiler
+def test_bfloat16_is_rounded_to_as_pytorch_does(found):
+    """All of its numbers by a few factors: the products are exact in float32."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+    for factor in (1.0, 1.0078125, -0.65234375, 3.984375):
+        x = bits.clone().view(-1, 1, 32)
+        cos = torch.full_like(x, factor)
+        found.rotate_(x, cos, torch.zeros_like(x))
+        swapped = bits.view(-1, 1, 32).float().roll(16, dims=-1) * 0.0  # infinity times 0 is no number
+        expected = (bits.view(-1, 1, 32).float() * factor + swapped).bfloat16()
+        assert torch.equal(x.isnan(), expected.isnan())
+        assert torch.equal(x[~x.isnan()], expected[~x.isnan()])
+
+
+# ---------------------------------------------------------------- compiling
+
+
+@needs_compiler
+def test_a_library_is_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
+    library = compiled(SOURCE)
+    made = library.stat().st_mtime_ns
+    monkeypatch.setenv("PATH", "")
+    assert compiled(SOURCE) == library
+    assert library.stat().st_mtime_ns == made
+    assert list(library.parent.iterdir()) == [library], "nothing half made is left"
+    check(Kernels(library))
+
+
+@needs_compiler
+def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
+    code = "from posttrain.models.kernels import kernels, why_none; assert kernels(), why_none()"
+    environment = os.environ | {"POSTTRAIN_CACHE": str(tmp_path)}
+    started = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
+    assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
+    assert len(list((tmp_path / "compiled").iterdir())) == 1
+
+
+def test_why_there_is_no_library_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Unavailable, match=r"no C\+\+ compiler was found \(g\+\+ or clang\+\+\)"):
+        compiled(SOURCE)
+    monkeypatch.setenv("CXX", "/nowhere/icpx")
+    with pytest.raises(Unavailable, match=r"no C\+\+ compiler was found \(/nowhere/icpx\)"):
+        compiled(SOURCE)
+    taken = tmp_path / "file"
+    taken.write_text("")
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(taken))
+    with pytest.raises(Unavailable, match="cannot be written to"):
+        compiled(SOURCE)
+
+
+@needs_compiler
+def test_a_source_that_does_not_compile_is_quoted(tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
+    source = tmp_path / "broken.cpp"
+    source.write_text("int main( {")
+    with pytest.raises(Unavailable, match=r"failed with exit code 1 \(.*error: "):
+        compiled(source)
+    assert not list((tmp_path / "compiled").iterdir())
+
+
+@needs_compiler
+def test_a_compiler_that_never_ends_is_not_waited_for(tmp_path, monkeypatch):
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setattr(compiling, "MOST_SECONDS", 0.2)
+    with pytest.raises(Unavailable, match=r"took more than 0\.2 seconds"):
+        compiled(SOURCE)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "wrong", "name"),
+    [
+        ("sum(squares) / E + epsilon", "sum(squares) / E", "rms_norm"),
+        ("a * load(cosine + d) + b", "a * load(cosine + d) - b", "rotate"),
+        ("(gate < 0 ? small : all(1))", "small", "silu_gate"),
+        ("std::fill(score + seen_p", "if (0) std::fill(score + seen_p", "attend_rows"),
+        ("factors[x] = softmax", "factors[x] = 1.01f * softmax", "attend_rows"),
+    ],
+)
+def test_kernels_that_compute_something_else_are_not_used(right, wrong, name, tmp_path, monkeypatch):
+    """As a compiler that is wrong about this processor might make them."""
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
+    text = SOURCE.read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    source = tmp_path / "kernels.cpp"
+    source.write_text(text.replace(right, wrong), encoding="utf-8")
+    made = Kernels(compiled(source))
+    with pytest.raises(Unavailable, match=f"{name} differs from its formula"):
+        check(made)
+
+
+@pytest.mark.parametrize("asked", ["torch", "off"])
+def test_kernels_can_be_switched_off(asked, monkeypatch):
+    monkeypatch.setenv(SWITCH, asked)
+    module.found.cache_clear()
+    try:
+        assert kernels() is None
+        assert why_none() == f"POSTTRAIN_KERNELS = {asked}"
+    finally:
+        module.found.cache_clear()
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path):
+    (tmp_path / "kernels.so").write_text("not one")
+    with pytest.raises(Unavailable, match="cannot be loaded"):
+        Kernels(tmp_path / "kernels.so")
