@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -14,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rollout.policies import Settings
 from torch import Tensor
 
 from posttrain.models import compiled as compiling
 from posttrain.models import kernels as module
 from posttrain.models.compiled import COMPILERS, Unavailable, compiled
 from posttrain.models.kernels import SOURCE, SWITCH, Kernels, RowPlaces, check, kernels, why_none
+from posttrain.rollout.sampling import choose
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="needs a C++ compiler")
 PRECISIONS = [torch.float32, torch.bfloat16]
@@ -221,6 +224,71 @@ def test_bfloat16_is_rounded_to_as_pytorch_does(found):
         assert torch.equal(x[~x.isnan()], expected[~x.isnan()])
 
 
+# ---------------------------------------------------------------- choosing a token
+
+
+@needs_compiler
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(1, 40),
+    tokens=st.integers(1, 1100),
+    scale=st.sampled_from([0.0, 1.0, 30.0]),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    dtype=st.sampled_from(PRECISIONS),
+    seed=st.integers(0, 99),
+)
+def test_tokens_are_those_of_the_operations_of_pytorch(rows, tokens, scale, temperature, dtype, seed):
+    """But where a uniform number is within rounding of the border between two."""
+    have = kernels()
+    assert have is not None, why_none()
+    torch.manual_seed(seed)
+    logits, uniforms = (scale * torch.randn(rows, tokens)).to(dtype), torch.rand(rows, 2, dtype=torch.float64)
+    uniforms[0] = 0.0
+    whole = Settings(temperature=temperature)
+    expected, expected_logprobs = choose(logits, whole, uniforms)
+    ids, logprobs = choose(logits, whole, uniforms, have)
+    assert (ids != expected).sum() <= 1
+    exact = (logits.double() / temperature).log_softmax(dim=-1).gather(1, ids[:, None])[:, 0]
+    rounding = 2e-6 + 2e-7 * float(logits.abs().max()) / temperature
+    torch.testing.assert_close(logprobs.double(), exact, rtol=2e-6, atol=rounding)
+    same = ids == expected
+    torch.testing.assert_close(logprobs[same], expected_logprobs[same], rtol=2e-6, atol=2 * rounding)
+
+
+@needs_compiler
+def test_tokens_are_drawn_as_often_as_they_are_likely(found):
+    """All pairs of 400 numbers between 0 and 1; a token of probability 0 is never drawn."""
+    torch.manual_seed(0)
+    logits = torch.randn(600)
+    logits[[0, 17, 599]] = -torch.inf
+    steps = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    uniforms = torch.cartesian_prod(steps, steps)
+    ids, _ = found.choose(logits.expand(len(uniforms), -1), uniforms, 1.0)
+    share = ids.bincount(minlength=600) / len(uniforms)
+    assert (share - logits.softmax(dim=-1)).abs().max() < 2e-3
+    assert share[[0, 17, 599]].sum() == 0
+
+
+@needs_compiler
+def test_the_ends_of_the_uniform_numbers_draw_the_first_and_the_last_token_that_can_be(found):
+    logits = torch.full((2, 300), -torch.inf)
+    logits[:, [3, 40, 290]] = 0.0
+    ends = torch.tensor([[0.0, 0.0], [1 - 2.0**-32, 1 - 2.0**-32]], dtype=torch.float64)
+    ids, logprobs = found.choose(logits, ends, 1.0)
+    assert ids.tolist() == [3, 290]
+    assert logprobs.tolist() == pytest.approx([-math.log(3)] * 2)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_logits_that_are_no_numbers_give_no_log_probability(dtype, found):
+    logits = torch.randn(3, 300).to(dtype)
+    logits[1, 299], logits[2, 5] = float("nan"), float("inf")
+    ids, logprobs = found.choose(logits, torch.full((3, 2), 0.999, dtype=torch.float64), 1.0)
+    assert logprobs.isfinite().tolist() == [True, False, False]
+    assert ((ids >= 0) & (ids < 300)).all()
+
+
 # ---------------------------------------------------------------- compiling
 
 
@@ -292,6 +360,8 @@ def test_a_compiler_that_never_ends_is_not_waited_for(tmp_path, monkeypatch):
         ("(gate < 0 ? small : all(1))", "small", "silu_gate"),
         ("std::fill(score + seen_p", "if (0) std::fill(score + seen_p", "attend_rows"),
         ("factors[x] = softmax", "factors[x] = 1.01f * softmax", "attend_rows"),
+        ("drawn(running.data(), blocks, uniforms[2 * b])", "drawn(running.data(), blocks, 0.5)", "choose"),
+        ("- float(std::log(total))", "- float(std::log(total + 0.1))", "choose"),
     ],
 )
 def test_kernels_that_compute_something_else_are_not_used(right, wrong, name, tmp_path, monkeypatch):
@@ -302,7 +372,7 @@ def test_kernels_that_compute_something_else_are_not_used(right, wrong, name, tm
     source = tmp_path / "kernels.cpp"
     source.write_text(text.replace(right, wrong), encoding="utf-8")
     made = Kernels(compiled(source))
-    with pytest.raises(Unavailable, match=f"{name} differs from its formula"):
+    with pytest.raises(Unavailable, match=rf"{name}.* differs from its formula"):
         check(made)
 
 

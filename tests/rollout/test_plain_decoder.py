@@ -161,7 +161,7 @@ def test_kernels_and_operations_of_pytorch_sample_the_same(name, packed):
         sampler.eos_ids = frozenset((EOS, 5, 17, 40, 9))
     lengths = Settings(max_batch_rows=4, max_completion_length=40)
     found, expected = (s.generate(random_prompts((12, 1, 7)), lengths, group_size=3, seed=3) for s in samplers)
-    assert {"attend_rows", "rms_norm", "rotate_"} <= set(used.calls)
+    assert {"attend_rows", "rms_norm", "rotate_", "choose"} <= set(used.calls)
     assert ("silu_gate" in used.calls) == (name != "qwen3-moe, experts")
     assert len({len(c.ids) for group in found for c in group}) > 3, "the test wants rows of several lengths"
     for ours, theirs in zip(found, expected, strict=True):
@@ -210,7 +210,7 @@ def test_what_kernels_do_not_know_is_computed_without_them(dtype):
     used = _Counted()
     found = sampler_of(model, kernels=used).generate(random_prompts(), Settings(), group_size=2, seed=0)
     expected = sampler_of(model).generate(random_prompts(), Settings(), group_size=2, seed=0)
-    assert set(used.calls) == ({"rms_norm", "silu_gate"} if dtype == torch.float32 else set())
+    assert set(used.calls) == ({"rms_norm", "silu_gate", "choose"} if dtype == torch.float32 else set())
     assert [[c.ids for c in group] for group in found] == [[c.ids for c in group] for group in expected]
 
 

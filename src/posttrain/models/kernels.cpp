@@ -265,6 +265,55 @@ void silu_gate(const T* gate_up, T* out, int64_t L, int64_t I, int threads) {
         }
 }
 
+// --- choosing a token --------------------------------------------------------------------------------------------------
+
+constexpr int64_t BLOCK = 256;  // of the vocabulary: the first number selects a block, the second a token of it
+
+// The first of `num` running sums that exceeds `uniform` times the last one; where none does, the last that adds anything.
+inline int64_t drawn(const double* running, int64_t num, double uniform) {
+    const double total = running[num - 1];
+    int64_t above = std::upper_bound(running, running + num, uniform * total) - running;
+    int64_t last = std::lower_bound(running, running + num, total) - running;
+    return std::max<int64_t>(0, std::min({above, last, num - 1}));
+}
+
+template <class T>
+void choose(const T* logits, const double* uniforms, int64_t* ids, float* logprobs, int64_t B, int64_t V,
+            float temperature, int threads) {
+    const int64_t blocks = (V + BLOCK - 1) / BLOCK;
+#pragma omp parallel num_threads(threads) if (B * V > ALONE)
+    {
+        std::vector<float> scaled(blocks * BLOCK, -INFINITY), weights(blocks * BLOCK);
+        std::vector<double> running(blocks), inside(BLOCK);
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < B; b++) {
+            for (int64_t v = 0; v + W <= V; v += W) store(&scaled[v], load(logits + b * V + v) / temperature);
+            for (int64_t v = V / W * W; v < V; v++) scaled[v] = value_of(logits[b * V + v]) / temperature;
+            Floats top = load(&scaled[0]);
+            for (int64_t v = W; v < blocks * BLOCK; v += W) {
+                Floats x = load(&scaled[v]);
+                top = x > top ? x : top;
+            }
+            const float highest = largest(top);
+            double total = 0;
+            for (int64_t block = 0; block < blocks; block++) {
+                Floats of_block = {};
+                for (int64_t v = block * BLOCK; v < (block + 1) * BLOCK; v += W) {
+                    Floats weight = exponential(load(&scaled[v]) - highest);
+                    of_block += weight;
+                    store(&weights[v], weight);
+                }
+                running[block] = total += sum(of_block);
+            }
+            const int64_t block = drawn(running.data(), blocks, uniforms[2 * b]);
+            double in_block = 0;
+            for (int64_t v = 0; v < BLOCK; v++) inside[v] = in_block += weights[block * BLOCK + v];
+            ids[b] = std::min(block * BLOCK + drawn(inside.data(), BLOCK, uniforms[2 * b + 1]), V - 1);
+            logprobs[b] = scaled[ids[b]] - highest - float(std::log(total));
+        }
+    }
+}
+
 }  // namespace
 
 // --- what Python calls: pointers to float32, or to bfloat16 where `half` -----------------------------------------------
@@ -285,6 +334,12 @@ void posttrain_rotate(bool half, void* x, const void* cosines, const void* sines
                       int64_t stride, int threads) {
     half ? rotate((bfloat16*)x, (const bfloat16*)cosines, (const bfloat16*)sines, L, heads, D, stride, threads)
          : rotate((float*)x, (const float*)cosines, (const float*)sines, L, heads, D, stride, threads);
+}
+
+void posttrain_choose(bool half, const void* logits, const double* uniforms, int64_t* ids, float* logprobs, int64_t B,
+                      int64_t V, float temperature, int threads) {
+    half ? choose((const bfloat16*)logits, uniforms, ids, logprobs, B, V, temperature, threads)
+         : choose((const float*)logits, uniforms, ids, logprobs, B, V, temperature, threads);
 }
 
 void posttrain_silu_gate(bool half, const void* gate_up, void* out, int64_t L, int64_t I, int threads) {

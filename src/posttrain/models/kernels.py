@@ -91,6 +91,8 @@ class Kernels:
         self._rms_norm = _function(functions, "rms_norm", pointer, pointer, pointer, size, size, number, threads)
         self._rotate = _function(functions, "rotate", pointer, pointer, pointer, size, size, size, size, threads)
         self._silu_gate = _function(functions, "silu_gate", pointer, pointer, size, size, threads)
+        four = [pointer] * 4
+        self._choose = _function(functions, "choose", *four, size, size, number, threads)
 
     def attend_rows(
         self,
@@ -160,6 +162,20 @@ class Kernels:
         self._silu_gate(_HALF[out_LI.dtype], *pointers, length, width, torch.get_num_threads())
         return out_LI
 
+    def choose(self, logits_BV: Tensor, uniforms_B2: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """A token of every row, drawn from `softmax(logits / temperature)`, and its log-probability, `[B]` each.
+
+        The uniform numbers are float64 and used as in `posttrain.rollout.sampling`. Logits that are not numbers give
+        some token, and a log-probability that is not a number either.
+        """
+        logits_BV, uniforms_B2 = logits_BV.contiguous(), uniforms_B2.contiguous()
+        num_rows, num_tokens = logits_BV.shape
+        ids_B, logprobs_B = torch.empty(num_rows, dtype=torch.long), torch.empty(num_rows)
+        pointers = (x.data_ptr() for x in (logits_BV, uniforms_B2, ids_B, logprobs_B))
+        sizes = num_rows, num_tokens, temperature, torch.get_num_threads()
+        self._choose(_HALF[logits_BV.dtype], *pointers, *sizes)
+        return ids_B, logprobs_B
+
 
 def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
     function = getattr(library, f"posttrain_{name}")
@@ -227,7 +243,22 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
         "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
         "silu_gate": (made.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
         "attend_rows": _attention_pair(made, noise),
+        **_choice_pairs(made, 3 * noise(40, 700)),
     }
+
+
+def _choice_pairs(made: Kernels, logits_BV: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Tokens and their log-probabilities, drawn by uniform numbers from near 0 to near 1 and the other way round."""
+    num_rows, logprobs_BV = len(logits_BV), (logits_BV.float() / 0.7).log_softmax(dim=-1)
+    steps_B = (torch.arange(num_rows, dtype=torch.float64) + 0.5) / num_rows
+    ids_B, actual_B = made.choose(logits_BV, torch.stack([steps_B, steps_B.flip(0)], dim=1), 0.7)
+    expected_B = logprobs_BV.gather(1, ids_B[:, None])[:, 0]
+    weights_BNb = torch.nn.functional.pad(logprobs_BV.exp(), (0, -700 % 256)).view(num_rows, -1, 256).double()
+    running_BN = weights_BNb.sum(dim=-1).cumsum(dim=-1)
+    blocks_B = (running_BN <= steps_B[:, None] * running_BN[:, -1:]).sum(dim=-1)
+    inside_Bb = weights_BNb[torch.arange(num_rows), blocks_B].cumsum(dim=-1)
+    tokens_B = blocks_B * 256 + (inside_Bb <= steps_B.flip(0)[:, None] * inside_Bb[:, -1:]).sum(dim=-1)
+    return {"choose (tokens)": (ids_B, tokens_B.float()), "choose": (actual_B, expected_B)}
 
 
 def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:

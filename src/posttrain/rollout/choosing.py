@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posttrain.models.kernels import Kernels
 from posttrain.rollout.requests import Row
 from posttrain.rollout.sampler import SamplingSettings
 from posttrain.rollout.sampling import UniformStream, choose, token_logprobs, uniforms
@@ -19,13 +20,14 @@ class Draw:
 
     settings: SamplingSettings
     seed: int
+    kernels: Kernels | None = None
 
     def __call__(self, logits_BV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """See `Choose`."""
         if self.settings.temperature == 0:
             return choose(logits_BV, self.settings, None)
         words = [self._stream(row).word() for row in rows]
-        return choose(logits_BV, self.settings, uniforms(words).to(logits_BV.device))
+        return choose(logits_BV, self.settings, uniforms(words).to(logits_BV.device), self.kernels)
 
     def _stream(self, row: Row) -> UniformStream:
         if row.uniforms is None:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
@@ -46,8 +46,15 @@ class _InFlight:
     slots_n: Tensor
     starts_m: Tensor
     """Position of the first token after the prompt."""
-    seen_mC: Tensor
-    """Position of what every column holds, or will hold."""
+    columns: tuple[int, int]
+    """Of prompts, and of rows."""
+
+    @cached_property
+    def seen_mC(self) -> Tensor:
+        """Position of what every column holds, or will hold."""
+        columns_p, columns_s = (torch.arange(number, device=self.starts_m.device) for number in self.columns)
+        starts_m1 = self.starts_m[:, None]
+        return torch.cat([columns_p.where(columns_p < starts_m1, _NOWHERE), starts_m1 + columns_s], dim=1)
 
 
 class GroupRows:
@@ -187,15 +194,12 @@ class GroupRows:
         return [*values, *list(values[:1]) * (self._computed(len(values)) - len(values))]
 
     def _gather(self) -> _InFlight:
-        starts_m1 = np.array(self._fill_up([self._lengths_P[prompt] for prompt in self._prompt_n]))[:, None]
-        columns_p, columns_s = np.arange(self._prompts.num_columns), np.arange(self._rows.num_columns)
-        prompt_mC = np.where(columns_p < starts_m1, columns_p, _NOWHERE)
-        seen_mC = np.concatenate([prompt_mC, starts_m1 + columns_s], axis=1)
+        starts_m = self._fill_up([self._lengths_P[prompt] for prompt in self._prompt_n])
         return _InFlight(
-            attention=self._attention(num_filled=len(starts_m1)),
+            attention=self._attention(num_filled=len(starts_m)),
             slots_n=torch.arange(len(self._prompt_n), device=self.device),
-            starts_m=torch.from_numpy(starts_m1[:, 0]).to(self.device),
-            seen_mC=torch.from_numpy(seen_mC).to(self.device),
+            starts_m=torch.tensor(starts_m, dtype=torch.long, device=self.device),
+            columns=(self._prompts.num_columns, self._rows.num_columns),
         )
 
     def _attend_rows(self, layer: int, qkv_mND: Tensor, mask_m1C: Tensor | None) -> Tensor:

@@ -154,7 +154,7 @@ class LocalSampler:
         for request in requests:
             where = f"prompt {request.stream[0]}"
             self._check_length(request.prompt_ids, request.max_new_tokens, where=where)
-        choose = Draw(sampling, seed)
+        choose = Draw(sampling, seed, self.kernels)
         for row in self._run(requests, choose, sampling.max_batch_rows, eos_ids=self.eos_ids, stop=stop):
             yield row.number, self._completion(row, stop)
 

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posttrain.models.kernels import Kernels, can_compute
 from posttrain.rollout.sampler import SamplingSettings
 
 _WORD = 2**64
@@ -29,16 +30,21 @@ _BLOCK = 256
 _NUCLEUS_GUESSES = (256, 4096)
 
 
-def choose(logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None) -> tuple[Tensor, Tensor]:
+def choose(
+    logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None, kernels: Kernels | None = None
+) -> tuple[Tensor, Tensor]:
     """The next token of every row and its log-probability, `[B]` each.
 
     Temperature 0 takes the likeliest token (of equals the first), needs no random numbers, ignores truncation, which
-    could not change the choice, and reports log-probabilities at temperature 1.
+    could not change the choice, and reports log-probabilities at temperature 1. `kernels` draw where nothing is
+    truncated.
     """
     if settings.temperature == 0:
         ids_B = logits_BV.argmax(dim=-1)
         return ids_B, token_logprobs(logits_BV, ids_B, temperature=0)
     assert uniforms_B2 is not None, "sampling at a temperature above 0 needs random numbers"
+    if kernels is not None and can_compute(logits_BV) and _is_whole(settings):
+        return kernels.choose(logits_BV, uniforms_B2, settings.temperature)
     scaled_BV = _scale(logits_BV, settings.temperature)
     scaled_BV = truncate(scaled_BV, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
     highest_B1 = scaled_BV.amax(dim=-1, keepdim=True)
@@ -124,6 +130,11 @@ def uniforms(words: Sequence[int]) -> Tensor:
     """`[B, 2]` float64 in [0, 1): the upper and the lower half of each word."""
     halves_B2 = np.array(words, dtype="<u8").view("<u4").reshape(-1, 2)[:, ::-1]
     return torch.from_numpy(halves_B2 * 2.0**-32)
+
+
+def _is_whole(settings: SamplingSettings) -> bool:
+    """Nothing is truncated."""
+    return settings.top_k <= 0 and settings.top_p >= 1 and settings.min_p <= 0
 
 
 def _scale(logits_BV: Tensor, temperature: float) -> Tensor:
