@@ -1,7 +1,8 @@
 """The fixtures that worked examples are computed on, and how hypothesis draws: the same examples in every run."""
 
+import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.importing import uncollected
 from posttrain.types import Batch, Totals, count_totals
 
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)  # a busy machine is no failure
@@ -20,6 +22,15 @@ Ragged = Sequence[Sequence[float]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden runs anew (tests/golden)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing of what is imported and collected becomes garbage: the collector need not look at it, now or later."""
+    with uncollected():
+        collected = yield
+    gc.freeze()
+    return collected
 
 
 @pytest.fixture(scope="session", autouse=True)
