@@ -35,8 +35,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What runs keep for each other stays inside of the test session, processes that it starts included."""
-    folder = tmp_path_factory.mktemp("cache")
+    """What runs keep for each other stays inside of the test session, processes that it starts included.
+
+    Processes that test side by side have it together: to build a tiny model takes each of them seconds.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
+    folder.mkdir(exist_ok=True)
     before = os.environ.get("POSTTRAIN_CACHE")
     os.environ["POSTTRAIN_CACHE"] = str(folder)
     yield folder
