@@ -4,6 +4,8 @@ SEED ?= 0
 VENV := .venv
 RUN := $(VENV)/bin/python
 FAST := not slow and not gpu
+# One thread each, as they run side by side; with bytecode on file, as they start some hundred processes.
+ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
 .PHONY: help demo test test-slow test-gpu explore-test check format bench bench-all clean
@@ -25,11 +27,11 @@ demo: $(VENV)/installed
 	$(RUN) -m posttrain demo --seed $(SEED)
 
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal -m "$(FAST)" tests
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --doctest-modules src/posttrain
+	$(ALONE) $(RUN) -m pytest -n 3 --dist worksteal -m "$(FAST)" tests
+	$(ALONE) $(RUN) -m pytest --doctest-modules src/posttrain
 
 test-slow: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "slow and not gpu" tests
+	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu" tests
 
 test-gpu: $(VENV)/installed-dev
 	$(RUN) -m pytest -m gpu tests

@@ -1,7 +1,8 @@
 """The fixtures that worked examples are computed on, and how hypothesis draws: the same examples in every run."""
 
+import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.importing import uncollected
 from posttrain.types import Batch, Totals, count_totals
 
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)  # a busy machine is no failure
@@ -22,10 +24,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden runs anew (tests/golden)")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing of what is imported and collected becomes garbage: the collector need not look at it, now or later."""
+    with uncollected():
+        collected = yield
+    gc.freeze()
+    return collected
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What runs keep for each other stays inside of the test session, processes that it starts included."""
-    folder = tmp_path_factory.mktemp("cache")
+    """What runs keep for each other stays inside of the test session, processes that it starts included.
+
+    Processes that test side by side have it together: to build a tiny model takes each of them seconds.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
+    folder.mkdir(exist_ok=True)
     before = os.environ.get("POSTTRAIN_CACHE")
     os.environ["POSTTRAIN_CACHE"] = str(folder)
     yield folder

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
@@ -57,6 +58,17 @@ def run_anew(function: Callable[..., None], *arguments: str, seconds: float = 90
 def run_code(code: str, *arguments: str) -> Ended:
     """As `python -c CODE ARGUMENT ...` would."""
     return run_alone(_execute, code, *arguments)
+
+
+def run_script(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+    """In place of `subprocess.run([PYTHON, "-P", SCRIPT, ARGUMENT ...])`."""
+    ended = run_alone(_run_path, *command[2:])
+    return subprocess.CompletedProcess(command, 1 if ended.exit_code is None else ended.exit_code, "", ended.errors)
+
+
+def _run_path(*command: str) -> None:
+    sys.argv = list(command)
+    runpy.run_path(command[0], run_name="__main__")
 
 
 def _execute(code: str, *arguments: str) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import run_code
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -25,7 +26,7 @@ run = posttrain.train({
     "data": {"train": "task:sort"}, "rewards": [{"name": "exact_match"}], "preset": "smoke", "output": sys.argv[1],
     "report": False,
 })
-print(len(run.metrics), "steps")
+print(len(run.metrics), "steps", file=sys.stderr)
 """
 
 TRAIN_ON_PAIRS = """
@@ -40,48 +41,58 @@ run = posttrain.train({
     "model": {"path": "tiny:sort", "device": "cpu"}, "algorithm": {"name": "squared_hinge", "beta": 0.3},
     "data": {"train": "task:pairs/taste", "max_rows": 64}, "preset": "smoke", "output": sys.argv[1], "report": False,
 })
-print(len(run.metrics), "steps")
+print(len(run.metrics), "steps", file=sys.stderr)
+"""
+
+
+IN_ITS_PLACE = """
+import os, sys
+import posttrain.algorithms
+posttrain.algorithms.__path__.append(os.path.join(os.getcwd(), "algorithms"))
+"""
+"""A file in this folder is then a module of `posttrain.algorithms`."""
+
+PYTEST = f"""
+{IN_ITS_PLACE}
+import pytest
+os.dup2(2, 1)  # what is printed can be read
+sys.exit(pytest.main(["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".", sys.argv[1]]))
 """
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """posttrain with the file of the example in it: links to the real source, and the one new file."""
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the file of the example where `posttrain.algorithms` looks for its modules, and its test."""
     algorithm, test, line = re.findall(r"```python\n(.*?)```", PAGE.partition("## A complete example")[2], re.DOTALL)[
         :3
     ]
     assert line.strip() == '"best_minus_second": BestMinusSecond,'
-    source, folder = ROOT / "src" / "posttrain", tmp_path / "posttrain"
-    (folder / "algorithms").mkdir(parents=True)
-    for path in source.iterdir():
-        if path.name != "algorithms":
-            (folder / path.name).symlink_to(path)
-    for path in (source / "algorithms").iterdir():
-        (folder / "algorithms" / path.name).symlink_to(path)
-    (folder / "algorithms" / "best_minus_second.py").write_text(algorithm)
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / "best_minus_second.py").write_text(algorithm)
     (tmp_path / "test_best_minus_second.py").write_text(test)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": str(package), "PATH": "", "HOME": str(package), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], cwd=package, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+def run(code: str, *arguments: str) -> str:
+    """In a process of its own; what it wrote."""
+    done = run_code(code, *arguments)
+    assert done.exit_code == 0, done.errors
+    return done.errors
 
 
 def test_the_test_of_the_example_passes(package: Path):
-    assert "4 passed" in run(package, "-m", "pytest", "-p", "no:cacheprovider", "test_best_minus_second.py").stdout
+    assert "4 passed" in run(PYTEST, "test_best_minus_second.py")
 
 
 @pytest.mark.slow
 def test_the_algorithm_of_the_example_trains(package: Path):
-    assert "2 steps" in run(package, "-c", TRAIN, str(package / "run")).stdout
+    assert "2 steps" in run(IN_ITS_PLACE + TRAIN, str(package / "run"))
 
 
 def test_the_example_keeps_the_rules_of_the_house(package: Path):
     """At most 150 lines, formatted and without lint."""
-    file = package / "posttrain" / "algorithms" / "best_minus_second.py"
+    file = package / "algorithms" / "best_minus_second.py"
     assert len(file.read_text().splitlines()) <= 150
     for command in (["format", "--check", "--line-length", "120"], ["check", "--config", str(ROOT / "pyproject.toml")]):
         done = subprocess.run([sys.executable, "-m", "ruff", *command, str(file)], capture_output=True, text=True)
@@ -91,7 +102,7 @@ def test_the_example_keeps_the_rules_of_the_house(package: Path):
 def test_the_preference_loss_of_the_page_passes_its_test_and_trains(package: Path):
     section = PAGE.partition("## A preference loss")[2].partition("\n## ")[0]
     algorithm, test = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    (package / "posttrain" / "algorithms" / "squared_hinge.py").write_text(algorithm)
+    (package / "algorithms" / "squared_hinge.py").write_text(algorithm)
     (package / "test_squared_hinge.py").write_text(test)
-    assert "2 passed" in run(package, "-m", "pytest", "-p", "no:cacheprovider", "test_squared_hinge.py").stdout
-    assert "2 steps" in run(package, "-c", TRAIN_ON_PAIRS, str(package / "run")).stdout
+    assert "2 passed" in run(PYTEST, "test_squared_hinge.py")
+    assert "2 steps" in run(IN_ITS_PLACE + TRAIN_ON_PAIRS, str(package / "run"))

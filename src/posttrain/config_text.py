@@ -93,6 +93,8 @@ def write_value(value: Any) -> str:
     >>> write_value({"learning_rate": 1e-06, "stop": ["1e-6", "yes"]})
     "{learning_rate: 1.0e-06, stop: ['1e-6', 'yes']}"
     """
+    if value is None or type(value) in (bool, int):  # most of a configuration, without a writer for each
+        return "null" if value is None else str(value).lower()
     text = yaml.dump(
         [value], Dumper=_Writer, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False
     )

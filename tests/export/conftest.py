@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.processes import run_script
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
-from posttrain.export import Exported, export
+from posttrain.export import Exported, api, export
+
+FORKED = SimpleNamespace(run=run_script)
+"""For the module subprocess: a replay is forked from a process that has imported transformers already."""
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "models"
 
@@ -76,7 +83,14 @@ KINDS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 
 
 QUICK = ("full", "lora", "reward_model")
-"""What the quick tests export: each export starts a process that imports transformers, which takes seconds."""
+"""What the quick tests export; `full` alone in an interpreter that imports transformers anew, which takes seconds."""
+
+
+@pytest.fixture(autouse=True)
+def replays_are_forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In quick tests; what they replay is the same."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(api, "subprocess", FORKED)
 
 
 def kinds(names: Iterable[str]) -> list[Any]:
@@ -105,7 +119,11 @@ class Runs:
 
     def export(self, kind: str) -> Exported:
         if kind not in self.exported:
-            self.exported[kind] = export(self.run(kind), self.folder / f"exported-{kind}", max_new_tokens=8)
+            run = self.run(kind)
+            with pytest.MonkeyPatch.context() if kind == "full" else contextlib.nullcontext() as patch:
+                if patch:
+                    patch.setattr(api, "subprocess", subprocess)
+                self.exported[kind] = export(run, self.folder / f"exported-{kind}", max_new_tokens=8)
         return self.exported[kind]
 
 

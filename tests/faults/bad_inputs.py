@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.data.malformed import GOOD, TABLE, Malformed
 from tests.data.templates import CALLS
+from tests.processes import run_code
 from tests.tiny import tiny_model, write_prompts
 
 from posttrain.cli import run
@@ -65,6 +66,8 @@ class BadInput:
     exit_code: int = 2
     setup: str = ""
     """Python that a process of its own runs first; empty: the command runs in the process of the test."""
+    forked: bool = False
+    """That process need not import everything anew: `setup` does its work after the imports, too."""
     note: str = ""
     """For the page: what `change`, `during` or `setup` did."""
     varies: str = ""
@@ -193,6 +196,14 @@ def bad_row(bad: Malformed) -> BadInput:
 
 
 OFFLINE = "import os; os.environ |= {'HF_HUB_OFFLINE': '1', 'HF_HOME': 'cache'}"
+CUT_OFF = """
+import os, sys
+import huggingface_hub.constants as hub
+hub.HF_HUB_OFFLINE, hub.HF_HUB_CACHE = True, "cache/hub"
+assert "datasets" not in sys.modules, "it has looked for a network already"
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": "cache"}
+"""
+"""The same in a process that has imported huggingface_hub, as those have that are forked."""
 
 CASES: Mapping[str, tuple[BadInput, ...]] = {
     "The command line": (
@@ -490,7 +501,8 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             name="A dataset that cannot be downloaded",
             command="train run.yaml data.train=nobody/nothing data.eval=null",
             says="nobody/nothing is no file here, and the Hugging Face dataset .* cannot be loaded",
-            setup=OFFLINE,
+            setup=CUT_OFF,
+            forked=True,
             note="Without a network.",
         ),
     ),
@@ -718,6 +730,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             says="step-000000 could not be written to run/checkpoints .*File too large.*Free some space",
             exit_code=3,
             setup=TINY_DISK,
+            forked=True,
             note="No file can grow beyond 30 kB.",
             varies=r"[\d.]+(?= kB of free space)",
         ),
@@ -821,6 +834,11 @@ def provoke(case: BadInput, good: Path) -> Outcome:
 
 def _in_process_of_its_own(case: BadInput, arguments: list[str], folder: Path) -> Outcome:
     code = f"{case.setup}\nfrom posttrain.cli import main\nmain()"
+    if case.forked:
+        ended = run_code(f"import os; os.chdir({str(folder)!r})\n{code}", *arguments)
+        return Outcome(
+            message=normalised(ended.errors, folder), exit_code=-1 if ended.exit_code is None else ended.exit_code
+        )
     found = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, timeout=900
     )

@@ -6,7 +6,6 @@ The table is in bad_inputs.py, and docs/bad-inputs.md shows what it produces.
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -23,25 +22,17 @@ def good(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def processes(good):
-    """The cases with a process of their own take seconds to import torch: they start together."""
-    own = [case for case in ALL if case.setup]
-    with ThreadPoolExecutor(max_workers=len(own)) as threads:
-        yield {case: threads.submit(provoke, case, good) for case in own}
-
-
-@pytest.fixture(scope="module")
 def as_tested() -> bool:
     """Messages of other libraries are part of some; the page shows those of the tested versions."""
     packages = [finding for finding in check_environment().findings if finding.fix.startswith("pip")]
     return not packages
 
 
-@pytest.mark.parametrize("case", sorted(ALL, key=lambda case: bool(case.setup)), ids=lambda case: case.name)
-def test_a_bad_input_is_explained_and_does_not_exit_with_0(case: BadInput, good, request, as_tested):
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
+def test_a_bad_input_is_explained_and_does_not_exit_with_0(case: BadInput, good, as_tested):
     if "model.device=cuda" in case.command and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    outcome = request.getfixturevalue("processes")[case].result() if case.setup else provoke(case, good)
+    outcome = provoke(case, good)
     assert outcome.exit_code == case.exit_code, outcome.message
     assert re.search(case.says, outcome.message, re.DOTALL), outcome.message
     assert re.match(r"\w+: ", outcome.message), f"something stands before the message:\n{outcome.message}"

@@ -7,12 +7,14 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tests.processes import run_script
 from tests.tiny import tiny_model, write_prompts
 from transformers import AutoModelForCausalLM
 
@@ -20,6 +22,7 @@ import posttrain
 from posttrain.cli import run as command
 from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError, ModelError
+from posttrain.export import api as exporting
 from posttrain.models.load import load_model
 from posttrain.report.pipeline_page import stage_rows, table_text, write_pipeline_report
 from posttrain.train import api, pipeline_stage
@@ -469,7 +472,8 @@ def test_the_page_tells_of_trouble_where_there_was_some(tmp_path, error, shown):
     assert shown in page if shown else 'class="trouble"' not in page
 
 
-def test_the_last_policy_is_exported_and_its_card_tells_of_every_stage(folder):
+def test_the_last_policy_is_exported_and_its_card_tells_of_every_stage(folder, monkeypatch):
+    monkeypatch.setattr(exporting, "subprocess", SimpleNamespace(run=run_script))
     trained = posttrain.train(settings(folder, "exported", export={"to": "hf"}))
     assert trained.export == folder / "exported" / "export"
     ours, theirs = (AutoModelForCausalLM.from_pretrained(path) for path in (trained.export, trained.model_path))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.processes import run_code
 
 from posttrain.advise.plan.api import plan_for
 from posttrain.advise.plan.architecture import size_classes
@@ -55,12 +54,10 @@ def test_a_run_that_cannot_fit_ends_with_exit_code_3_before_its_weights_are_look
     model = model_folder(tmp_path / "huge", "405b")
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(CONFIG | {"model": str(model), "output": str(tmp_path / "run")}))
-    done = subprocess.run(
-        [sys.executable, "-m", "posttrain", "train", str(config)], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 3, done.stderr
-    assert "DoesNotFit: the run needs" in done.stderr
-    assert "no weights" not in done.stderr
+    done = run_code("from posttrain.cli import main; main()", "train", str(config))
+    assert done.exit_code == 3, done.errors
+    assert "DoesNotFit: the run needs" in done.errors
+    assert "no weights" not in done.errors
     assert json.loads((tmp_path / "run" / "error.json").read_text())["exit_code"] == 3
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["fits"] == "no"
 

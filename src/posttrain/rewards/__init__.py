@@ -7,25 +7,31 @@ The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0. Those whos
 `from posttrain.rewards.code import code`, and likewise `language` and `repetition`; `format` is `format_tags`.
 """
 
-from posttrain.rewards.components import Reward
-from posttrain.rewards.format import format_tags, json_schema
-from posttrain.rewards.fuzzy import fuzzy_match
-from posttrain.rewards.length import (
-    arora_zanette,
-    cosine,
-    finished,
-    kimi_length,
-    l1_exact,
-    l1_max,
-    soft_overlong,
-)
-from posttrain.rewards.mathematics.choices import multiple_choice
-from posttrain.rewards.mathematics.countdown import countdown
-from posttrain.rewards.mathematics.presets import aime, gsm8k, math500, math_lenient, svamp
-from posttrain.rewards.reward_set import RewardSet, build_rewards, check_gold
-from posttrain.rewards.scores import Failure, Scores, enforce_limit
-from posttrain.rewards.verdict import Verdict
-from posttrain.rewards.verifiers import exact_match, math, numeric, regex
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posttrain.rewards.components import Reward
+    from posttrain.rewards.format import format_tags, json_schema
+    from posttrain.rewards.fuzzy import fuzzy_match
+    from posttrain.rewards.length import (
+        arora_zanette,
+        cosine,
+        finished,
+        kimi_length,
+        l1_exact,
+        l1_max,
+        soft_overlong,
+    )
+    from posttrain.rewards.mathematics.choices import multiple_choice
+    from posttrain.rewards.mathematics.countdown import countdown
+    from posttrain.rewards.mathematics.presets import aime, gsm8k, math500, math_lenient, svamp
+    from posttrain.rewards.reward_set import RewardSet, build_rewards, check_gold
+    from posttrain.rewards.scores import Failure, Scores, enforce_limit
+    from posttrain.rewards.verdict import Verdict
+    from posttrain.rewards.verifiers import exact_match, math, numeric, regex
 
 __all__ = [
     "Failure",
@@ -58,3 +64,29 @@ __all__ = [
     "soft_overlong",
     "svamp",
 ]
+
+_PLACES = {
+    **dict.fromkeys(("format_tags", "json_schema"), "format"),
+    **dict.fromkeys(("arora_zanette", "cosine", "finished", "kimi_length"), "length"),
+    **dict.fromkeys(("l1_exact", "l1_max", "soft_overlong"), "length"),
+    **dict.fromkeys(("aime", "gsm8k", "math", "math500", "math_lenient", "numeric", "svamp"), "mathematics.presets"),
+    **dict.fromkeys(("RewardSet", "build_rewards", "check_gold"), "reward_set"),
+    **dict.fromkeys(("Failure", "Scores", "enforce_limit"), "scores"),
+    **dict.fromkeys(("exact_match", "regex"), "verifiers"),
+    "Reward": "components",
+    "Verdict": "verdict",
+    "countdown": "mathematics.countdown",
+    "fuzzy_match": "fuzzy",
+    "multiple_choice": "mathematics.choices",
+}
+"""The module of each name: imported when it is asked for, as a worker process needs none of them to start."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.verifiers import BUILTINS
 
 ENTRY_POINTS = "posttrain.rewards"
 
@@ -50,7 +49,7 @@ def resolve(function: str, folder: Path | None = None) -> Target:
         return Target(path=str(_find_file(path, folder)), name=name)
     module, dot, name = function.replace(":", ".").rpartition(".")
     if function.endswith(".py") or not (dot and module and name.isidentifier()):
-        builtin = f"`name: {function}` chooses a built-in reward." if function in BUILTINS else ""
+        builtin = f"`name: {function}` chooses a built-in reward." if function in _builtins() else ""
         raise ConfigError(
             given=f"rewards.function = {function!r}",
             allowed='"path/to/file.py:name" or "package.module.name"',
@@ -79,7 +78,7 @@ def find_named(name: str) -> Target:
     published = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in published:
         return Target(module=published[name].module, name=published[name].attr)
-    known = sorted({*BUILTINS, *published})
+    known = sorted({*_builtins(), *published})
     meant = f"; here it is {ELSEWHERE[name]!r}" if name in ELSEWHERE else suggestion(name, known)
     raise ConfigError(
         given=f"rewards.name = {name!r}, and there is no such reward{meant}",
@@ -108,6 +107,13 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?`, or nothing when no known name is close."""
     close = difflib.get_close_matches(given, list(known), n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def _builtins() -> Iterable[str]:
+    """The names of the built-in rewards, which a worker need not import to run a function of the user's."""
+    from posttrain.rewards.verifiers import BUILTINS
+
+    return BUILTINS
 
 
 def _find_file(path: str, folder: Path | None) -> Path:
