@@ -299,6 +299,16 @@ def check_vocabulary(config: ModelConfig, model: PreTrainedModel, tokenizer: Pre
 
 
 @contextmanager
+def called(setting: str) -> Iterator[None]:
+    """Inside, errors of reading a model name it by the setting that asks for it."""
+    try:
+        yield
+    except (ModelError, DoesNotFit) as error:
+        given, fix = (text.replace("model.path", setting) for text in (error.given, error.fix))
+        raise type(error)(given=given, allowed=error.allowed, fix=fix) from error
+
+
+@contextmanager
 def explained(config: ModelConfig, source: ModelSource, what: str) -> Iterator[None]:
     """Turn whatever reading a model can raise into a ModelError that says what it means."""
     try:
