@@ -164,10 +164,12 @@ def _check_generation_config(file: Path) -> None:
             allowed="a JSON object, or no such file: answers then end at the EOS of the tokenizer alone",
             fix="Copy or download this file again.",
         ) from error
-    listed = content.get("eos_token_id") if isinstance(content, dict) else str(content)
-    if not all(one is None or type(one) is int for one in (listed if isinstance(listed, list) else [listed])):
+    listed = content.get("eos_token_id") if isinstance(content, dict) else None
+    ids = listed if isinstance(listed, list) else [listed]
+    if not isinstance(content, dict) or not all(one is None or type(one) is int for one in ids):
+        what = f": eos_token_id = {listed!r}" if isinstance(content, dict) else f" holds {str(content)[:60]}"
         raise ModelError(
-            given=f"{file}: eos_token_id = {listed!r}" if isinstance(content, dict) else f"{file} holds {listed[:60]}",
+            given=f"{file}{what}",
             allowed="a JSON object whose eos_token_id is an id or a list of them",
             fix="Correct this file.",
         )
