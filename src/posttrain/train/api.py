@@ -26,6 +26,7 @@ from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.rewards.model import find_model
 from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train import same_data, same_model
 from posttrain.train.alarms import respond, untold
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
@@ -37,7 +38,6 @@ from posttrain.train.metrics import memory_metrics
 from posttrain.train.pipeline_store import pipeline_around
 from posttrain.train.planning import plan_first
 from posttrain.train.run import Phases, Run
-from posttrain.train.same_data import check_same, put_on_file
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore, holds_run, never_began
 
@@ -104,7 +104,8 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
             store.truncate_after(0)
             run.evaluation |= stage
         else:
-            check_same(run)
+            same_data.check_same(run)
+            same_model.check_same(run)
             run.restore(checkpoint)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
@@ -216,7 +217,8 @@ def carry_out(run: Run) -> Run:
     run.view.compares_groups = run.algorithm.group_size_needed > 1
     if run.step == 0:
         show_first_rows(run)
-        put_on_file(run)
+        same_data.put_on_file(run)
+        same_model.put_on_file(run)
     with finishing_steps(run) as interrupted:
         if "baseline" not in run.evaluation:
             run.measure_model("baseline")
