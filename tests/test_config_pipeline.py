@@ -166,6 +166,12 @@ def test_settings_of_the_pipeline_and_python_mappings():
         (with_stage(1, name="sft"), "stage sft: two stages are called sft"),
         (with_stage(0, model="stage:judge"), r"stage sft: model\.path = stage:judge, and no earlier stage"),
         (with_stage(2, rewards=[{"model": "stage:jugde"}]), r"called 'jugde'[^$]*Did you mean stage:judge\?"),
+        (
+            with_stage(2, rewards=[{"model": "judge"}]),
+            r"stages grpo-1, grpo-2: rewards\.0\.model = judge, which is the name of an earlier stage, and no folder; "
+            r"allowed: stage:judge[^$]*Set rewards\.0\.model = stage:judge",
+        ),
+        (with_stage(2, model="sft"), r"model\.path = sft, which is the name of an earlier stage"),
         (with_stage(2, rewards=[{"model": "stage:sft"}]), "that stage trains a policy, which gives no score"),
         (with_stage(2, model="stage:judge"), "that stage trains a model that scores, and writes nothing"),
         (with_stage(0, data={"train": "stage:judge"}), r"data\.train = 'stage:judge'; allowed: stage:NAME in model"),

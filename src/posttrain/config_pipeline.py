@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from posttrain.config import Part, PathText, Resolved, RunConfig, check, load_config, saved_tree
 from posttrain.config_layers import Layers
-from posttrain.config_pipeline_links import MARK, links_of, wants_policy
+from posttrain.config_pipeline_links import MARK, links_of, refuse_unmarked, wants_policy
 from posttrain.config_pipeline_stages import STAGES, Changes, Draft, drafts_of, listed_stages, with_start
 from posttrain.config_schema import Problem, combine
 from posttrain.config_text import COMMENT, read_mapping, write_tree
@@ -234,6 +234,7 @@ class _Builder:
             resolved = load_config(given, self.changes.of_stage(draft), shared=shared, origin=self.origin)
             stage = Stage(name=draft.name, number=self.number, resolved=resolved, uses=dict(links_of(resolved.config)))
             stage = self._linked(stage)
+            refuse_unmarked(resolved.config, self.names)
             check(resolved.config)
         except ConfigError as error:
             self.problems.append((draft.name, error))

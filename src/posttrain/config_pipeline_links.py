@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 from posttrain.config import RunConfig
+from posttrain.config_models import models_named
 from posttrain.config_text import dotted, leaves, show
 from posttrain.errors import ConfigError
 
@@ -33,6 +35,17 @@ def links_of(config: RunConfig) -> Iterator[tuple[str, str]]:
                     fix="Write a path here: what a stage hands over is its model.",
                 )
             yield setting, match[1]
+
+
+def refuse_unmarked(config: RunConfig, names: Collection[str]) -> None:
+    """Raise ConfigError for the bare name of an earlier stage where a model may stand, and no such folder is there."""
+    for setting, path in models_named(config):
+        if path in names and not Path(path).exists():
+            raise ConfigError(
+                given=f"{setting} = {path}, which is the name of an earlier stage, and no folder",
+                allowed=f"{MARK}{path} for the model of that stage, or a model",
+                fix=f"Set {setting} = {MARK}{path}; a model of that name on the Hub needs another name of the stage.",
+            )
 
 
 def wants_policy(setting: str, *, trains_policy: bool) -> bool | None:

@@ -277,8 +277,8 @@ def test_streamed_data_is_reported_alike(write, tokenizer, tmp_path, monkeypatch
     [
         ("math/gsm8k_test.jsonl", ["prompts"]),
         ("sft/llamafactory_alpaca_en_demo.jsonl.gz", ["examples", "prompts"]),
-        ("sft/llamafactory_glaive_toolcall_en_demo.jsonl.gz", ["examples", "prompts"]),
-        ("preference/llamafactory_kto_en_demo.jsonl.gz", ["labels", "examples", "prompts"]),
+        ("sft/llamafactory_glaive_toolcall_en_demo.jsonl.gz", ["examples"]),
+        ("preference/llamafactory_kto_en_demo.jsonl.gz", ["labels", "examples"]),
         ("preference/llamafactory_dpo_en_demo.jsonl.gz", ["pairs", "prompts"]),
         ("preference/ultrafeedback_eval.jsonl.gz", ["pairs", "ratings", "prompts"]),
         ("preference/hh_rlhf_harmless_base_test.jsonl.gz", ["pairs"]),
@@ -290,6 +290,8 @@ def test_real_files_are_recognised(name, kinds):
     config = DataConfig(train=path, max_rows=40)
     report = inspect_data(path, tokenizer=real_tokenizer("tokenizers/smollm2"), config=config)
     assert [report.uses[0].kind, *report.also] == kinds
+    for kind in report.also:
+        assert inspect_data(path, config=config, kind=kind).uses, f"--as {kind} is what it says"
     dropped = [dropped.reason for dropped in report.uses[0].dropped]
     assert report.uses[0].usable == 40 - len(dropped)
     assert set(dropped) <= {"the chat template leaves out tool calls"}

@@ -8,7 +8,10 @@ import pytest
 from posttrain.cli import run as command
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.reward_trial import try_config
+from posttrain.evaluate.signal import about_right
 from posttrain.functional.estimators import differ_at_k
+from posttrain.rewards import Reward, Scores, build_rewards
+from posttrain.types import Prompt
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(1, 41)]
 REWARDS = """
@@ -105,6 +108,34 @@ def test_a_reward_that_fails_is_not_said_to_refuse(folder, capsys):
 def test_a_reward_that_pays_everything_alike_is_said_to(folder, capsys):
     _, trial = tried(capsys, f"{folder}/rewards.py:kind", "--data", f"{folder}/train.jsonl")
     assert text_of(trial, "gold answers") == "right, empty and wrong answers all got 1"
+
+
+def test_a_column_that_the_rows_with_gold_answers_lack_is_there_as_in_a_run(folder, capsys):
+    """A list function is given None for it; before, it failed for want of the argument."""
+    function = "def scaled(completions, answer, scale):\n"
+    scaled = f"\n{function}    return [float(text == gold) for text, gold in zip(completions, answer)]"
+    (folder / "rewards.py").write_text(REWARDS + scaled)
+    rows = [*ROWS, *({"prompt": f"Say {n}.", "scale": 2} for n in range(20))]
+    (folder / "ragged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, trial = tried(capsys, f"{folder}/rewards.py:scaled", "--data", f"{folder}/ragged.jsonl")
+    assert code == 0
+    assert status(trial) == dict.fromkeys(status(trial), "ok")
+
+
+def test_a_reward_of_a_column_that_only_other_rows_have_is_one_that_tells_right_from_wrong(folder):
+    """The rows at hand are held out of the data of which some have the column."""
+    honest = Reward(function=f"{folder}/rewards.py:honest")
+    words = Reward(function=f"{folder}/rewards.py:words", weight=0.1)
+    asked = Prompt(index=0, ids=(1,), text="What is it?", columns_of_data=("answer",))
+    with build_rewards([honest, words]) as built:
+        scores = Scores(
+            rewards_PG=[[0.0]],
+            scored_PG=[[True]],
+            parts={label: [[0.0]] for label in built.labels},
+            failures=(),
+            seconds={},
+        )
+        assert [found.status for found in about_right(built, [asked], scores)] == ["warn"]
 
 
 def test_where_nothing_could_be_tried_nothing_is_said_to_be_well(folder, capsys):

@@ -212,6 +212,16 @@ def test_a_mean_over_tokens_weighs_texts_by_their_length_and_its_spread_by_text(
     assert (found.low, found.high) == pytest.approx((1.5 - half, 1.5 + half))
 
 
+def test_a_ratio_does_not_reach_beyond_what_it_can_be():
+    """Two texts of a hundred tokens, of which 90 and 60 are right: Student's t goes from -116 to 266 percent."""
+    free, cut = (ratio_interval([90.0, 60.0], [100, 100], **given) for given in ({}, {"bounds": (0.0, 1.0)}))
+    assert free.low < -1
+    assert free.high > 2
+    assert cut == Interval(0.75, 0.0, 1.0, 2)
+    assert ratio_interval([3.0], [2], bounds=(0.0, math.inf)) == Interval(1.5, 0.0, math.inf, 1)
+    assert ratio_interval([-1e-9, -1e-9], [1, 1], bounds=(0.0, 1.0)).low == -1e-9, "the mean is never left out"
+
+
 def test_one_text_that_has_all_tokens_says_nothing_about_the_spread():
     assert ratio_interval([3.0, 0.0], [2, 0]) == Interval(1.5, -math.inf, math.inf, 2)
 

@@ -245,6 +245,31 @@ def test_damaged_weights_are_named(folder, damage):
         load(folder)
 
 
+def test_weights_that_cannot_be_opened_are_named(folder):
+    """As in a folder of the Hub's cache of which the files are gone, or where one may not read them."""
+    (folder / "model.safetensors").rename(folder / "elsewhere")
+    (folder / "model.safetensors").symlink_to("nowhere")
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read: No such file"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"eos_token_id": [2, 3], "pad', r"generation_config\.json cannot be read: Unterminated string"),
+        ("", r"generation_config\.json cannot be read: Expecting value"),
+        ("[2, 3]", r"generation_config\.json holds \[2, 3\]"),
+        ('{"eos_token_id": "3"}', r"generation_config\.json: eos_token_id = '3'"),
+        ('{"eos_token_id": [2, "3"]}', r"eos_token_id = \[2, '3'\]"),
+    ],
+)
+def test_a_generation_config_that_cannot_be_read_does_not_lose_an_end_of_answers(folder, content, message):
+    """transformers takes it for one that is not there; the model then went on behind its own end of text."""
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
 def test_a_folder_without_tokenizer(folder):
     for file in folder.glob("*token*"):
         file.unlink()

@@ -49,6 +49,14 @@ def test_without_a_terminal_every_step_is_one_complete_plain_line():
     assert text.splitlines()[-1] == "held-out accuracy 22% (16% to 30%) → 95% (90% to 98%), intervals disjoint"
 
 
+def test_what_has_no_interval_is_not_said_to_overlap():
+    stream = io.StringIO()
+    before, after = ({"loss": {"mean": mean, "low": 0.0, "high": None, "n": 1}, "prompts": 1} for mean in (11.0, 8.5))
+    TerminalView(stream).finished({"evaluation": {"baseline": before, "trained": after}})
+    assert "overlap" not in stream.getvalue()
+    assert stream.getvalue().rstrip().endswith("without intervals to judge the change by")
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [(1, "verdict: The model improved."), (-1, "warning: The model improved."), (None, "verdict: The model improved.")],

@@ -147,6 +147,13 @@ def test_a_judge_s_column_that_the_held_out_data_lacks_is_to_be_added_there(buil
         built(Reward(judge=judge)).check([prompt(0)], missing.HELD_OUT)
 
 
+def test_a_judge_s_column_that_other_rows_of_the_data_have_is_there(built):
+    """As for a function: it then does not apply to these rows."""
+    judge = {"model": "any", "url": "http://localhost:9/v1", "mode": "reference"}
+    held_out = replace(prompt(0), columns_of_data=("answer",))
+    built(Reward(judge=judge)).check([held_out], missing.HELD_OUT)
+
+
 def test_examples_in_docstrings_run():
     assert doctest.testmod(missing) == (0, 1)
 

@@ -52,7 +52,7 @@ def measured(logprobs: Mapping[int, float], folder: Path, name: str, *, top1: bo
 def test_every_token_counts_the_same_and_rows_are_what_chance_chose(tmp_path: Path):
     found = measured(BEFORE, tmp_path, "baseline")["baseline"]
     assert found["loss"]["mean"] == pytest.approx((3 * 1 + 3 + 1 + 3) / 6)
-    assert found["loss"] == ratio_interval([3.0, 3.0, 4.0], [3, 1, 2])._asdict()
+    assert found["loss"] == ratio_interval([3.0, 3.0, 4.0], [3, 1, 2], bounds=(0.0, math.inf))._asdict()
     assert found["loss"]["mean"] != pytest.approx(mean_interval([1.0, 3.0, 2.0]).mean)
     assert found["perplexity"]["mean"] == pytest.approx(math.exp(10 / 6))
     assert found["perplexity"]["high"] == pytest.approx(math.exp(found["loss"]["high"]))
@@ -62,7 +62,10 @@ def test_every_token_counts_the_same_and_rows_are_what_chance_chose(tmp_path: Pa
 
 def test_token_accuracy_is_told_where_the_forward_pass_tells_it(tmp_path: Path):
     found = measured(BEFORE, tmp_path, "baseline", top1=True)["baseline"]
-    assert found["token_accuracy"]["mean"] == pytest.approx(4 / 6)  # the prompt's token is not counted
+    accuracy = found["token_accuracy"]
+    assert accuracy["mean"] == pytest.approx(4 / 6)  # the prompt's token is not counted
+    assert (accuracy["low"], accuracy["high"]) == (0.0, 1.0), "of three rows, and never 150 percent"
+    assert found["perplexity"]["low"] >= 1.0
 
 
 def test_the_change_is_paired_by_row(tmp_path: Path):

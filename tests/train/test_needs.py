@@ -19,7 +19,7 @@ from posttrain.algorithms import ALGORITHMS, GRPO
 from posttrain.algorithms.base import Need
 from posttrain.algorithms.settings import settings
 from posttrain.config import check, load_config, to_yaml
-from posttrain.errors import ConfigError, GuardStop
+from posttrain.errors import ConfigError, GuardStop, ModelError
 from posttrain.report.terminal import TerminalView
 from posttrain.train.loop import train_step, update
 from posttrain.train.run import Run
@@ -423,6 +423,11 @@ def test_distillation_brings_the_student_to_its_teacher(folder, tmp_path):
     assert gaps[0] > 1
     assert gaps[-1] < 0.5 * gaps[0]
     assert run.evaluation["trained"]["greedy"] == posttrain.evaluate(run.folder).to_json()["greedy"]
+
+
+def test_a_teacher_that_is_not_there_is_called_so(build):
+    with pytest.raises(ModelError, match=r"^teacher\.path = './nowhere': there is no such folder"):
+        build("taught", {"teacher": "./nowhere", "rewards": []})
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(build, folder):

@@ -378,9 +378,22 @@ def test_one_run_does_not_take_the_stages_of_a_pipeline(folder):
     [
         ({"data": {"train": "nowhere.jsonl"}}, DataError, "stage grpo: nowhere.jsonl does not exist"),
         ({"rewards": [{"function": "nowhere.py:score"}]}, ConfigError, r"stage grpo: .*nowhere\.py"),
+        ({"model": "./nowhere"}, ModelError, r"stage grpo: model\.path = './nowhere': there is no such folder"),
+        ({"rewards": [{"model": "./nowhere"}]}, ModelError, r"stage grpo: rewards\.0\.model = './nowhere'"),
+        ({"rewards": [{"judge": {"model": "./nowhere", "mode": "score"}}]}, ModelError, r"rewards\.0\.judge\.model = "),
+        (
+            {"algorithm": {"name": "grpo", "kl_coef": 0.1}, "reference": {"path": "./nowhere"}},
+            ModelError,
+            r"stage grpo: reference\.path = './nowhere'",
+        ),
+        (
+            {"algorithm": "ppo", "critic": {"path": "./nowhere"}},
+            ModelError,
+            r"stage ppo: critic\.path = './nowhere': there is no such folder",
+        ),
     ],
 )
-def test_data_and_rewards_of_all_stages_are_read_before_the_first_one_trains(folder, change, kind, message):
+def test_data_rewards_and_models_of_all_stages_are_looked_at_before_the_first_one_trains(folder, change, kind, message):
     given = settings(folder, "ahead")
     given["stages"][1] |= change
     with pytest.raises(kind, match=message) as error:

@@ -10,7 +10,7 @@ from tests.tiny import tiny_model, write_prompts
 from transformers import AutoModelForCausalLM
 
 import posttrain
-from posttrain.errors import CheckpointError, GuardStop
+from posttrain.errors import CheckpointError, GuardStop, ModelError
 from posttrain.train.checkpoint import load_state
 
 REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
@@ -124,6 +124,36 @@ def test_a_run_is_not_resumed_with_other_adapters_than_it_has_trained(folder, be
     with pytest.raises(CheckpointError, match=message):
         posttrain.resume(run.folder, steps=3)
     config.write_text(config.read_text().replace(after, before))
+    assert posttrain.resume(run.folder, steps=3).step == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "role"),
+    [
+        ({"lora": {"rank": 2}}, "on which its adapters stand"),
+        ({"algorithm": {"name": "grpo", "kl_coef": 0.1}}, "which is its reference"),
+    ],
+)
+def test_a_run_is_not_resumed_on_another_model_than_it_was_started_with(folder, tmp_path, settings, role):
+    """Its folder was written anew: adapters would stand on other weights, a reference would say something else."""
+    start = tiny_model(tmp_path / "start")
+    original = (start / "model.safetensors").read_bytes()
+    run = train(folder, f"start-{role[-8:]}", model=str(start), **settings)
+    tiny_model(start, seed=5)
+    with pytest.raises(ModelError, match=f"holds another model than the one with which the run was started, {role}"):
+        posttrain.resume(run.folder, steps=3)
+    moved = tmp_path / "moved"
+    start.rename(moved)
+    (moved / "model.safetensors").write_bytes(original)
+    config = run.folder / "config.yaml"
+    config.write_text(config.read_text().replace(str(start), str(moved)))
+    assert posttrain.resume(run.folder, steps=3).step == 3
+
+
+def test_a_run_of_which_all_comes_from_the_checkpoint_asks_for_no_more_of_its_start(folder, tmp_path):
+    start = tiny_model(tmp_path / "start")
+    run = train(folder, "start-alone", model=str(start))
+    tiny_model(start, seed=5)
     assert posttrain.resume(run.folder, steps=3).step == 3
 
 

@@ -9,9 +9,11 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posttrain.config import DataConfig
+from posttrain.data.dropped import Dropped
 from posttrain.data.forms import Kind, columns_of, detect
 from posttrain.data.hints import looks_like, passed_over
 from posttrain.data.looks import LOOKS, Looking, take
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Characters", "Column", "DataReport", "Lengths", "Sample", "Use", "inspect_data"]
 
 NO_LIMIT = 2**31
+FIRST = 100
+"""Rows that tell whether data whose columns suit a further use is of any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +127,11 @@ def inspect_data(
         unit=look.unit,
         max_length=min(limits, default=None),
         uses=() if use is None else (use,),
-        also={other: columns for other, columns in suited.items() if use is None or other != use.kind},
+        also={
+            other: columns
+            for other, columns in suited.items()
+            if use is None or (other != use.kind and _some_are_of_use(rows, settings, other))
+        },
         findings=() if use is None else (*_hints(look, use.kind, tried), *_about_the_template(look, use.kind)),
         problems=() if use is not None else tuple(dict.fromkeys(problems)),
     )
@@ -168,6 +176,14 @@ def _read_as(rows: Sequence[Row], kind: Kind) -> str:
         return "score_chosen + score_rejected"
     form = detect(rows, kind)
     return f"{form.name} ({form.family})"
+
+
+def _some_are_of_use(rows: Sequence[Row], settings: DataConfig, kind: Kind) -> bool:
+    """Of the first rows at least: conversations that end with an answer have the column of prompts, and ask nothing."""
+    if (kind == "prompts" and settings.prompt is not None) or _read_as(rows, kind).startswith("score_"):
+        return True
+    form = detect(rows, kind)
+    return any(not isinstance(form.read(row), Dropped) for row in islice(rows, FIRST))
 
 
 def _hints(look: Looking, kind: Kind, tried: Mapping[Kind, DataError]) -> tuple[Finding, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.config import DataConfig
 from posttrain.data.dropped import Dropped, refuse_too_many
-from posttrain.data.prompts import prompt_form
+from posttrain.data.prompts import PromptSet, prompt_form, with_all_columns
 from posttrain.data.read import Row
 from posttrain.types import Prompt
 
@@ -20,11 +20,13 @@ def plain_prompts(rows: Sequence[Row], config: DataConfig) -> list[Prompt]:
     form = prompt_form(rows, config)
     read = [form.read(row) for row in rows]
     refuse_too_many([row for row in read if isinstance(row, Dropped)], len(rows), config.max_dropped, "training data")
-    return [
+    prompts = tuple(
         _prompt(number, rows[number].origin, columns)
         for number, columns in enumerate(read)
         if not isinstance(columns, Dropped)
-    ]
+    )
+    [whole] = with_all_columns(PromptSet(prompts=prompts))
+    return list(whole.prompts)
 
 
 def _prompt(number: int, origin: str, columns: Mapping[str, Any]) -> Prompt:

@@ -26,6 +26,7 @@ from posttrain.rewards.audit.games import solution
 from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, reference_of
 from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
 from posttrain.rewards.audit.subject import completion
+from posttrain.rewards.missing import columns_known
 from posttrain.rollout.local import LocalSampler
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.prompted import prompt_sets
@@ -130,7 +131,7 @@ def try_rewards(
 
 def _judge_answers(rewards: RewardSet, prompts: Sequence[Prompt]) -> bool:
     """Whether any of the rewards can tell a right answer from a wrong one: a model, or one that takes a column."""
-    available = {name for prompt in prompts for name in prompt.columns}
+    available = columns_known(prompts)
     return any(one.model or one.judge or one.columns(available) for one in rewards.components)
 
 

@@ -13,6 +13,7 @@ from posttrain.errors import ConfigError
 from posttrain.functional.estimators import differ_at_k, powers_of_two
 from posttrain.functional.intervals import Interval, mean_interval
 from posttrain.rewards.audit.finding import Finding, Status, quote
+from posttrain.rewards.missing import columns_known
 from posttrain.rollout.drawing import draw
 from posttrain.types import Completion, Prompt
 
@@ -170,7 +171,7 @@ def about_right(rewards: RewardSet, prompts: Sequence[Prompt], scores: Scores) -
         one.gate.label: lambda score, gate=one.gate: bool(gate.opens(score)) for one in weighted if one.gate
     }
     if not reaches:
-        available = {name for prompt in prompts for name in prompt.columns}
+        available = columns_known(prompts)
         graders = [one for one in weighted if one.weight > 0 and one.columns(available)]
         if not graders:
             return []

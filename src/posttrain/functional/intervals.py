@@ -106,28 +106,35 @@ def paired_interval(
     return with_pseudo_values(differences, corners, z, (-reach, reach))
 
 
-def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], confidence: float = 0.95) -> Interval:
+def ratio_interval(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    confidence: float = 0.95,
+    *,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> Interval:
     """Interval of sum(numerators) / sum(denominators), one of each per problem: a mean over tokens, clustered by text.
 
     Linearised (Cochran 1977, 6.4), with the residuals that each problem has from the ratio of the others (jackknife):
     (x - R y) / (mean(y) (1 - y / sum(y))). Long texts count for more, so that fewer than n carry the spread:
     sum(y)^2 / sum(y^2) of them (Kish 1965), less one, are the degrees of freedom of Student's t. With equal
-    denominators this is `mean_interval` of the quotients.
+    denominators this is `mean_interval` of the quotients. `bounds` are those of each quotient: with few texts Student's
+    t reaches beyond what the ratio can be, and is cut there.
     """
     if len(numerators) != len(denominators):
         raise ValueError(f"{len(numerators)} numerators, {len(denominators)} denominators; there is one of each")
     n, total, quantile = len(numerators), math.fsum(denominators), _two_sided(confidence)
     if n == 0 or total <= 0:
-        return Interval(math.nan, -math.inf, math.inf, n)
+        return Interval(math.nan, *bounds, n)
     ratio = math.fsum(numerators) / total
     if max(denominators) >= total:
-        return Interval(ratio, -math.inf, math.inf, n)
+        return Interval(ratio, *bounds, n)
     residuals = [(x - ratio * y) / (total - y) for x, y in zip(numerators, denominators, strict=True)]
     middle = math.fsum(residuals) / n
     spread = math.sqrt(math.fsum((residual - middle) ** 2 for residual in residuals) * (n - 1) / n)
     carried = total**2 / math.fsum(y**2 for y in denominators)
     half = student_quantile(quantile, max(1, math.floor(carried + 1e-9) - 1)) * spread
-    return Interval(ratio, ratio - half, ratio + half, n)
+    return Interval(ratio, min(ratio, max(bounds[0], ratio - half)), max(ratio, min(bounds[1], ratio + half)), n)
 
 
 def student_quantile(probability: float, freedom: int) -> float:

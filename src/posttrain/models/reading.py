@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -116,6 +117,7 @@ def _check_revision(config: ModelConfig) -> None:
 
 def _check_folder(config: ModelConfig, folder: Path) -> None:
     """What can be told without reading weights: config.json, weights, and whether their headers are whole."""
+    _check_generation_config(folder / "generation_config.json")
     if config.gguf_file is not None:
         return
     given = f"model.path = {config.path!r} has no config.json"
@@ -150,13 +152,44 @@ def _folder_fix(folder: Path) -> str:
     return f"Did you mean {str(below[0])!r}?" if below else "Correct the path, or download the model again."
 
 
-def _check_header(file: Path) -> None:
-    """A safetensors file that is cut off or whose header is damaged; a flipped bit in a tensor cannot be seen."""
-    if file.suffix != ".safetensors":
+def _check_generation_config(file: Path) -> None:
+    """One that cannot be read transformers takes for none, in silence; what ends an answer may stand there alone."""
+    if not os.path.lexists(file):
         return
     try:
-        with safe_open(file, framework="pt") as tensors:
-            tensors.keys()
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            given=f"{file} cannot be read: {error}",
+            allowed="a JSON object, or no such file: answers then end at the EOS of the tokenizer alone",
+            fix="Copy or download this file again.",
+        ) from error
+    listed = content.get("eos_token_id") if isinstance(content, dict) else None
+    ids = listed if isinstance(listed, list) else [listed]
+    if not isinstance(content, dict) or not all(one is None or type(one) is int for one in ids):
+        what = f": eos_token_id = {listed!r}" if isinstance(content, dict) else f" holds {str(content)[:60]}"
+        raise ModelError(
+            given=f"{file}{what}",
+            allowed="a JSON object whose eos_token_id is an id or a list of them",
+            fix="Correct this file.",
+        )
+
+
+def _check_header(file: Path) -> None:
+    """A file that may not be read, or a safetensors file that is cut off or whose header is damaged; a flipped bit in
+    a tensor cannot be seen."""
+    try:
+        with file.open("rb"):  # of one that it may not read, safetensors says that it is not there
+            pass
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as tensors:
+                tensors.keys()
+    except OSError as error:
+        raise ModelError(
+            given=f"{file} cannot be read: {error.strerror}",
+            allowed="weights that you may read, with whatever a link points to",
+            fix="Change its permissions, or copy or download this file again.",
+        ) from error
     except SafetensorError as error:
         raise ModelError(
             given=f"{file} is damaged: {error}",
@@ -265,6 +298,16 @@ def check_vocabulary(config: ModelConfig, model: PreTrainedModel, tokenizer: Pre
             "model.resize_token_embeddings(len(tokenizer)).",
         )
     return rows
+
+
+@contextmanager
+def called(setting: str) -> Iterator[None]:
+    """Inside, errors of reading a model name it by the setting that asks for it."""
+    try:
+        yield
+    except (ModelError, DoesNotFit) as error:
+        given, fix = (text.replace("model.path", setting) for text in (error.given, error.fix))
+        raise type(error)(given=given, allowed=error.allowed, fix=fix) from error
 
 
 @contextmanager

@@ -153,6 +153,8 @@ class TerminalView:
         baseline, trained = headline_span(before, measure), headline_span(after, measure)
         if baseline and trained:
             told = "intervals disjoint" if baseline.disjoint(trained) else "intervals overlap"
+            if not (baseline.finite and trained.finite):
+                told = "without intervals to judge the change by"
             change = span(mapping(mapping(summary.get("evaluation")).get("difference")).get(measure))
             if change is not None and change.finite and kind_of(after) != "answers":
                 told = f"difference {show_change(measure, change)}"

@@ -1,14 +1,23 @@
-"""What is said of a column that a reward needs and the rows lack."""
+"""Which columns the rows have, and what is said of one that a reward needs and they lack."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import suggestion
 
+if TYPE_CHECKING:  # the records import torch, which a reward worker does not need
+    from posttrain.types import Prompt
+
 HELD_OUT = "held-out data"
 """What the prompts are called that a run measures itself with."""
+
+
+def columns_known(prompts: Iterable[Prompt]) -> tuple[str, ...]:
+    """The columns of these prompts, and those that other rows of the same data have: rewards receive them all."""
+    return tuple(dict.fromkeys(name for prompt in prompts for name in (*prompt.columns, *prompt.columns_of_data)))
 
 
 def missing_column(needs: str, name: str, available: Sequence[str], *, what: str, ways: Sequence[str]) -> ConfigError:

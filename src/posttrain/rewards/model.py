@@ -25,9 +25,10 @@ from posttrain.data.collate import collate
 from posttrain.data.pairs import Text, render_answer
 from posttrain.data.prompts import Renderer
 from posttrain.data.steps import Solution
-from posttrain.errors import ConfigError, ModelError
+from posttrain.errors import ConfigError
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import plan_microbatches
+from posttrain.models.reading import called
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores
 from posttrain.rewards.calls import Outcome, Signature, failed
 from posttrain.types import Completion, Prompt, Tokens
@@ -154,11 +155,8 @@ def wants_normalized(settings: Mapping[str, Any]) -> bool:
 
 def open_model(load: Callable[..., LoadedModel], place: str, device: str) -> LoadedModel:
     """A trained model, frozen; errors name it as the setting of a reward."""
-    try:
+    with called("rewards.model"):
         loaded = load(ModelConfig(path=place, device=device), trained=True)  # type: ignore[arg-type]
-    except ModelError as error:
-        given = error.given.replace("model.path", "rewards.model")
-        raise ModelError(given=given, allowed=error.allowed, fix=error.fix) from error
     loaded.model.requires_grad_(False)
     return loaded
 

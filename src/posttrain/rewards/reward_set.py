@@ -13,6 +13,7 @@ from posttrain.rewards.components import Component, Reward, RewardLike
 from posttrain.rewards.gates import wrong_gate
 from posttrain.rewards.lanes import Lane, open_lane
 from posttrain.rewards.making import make_component
+from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.scores import Scores
 from posttrain.rewards.scoring import Scoring
@@ -112,7 +113,7 @@ class RewardSet:
         `what` names the prompts in errors (`missing.HELD_OUT`: the held-out ones of a run): rows whose origin nobody
         knows are counted within it.
         """
-        available = {name for prompt in prompts for name in (*prompt.columns, *prompt.columns_of_data)}
+        available = columns_known(prompts)
         for component in self.components:
             component.columns(available, what)
             if component.model is not None:

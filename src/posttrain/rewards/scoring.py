@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.gates import in_waves
 from posttrain.rewards.lanes import Lane, LastLane, open_lane
+from posttrain.rewards.missing import columns_known
 from posttrain.rewards.scores import Scores, behind_gate, weighted_sum
 from posttrain.rewards.sheet import Read, Sheet, read_all
 
@@ -45,9 +46,7 @@ class Scoring:
         self._components, self._pool, self._prompts, self._costs = components, pool, prompts, costs
         self._waves = in_waves(components)
         self._early = [c for c in self._waves[0] if c.unit != "all" and costs.get(c.label, HANDOVER) >= HANDOVER]
-        self._names = tuple(
-            dict.fromkeys(name for prompt in prompts for name in (*prompt.columns, *prompt.columns_of_data))
-        )
+        self._names = columns_known(prompts)
         self._groups: dict[int, dict[int, Row]] = {}
         self._sizes: dict[int, int] = {}
         """Completions that each prompt has, or will have."""

@@ -12,15 +12,21 @@ from types import FrameType
 from typing import Any
 
 from posttrain.advise.ranges import remarks
-from posttrain.config import Resolved, RunConfig, check, load_config, to_yaml
+from posttrain.config import ModelConfig, Resolved, RunConfig, check, load_config, to_yaml
+from posttrain.config_models import models_named
+from posttrain.config_pipeline_links import MARK
 from posttrain.config_pipeline_stages import holds_stages
 from posttrain.config_stages import REWARD_MODEL, reward_model_config
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
+from posttrain.models.reading import called, find_source
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
+from posttrain.rewards.model import find_model
+from posttrain.tasks.tiny import resolve_model_path
+from posttrain.train import same_data, same_model
 from posttrain.train.alarms import respond, untold
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
@@ -32,7 +38,6 @@ from posttrain.train.metrics import memory_metrics
 from posttrain.train.pipeline_store import pipeline_around
 from posttrain.train.planning import plan_first
 from posttrain.train.run import Phases, Run
-from posttrain.train.same_data import check_same, put_on_file
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore, holds_run, never_began
 
@@ -99,7 +104,8 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
             store.truncate_after(0)
             run.evaluation |= stage
         else:
-            check_same(run)
+            same_data.check_same(run)
+            same_model.check_same(run)
             run.restore(checkpoint)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
@@ -128,7 +134,9 @@ def look_ahead(config: RunConfig, folder: Path) -> None:
 
 
 def read_inputs(config: RunConfig, folder: Path) -> None:
-    """Read the data and import the reward functions of a run, and of its reward model's, to see that it can be done."""
+    """Read the data and import the reward functions of a run, and of its reward model's, to see that it can be done;
+    models are looked for, and not read."""
+    find_models(config, folder)
     read_split(config.data, config.seed)
     read_auxiliary(config.data, config.seed)
     if config.evaluation.forgetting is not None:
@@ -139,6 +147,19 @@ def read_inputs(config: RunConfig, folder: Path) -> None:
     own = {name: [e for e in getattr(config, name) if e.model is None] for name in ("rewards", "check")}
     with ExitStack() as resources:
         Judges.of(config.model_copy(update=own), folder, resources)
+
+
+def find_models(config: RunConfig, folder: Path) -> None:
+    """Raise ModelError for a model that is not there, or not whole. Those of earlier stages come later, and whether the
+    Hub has a name is seen when it is loaded."""
+    for setting, path in models_named(config):
+        if path.startswith(MARK):
+            continue
+        if setting.split(".")[0] not in ("model", "reference", "teacher"):  # these may be folders of runs
+            path = find_model(path, folder)
+        model = config.model if setting == "model.path" else ModelConfig(path=path)
+        with called(setting):
+            find_source(resolve_model_path(model, config.seed))
 
 
 def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -> dict[str, Any]:
@@ -196,7 +217,8 @@ def carry_out(run: Run) -> Run:
     run.view.compares_groups = run.algorithm.group_size_needed > 1
     if run.step == 0:
         show_first_rows(run)
-        put_on_file(run)
+        same_data.put_on_file(run)
+        same_model.put_on_file(run)
     with finishing_steps(run) as interrupted:
         if "baseline" not in run.evaluation:
             run.measure_model("baseline")

@@ -18,6 +18,7 @@ from posttrain.models.critic import (
     shared_critic,
 )
 from posttrain.models.load import LoadedModel
+from posttrain.models.reading import called
 from posttrain.models.recompute import recompute_activations
 from posttrain.models.reward_head import load_reward_model
 from posttrain.rewards.model import find_model
@@ -58,7 +59,8 @@ def load_critic(config: RunConfig, settings: CriticConfig, policy: LoadedModel, 
     if settings.path is not None:
         path = find_model(settings.path, folder)
         model = ModelConfig(path=path, trust_remote_code=model.trust_remote_code, attention=model.attention)
-    scoring = load_reward_model(resolve_model_path(model, config.seed), seed=config.seed, device=policy.device)
+    with called("model.path" if settings.path is None else "critic.path"):
+        scoring = load_reward_model(resolve_model_path(model, config.seed), seed=config.seed, device=policy.device)
     if scoring.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ConfigError(
             given=f"critic.path = {settings.path}, whose tokenizer is another than the policy's",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.errors import ConfigError
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.reading import called
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.policy import Forward
 
@@ -26,7 +27,8 @@ def load_frozen(
     settings = config.model.model_copy(
         update={**entry.model_dump(), "gguf_file": None, "chat_template": None, "device": "auto"}
     )
-    frozen = load_model(resolve_model_path(settings, config.seed), device=student.device)
+    with called(f"{section}.path"):
+        frozen = load_model(resolve_model_path(settings, config.seed), device=student.device)
     check_same_tokens(section, entry.path, student, frozen)
     check_context(section, config, student, frozen)
     return forward.under(frozen.model.requires_grad_(False))

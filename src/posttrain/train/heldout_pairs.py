@@ -10,6 +10,7 @@ scores the baseline left on file, so that no second model is loaded:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +141,7 @@ def pair_measures(chosen: RowScores, rejected: RowScores, confidence: float) -> 
         accuracy=share(wins(chosen.logprobs, rejected.logprobs), confidence),
         accuracy_per_token=share(wins(chosen.per_token, rejected.per_token), confidence),
         margin=mean_interval(_minus(chosen.logprobs, rejected.logprobs), confidence),
-        nll_chosen=ratio_interval(nll, chosen.tokens, confidence),
+        nll_chosen=ratio_interval(nll, chosen.tokens, confidence, bounds=(0.0, math.inf)),
         logps_chosen=mean_interval(chosen.logprobs, confidence),
         logps_rejected=mean_interval(rejected.logprobs, confidence),
     )

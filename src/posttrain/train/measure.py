@@ -106,7 +106,7 @@ class HeldOutLoss:
 
 def loss_measures(scores: RowScores, confidence: float) -> dict[str, Any]:
     """Loss and perplexity, its exp, per token; and how often the right token was the most likely one."""
-    loss = ratio_interval([-total for total in scores.logprobs], scores.tokens, confidence)
+    loss = ratio_interval([-total for total in scores.logprobs], scores.tokens, confidence, bounds=(0.0, math.inf))
     measured = {
         "prompts": len(scores.tokens),
         "tokens": sum(scores.tokens),
@@ -115,7 +115,8 @@ def loss_measures(scores: RowScores, confidence: float) -> dict[str, Any]:
         "perplexity": Interval(exp(loss.mean), exp(loss.low), exp(loss.high), loss.n)._asdict(),
     }
     if scores.top1 is not None:
-        measured["token_accuracy"] = ratio_interval(scores.top1, scores.tokens, confidence)._asdict()
+        right = ratio_interval(scores.top1, scores.tokens, confidence, bounds=(0.0, 1.0))
+        measured["token_accuracy"] = right._asdict()
     return measured
 
 

@@ -206,6 +206,16 @@ def test_chat_rows_reach_the_reward_as_messages():
     assert audit(chatted, rows, only=["false_accepts", "false_rejects", "contract"]).ok
 
 
+def test_a_column_that_only_some_rows_have_is_there_in_every_call_as_in_a_run():
+    rows = [row | ({"level": 1} if place == 0 else {}) for place, row in enumerate(sums())]
+
+    def levelled(completions, answer, level):
+        return [marked(text, gold) for text, gold in zip(completions, answer, strict=True)]
+
+    report = audit(levelled, rows, only=["false_accepts", "false_rejects", "contract"])
+    assert report.ok, report.render()
+
+
 def test_the_kind_is_told_by_what_a_reward_takes():
     def everything(completions, **columns):
         return [marked(text, gold) for text, gold in zip(completions, columns["answer"], strict=True)]

@@ -21,6 +21,7 @@ from posttrain.rewards.audit.subject import KINDS, Case, Kind, OutOfTime, Subjec
 from posttrain.rewards.components import Component, RewardLike
 from posttrain.rewards.load import suggestion
 from posttrain.rewards.making import make_component
+from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.reward_set import RewardSet, as_reward
 from posttrain.rewards.verifiers import BUILTINS
@@ -134,7 +135,7 @@ def audit_prompts(
         component = make_component(as_reward(reward), pool, Path(folder) if folder else None)
         if component.runner is not None:
             stack.callback(component.runner.close)
-        component.columns({name for prompt in prompts for name in prompt.columns})
+        component.columns(columns_known(prompts))
         if not component.is_told:  # what is told takes no gold answer, and cannot stand without its gate
             RewardSet([replace(component, weight=1.0, gate=None)], pool).check(prompts, "the rows of the audit")
         kind, why = (options.kind, "declared") if options.kind else _inferred(component, pool, prompts, options)

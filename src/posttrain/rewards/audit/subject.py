@@ -18,6 +18,7 @@ from posttrain.rewards.audit.cheats import Target
 from posttrain.rewards.audit.renderings import FORMS, WORK, differ, fill, sort_of
 from posttrain.rewards.calls import Outcome
 from posttrain.rewards.components import Component, Row
+from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import Job, WorkerPool
 
 if TYPE_CHECKING:  # the records import torch, which a process that watches a reward does not need
@@ -208,7 +209,7 @@ class Subject:
     def calls(self, cases: Sequence[Case]) -> Sequence[Mapping[str, Any]]:
         """The keyword arguments of the calls, as a run makes them."""
         rows = [self._row(case) for case in cases]
-        names = dict.fromkeys(name for row in rows for name in row.prompt.columns)
+        names = columns_known(row.prompt for row in rows)
         columns = {name: [row.prompt.columns.get(name) for row in rows] for name in names}
         is_open = [True] * len(rows) if self.component.is_told else ()
         calls = self.component.calls(rows, columns, is_open)

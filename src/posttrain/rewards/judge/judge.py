@@ -15,7 +15,7 @@ from posttrain.rewards.judge.modes import Mode, Task
 from posttrain.rewards.judge.records import Conversation, Judgement, Reply
 from posttrain.rewards.judge.substance import says_nothing
 from posttrain.rewards.judge.templates import ASK_AGAIN, Template
-from posttrain.rewards.missing import missing_column
+from posttrain.rewards.missing import columns_known, missing_column
 from posttrain.rewards.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Judge:
         `what` names the prompts in the error.
         """
         column = self.settings.column
-        available = sorted({name for prompt in prompts for name in prompt.columns})
+        available = sorted(columns_known(prompts))
         if column is not None and prompts and column not in available:
             ways = ["set judge.against to the column with the reference", "set data.answer for the column answer"]
             raise missing_column(f'judge "{self.label}" compares with', column, available, what=what, ways=ways)

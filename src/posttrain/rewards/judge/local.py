@@ -14,10 +14,11 @@ import torch
 
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.prompts import Renderer
-from posttrain.errors import ConfigError, ModelError
+from posttrain.errors import ConfigError
 from posttrain.models.context import context_window, window_reason
 from posttrain.models.identity import model_identity
 from posttrain.models.load import load_model
+from posttrain.models.reading import called
 from posttrain.rewards.judge.records import Conversation, Reply
 from posttrain.rewards.model import find_model
 from posttrain.rollout.decoding import base_model
@@ -52,11 +53,8 @@ class LocalJudge:
     @cached_property
     def _own(self) -> LocalSampler:
         place = find_model(self.settings.model, self._folder)
-        try:
+        with called("judge.model"):
             loaded = load_model(resolve_model_path(ModelConfig(path=place, device=self._device), 0))  # type: ignore[arg-type]
-        except ModelError as error:
-            given = error.given.replace("model.path", "judge.model")
-            raise ModelError(given=given, allowed=error.allowed, fix=error.fix) from error
         loaded.model.requires_grad_(False)
         return LocalSampler.of(loaded)
 

@@ -1,0 +1,72 @@
+"""A run that is resumed goes on from the model that it was started with, where that still has a say.
+
+Trained weights come from the checkpoint. What stands below adapters, and a reference, do not: they are read again from
+model.path. Whatever lies there by then (a model that was trained anew, another revision on the Hub) would be taken for
+it, and the same adapters on it are another model. The run's folder therefore keeps in start.json what it was:
+
+    {"sha256": ...}     of the names and shapes of all weights, and of some numbers of each
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from posttrain.errors import ModelError
+from posttrain.models.forward_path import without_adapters
+
+if TYPE_CHECKING:
+    from posttrain.train.run import Run
+
+FILE = "start.json"
+NUMBERS = 256
+"""Of each weight, evenly spread: whatever trains a model changes nearly all of them, and reading all takes minutes."""
+
+
+def put_on_file(run: Run) -> None:
+    """At the start of a run, before anything is trained."""
+    run.store.start({"sha256": start_key(run.loaded.model)})
+
+
+def check_same(run: Run) -> None:
+    """Before a checkpoint is restored; raises ModelError where another model would change what is trained from here on.
+    A run of an earlier version gets its file now."""
+    try:
+        before = json.loads((run.folder / FILE).read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        put_on_file(run)
+        return
+    role = _role(run)
+    if role and before != start_key(run.loaded.model):
+        raise ModelError(
+            given=f"model.path = {run.config.model.path!r} holds another model than the one with which the run was "
+            f"started, {role}",
+            allowed="the same weights, wherever they lie",
+            fix=f"Restore that model, or name its place in {run.folder}/config.yaml; or train a new run with the model "
+            "folder of the newest checkpoint as model.path.",
+        )
+
+
+def _role(run: Run) -> str:
+    """What the model at the start is to later steps; empty where all of it comes from the checkpoint."""
+    if run.config.lora is not None:
+        return "on which its adapters stand"
+    is_reference = "reference" in run.algorithm.needs and run.config.reference is None
+    return "which is its reference" if is_reference else ""
+
+
+@torch.no_grad()
+def start_key(model: nn.Module) -> str:
+    """Of a model whose weights are as they were read; of one with adapters, of its base."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(without_adapters(model).state_dict().items()):
+        if "lora_" in name:
+            continue
+        digest.update(f"{name.replace('.base_layer', '')} {tensor.dtype} {list(tensor.shape)}".encode())
+        some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // NUMBERS)].cpu().contiguous()
+        digest.update(some.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
