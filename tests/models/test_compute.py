@@ -166,17 +166,23 @@ def test_a_saved_choice_holds_whatever_a_measurement_would_say_now():
 
 
 def test_kernels_are_compiled_where_they_can_be_and_the_reason_is_told_where_not(monkeypatch):
-    monkeypatch.setattr(kernels, "why_none", lambda: "")
+    there_is(monkeypatch, compiler="g++ 12")
     saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes: FAST)
-    assert saved.kernels == "compiled"
+    assert (saved.kernels, saved.compiler) == ("compiled", "g++ 12")
     assert saved.describe().endswith(", compiled kernels")
-    monkeypatch.setattr(kernels, "why_none", lambda: "no C++ compiler was found")
+    there_is(monkeypatch, why_none="no C++ compiler was found")
     without = choose_compute(of_size(SMALL), "float32", saved=saved, measure=never)
     assert without.kernels == "torch"
     assert without.matmul == saved.matmul
     assert without.why.endswith("; no compiled kernels: no C++ compiler was found")
-    monkeypatch.setattr(kernels, "why_none", lambda: "")
+    there_is(monkeypatch, compiler="g++ 14")
     assert choose_compute(of_size(SMALL), "float32", saved=without, measure=never) is without, "as the run began"
+    assert choose_compute(of_size(SMALL), "float32", saved=saved, measure=never).compiler == "g++ 14"
+
+
+def there_is(monkeypatch: pytest.MonkeyPatch, *, why_none: str = "", compiler: str = "") -> None:
+    monkeypatch.setattr(kernels, "why_none", lambda: why_none)
+    monkeypatch.setattr(kernels, "made_by", lambda: compiler)
 
 
 @pytest.mark.parametrize("change", [{"machine": "another processor"}, {"precision": "bfloat16"}])

@@ -203,14 +203,24 @@ def test_an_adapter_decodes_by_kernels_as_it_is_trained():
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_kernels_do_not_know_is_computed_without_them(dtype):
-    """Heads of width 8, of which no sixteen numbers lie together; and float64."""
-    model = tiny_model(head_dim=8 if dtype == torch.float32 else 32).to(dtype)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "decoded", "calls"),
+    [
+        (8, torch.float32, None, {"rms_norm", "silu_gate", "choose"}),
+        (32, torch.float64, None, set()),
+        (32, torch.float32, torch.float16, set()),
+    ],
+    ids=["narrow heads", "float64", "float16"],
+)
+def test_what_kernels_do_not_know_is_computed_without_them(head_dim, dtype, decoded, calls):
+    """Heads of width 8, of which no sixteen numbers lie together; other precisions."""
+    model = tiny_model(head_dim=head_dim).to(dtype)
     used = _Counted()
-    found = sampler_of(model, kernels=used).generate(random_prompts(), Settings(), group_size=2, seed=0)
-    expected = sampler_of(model).generate(random_prompts(), Settings(), group_size=2, seed=0)
-    assert set(used.calls) == ({"rms_norm", "silu_gate", "choose"} if dtype == torch.float32 else set())
+    found, expected = (
+        sampler_of(model, kernels=k, dtype=decoded).generate(random_prompts(), Settings(), group_size=2, seed=0)
+        for k in (used, None)
+    )
+    assert set(used.calls) == calls
     assert [[c.ids for c in group] for group in found] == [[c.ids for c in group] for group in expected]
 
 

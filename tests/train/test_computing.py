@@ -13,7 +13,7 @@ from tests.tiny import tiny_model, write_prompts
 import posttrain
 from posttrain.models import onednn
 from posttrain.models.compute import Compute, machine
-from posttrain.models.kernels import SWITCH, found, kernels, why_none
+from posttrain.models.kernels import SWITCH, found, kernels, made_by, why_none
 from posttrain.rollout.packed_linear import PackedLinear
 from posttrain.train import computing
 from posttrain.train.run import Run
@@ -30,6 +30,7 @@ EVERYTHING = Compute(
     matmul="onednn",
     sampler="packed",
     kernels="compiled" if kernels() else "torch",
+    compiler=made_by(),
     why="planted",
     precision="auto",
     machine=machine(),
@@ -140,7 +141,8 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, mon
     resumed = posttrain.resume(stopped.folder, steps=3)
     assert Compute.read(resumed.folder / computing.FILE) == here
     (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
-    assert f"{stopped.compute.describe()} on another processor, and goes on in float32, sampling" in told
+    assert f"{stopped.compute.describe()} on another processor" in told
+    assert ", and goes on in float32, sampling" in told
 
 
 @pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
@@ -156,7 +158,7 @@ def test_a_run_whose_kernels_are_gone_goes_on_without_them_and_says_so(folder, m
     assert resumed.compute.kernels == "torch"
     assert resumed.feed.sampler.kernels is None
     (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
-    assert f"compiled kernels on {machine()}, and goes on in " in told
+    assert f"compiled kernels on {machine()}, {stopped.compute.compiler}, and goes on in " in told
     assert "no compiled kernels: POSTTRAIN_KERNELS = torch" in events(resumed, "compute")[-1]
 
 

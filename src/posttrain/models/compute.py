@@ -58,6 +58,8 @@ class Compute:
     matmul: Literal["plain", "onednn"] = "plain"
     sampler: Literal["shared", "packed"] = "shared"
     kernels: Literal["torch", "compiled"] = "torch"
+    compiler: str = ""
+    """That made the kernels; empty where there are none."""
     why: str = ""
     """In one sentence; empty where nothing was measured."""
     precision: str = "auto"
@@ -123,8 +125,8 @@ def choose_compute(
     if device.type != "cpu" or size < SMALL or not shapes or not onednn.available():
         return unmeasured
     if saved is not None and (saved.machine, saved.precision) == (machine(), precision):
-        gone = saved.kernels == "compiled" and kernels.why_none()
-        return with_kernels(saved) if gone else saved
+        others = saved.kernels == "compiled" and saved.compiler != kernels.made_by()
+        return with_kernels(saved) if others else saved
     return with_kernels(decide(measure(shapes), precision, size=size, free_bytes=psutil.virtual_memory().available))
 
 
@@ -132,8 +134,8 @@ def with_kernels(chosen: Compute) -> Compute:
     """Decoding by compiled kernels, if there are some; else says why there are none."""
     reason = kernels.why_none()
     if not reason:
-        return replace(chosen, kernels="compiled")
-    return replace(chosen, kernels="torch", why=f"{chosen.why}; no compiled kernels: {reason}")
+        return replace(chosen, kernels="compiled", compiler=kernels.made_by())
+    return replace(chosen, kernels="torch", compiler="", why=f"{chosen.why}; no compiled kernels: {reason}")
 
 
 def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) -> Compute:

@@ -31,9 +31,15 @@ struct Attention {
 
 namespace {
 
-// --- sixteen numbers at a time: of GCC and Clang, on any processor ---------------------------------------------------
+// --- W numbers at a time, as many as a register of this processor holds ----------------------------------------------
 
+#if defined(__AVX512F__)
 constexpr int W = 16;
+#elif defined(__AVX__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
 typedef float Floats __attribute__((vector_size(4 * W)));
 typedef int32_t Ints __attribute__((vector_size(4 * W)));
 typedef uint32_t Bits __attribute__((vector_size(4 * W)));
@@ -161,7 +167,7 @@ inline float softmax(float* scores, int64_t num) {
     return 1 / sum(total);
 }
 
-inline int64_t whole(int64_t columns) { return (columns + W - 1) / W * W; }
+inline int64_t whole(int64_t columns) { return (columns + 15) / 16 * 16; }  // there is room for them in every slot
 
 template <class T>
 void attend_rows(const Attention& given) {
@@ -261,7 +267,7 @@ void silu_gate(const T* gate_up, T* out, int64_t L, int64_t I, int threads) {
         for (int64_t i = 0; i < I; i += W) {
             Floats gate = load(gate_up + l * 2 * I + i), up = load(gate_up + l * 2 * I + I + i);
             Floats small = exponential(gate < 0 ? gate : -gate);  // e^-|x|, which cannot overflow
-            store(out + l * I + i, up * gate * (gate < 0 ? small : all(1)) / (1 + small));
+            store(out + l * I + i, gate * (gate < 0 ? small : all(1)) / (1 + small) * up);
         }
 }
 

@@ -1,8 +1,8 @@
 """Compiled kernels for decoding on a CPU: what PyTorch takes 4 to 17 calls for, in one (kernels.cpp).
 
 A pass over a few rows of a small model takes as long as the calls that it makes, and attention of single queries by
-batched products of PyTorch reaches a tenth of what the processor can do. Where the machine has a C++ compiler (`CXX`,
-g++ or clang++), the kernels are compiled once for its processor (compiled.py). Before anything is computed with them,
+batched products of PyTorch reaches a tenth of what the processor can do. Where the machine has a C++ compiler
+(`CXX`, or g++), the kernels are compiled once for its processor (compiled.py). Before anything is computed with them,
 each is compared with the formula that it stands for. Where there is no compiler, or POSTTRAIN_KERNELS=torch, the same
 is computed in operations of PyTorch; which of the two a run began with is saved with it (compute.py).
 
@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.models.compiled import Unavailable, compiled
+from posttrain.models.compiled import Unavailable, compiled, find_compiler
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 SWITCH = "POSTTRAIN_KERNELS"
+SETTINGS = ("compiled", "torch")
 LANES = 16
 """Numbers that the kernels take at a time: widths are multiples of it, those of heads of twice as many."""
 CHUNK_ROWS = 8
@@ -136,6 +137,7 @@ class Kernels:
 
     def rms_norm(self, x: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
         """`x / sqrt(mean(x^2) + epsilon) * weight`; the weight is float32, E a multiple of `LANES`."""
+        assert x.shape[-1] == len(weight_E), "a weight for each number"
         x = x.contiguous()
         out, width = torch.empty_like(x), len(weight_E)
         rows, threads = x.numel() // width, torch.get_num_threads()
@@ -170,7 +172,10 @@ class Kernels:
         """
         logits_BV, uniforms_B2 = logits_BV.contiguous(), uniforms_B2.contiguous()
         num_rows, num_tokens = logits_BV.shape
-        ids_B, logprobs_B = torch.empty(num_rows, dtype=torch.long), torch.empty(num_rows)
+        ids_B, logprobs_B = (
+            logits_BV.new_empty(num_rows, dtype=torch.long),
+            logits_BV.new_empty(num_rows, dtype=torch.float32),
+        )
         pointers = (x.data_ptr() for x in (logits_BV, uniforms_B2, ids_B, logprobs_B))
         sizes = num_rows, num_tokens, temperature, torch.get_num_threads()
         self._choose(_HALF[logits_BV.dtype], *pointers, *sizes)
@@ -183,33 +188,50 @@ def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
     return function
 
 
-def can_compute(weight: Tensor) -> bool:
-    """Whether kernels are for a model with such weights."""
-    return weight.device.type == "cpu" and weight.dtype in _HALF
+def can_compute(device: torch.device, *dtypes: torch.dtype) -> bool:
+    """Whether kernels are for tensors there and of these kinds."""
+    return device.type == "cpu" and _HALF.keys() >= set(dtypes)
 
 
 def kernels() -> Kernels | None:
     """Those of this machine, compiled now if they have not been before; None for the reason that `why_none` gives."""
-    return found()[0]
+    return found().kernels
 
 
 def why_none() -> str:
     """In one sentence; empty where there are kernels."""
-    return found()[1]
+    return found().why_none
+
+
+def made_by() -> str:
+    """The compiler that made the kernels: what it computes may differ in the last bits from what another makes."""
+    return found().compiler
+
+
+@dataclass(frozen=True)
+class Found:
+    """The kernels of this machine, or why there are none."""
+
+    kernels: Kernels | None = None
+    why_none: str = ""
+    compiler: str = ""
 
 
 @cache
-def found() -> tuple[Kernels | None, str]:
-    """The kernels, or none and the reason."""
-    asked = os.environ.get(SWITCH, "compiled")
+def found() -> Found:
+    """Asked once for the whole process."""
+    asked = os.environ.get(SWITCH) or "compiled"
     if asked != "compiled":
-        return None, f"{SWITCH} = {asked}"
+        allowed = "" if asked in SETTINGS else f", which is none of {', '.join(SETTINGS)}"
+        return Found(why_none=f"{SWITCH} = {asked}{allowed}")
     try:
-        made = Kernels(compiled(SOURCE))
-        check(made)
+        compiler = find_compiler()
+        made = Kernels(compiled(SOURCE, compiler))
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False):  # whatever is in force where they are needed
+            check(made)
     except Unavailable as error:
-        return None, str(error)
-    return made, ""
+        return Found(why_none=str(error))
+    return Found(kernels=made, compiler=compiler.version)
 
 
 @torch.no_grad()
@@ -226,9 +248,9 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
     """What each function gives, and what its formula gives in float32 of the same numbers."""
 
     def noise(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
+        return torch.randn(*shape, generator=generator, dtype=torch.float32).to(dtype)
 
-    x_LE, weight_E, angles_L1D = noise(3, 48), torch.rand(48, generator=generator), noise(3, 1, 32)
+    x_LE, weight_E, angles_L1D = noise(3, 48), torch.rand(48, generator=generator, dtype=torch.float32), noise(3, 1, 32)
     heads_LND, gate_up_LI = noise(3, 4, 32), 4 * noise(3, 96)
     exact, rotated = x_LE.float(), heads_LND.clone()
     made.rotate_(rotated[:, :3], angles_L1D.cos(), angles_L1D.sin())
@@ -268,7 +290,7 @@ def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor
     prompts, rows = ((noise(slots, 2, 32, 48), noise(slots, 2, 48, 32)) for slots in (2, 3))
     places = RowPlaces.of(prompt_n, lengths)
     out_nHD = made.attend_rows(qkv_nND, places, torch.tensor(ages), prompts, rows, scaling, mask_nC, 32).view(3, 4, 32)
-    expected = torch.zeros(3, 4, 32)
+    expected = torch.zeros(3, 4, 32, dtype=torch.float32)
     for row, (prompt, age) in enumerate(zip(prompt_n, ages, strict=True)):
         length = lengths[prompt]
         added_C = torch.cat([mask_nC[row, :length], mask_nC[row, 32 : 33 + age]]).float()

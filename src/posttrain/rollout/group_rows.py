@@ -71,7 +71,7 @@ class GroupRows:
         """
         weight = next(model.parameters())
         self.device, self._dtype = weight.device, _autocast_dtype(weight)
-        self._kernels = kernels if can_compute(weight) else None
+        self._kernels = kernels if can_compute(self.device, weight.dtype, self._dtype) else None
         self.decoder = PlainDecoder(model, self._kernels)
         self._mask_functions = mask_functions
         self._fills_up = _compiles_kernels(model, self._dtype)

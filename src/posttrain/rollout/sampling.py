@@ -43,7 +43,7 @@ def choose(
         ids_B = logits_BV.argmax(dim=-1)
         return ids_B, token_logprobs(logits_BV, ids_B, temperature=0)
     assert uniforms_B2 is not None, "sampling at a temperature above 0 needs random numbers"
-    if kernels is not None and can_compute(logits_BV) and _is_whole(settings):
+    if kernels is not None and can_compute(logits_BV.device, logits_BV.dtype) and _is_whole(settings):
         return kernels.choose(logits_BV, uniforms_B2, settings.temperature)
     scaled_BV = _scale(logits_BV, settings.temperature)
     scaled_BV = truncate(scaled_BV, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)

@@ -30,13 +30,17 @@ def with_compute(loaded: LoadedModel, precision: str, folder: Path | None) -> Lo
 
 def _moved(saved: Compute | None, chosen: Compute) -> list[str]:
     """What to know of a run that does not go on bit by bit, because it was chosen elsewhere or kernels are gone."""
-    if saved is None or (saved.machine, saved.kernels) == (chosen.machine, chosen.kernels):
+    if saved is None or (saved.machine, saved.compiler) == (chosen.machine, chosen.compiler):
         return []
-    here = chosen.machine or "where nothing is measured"
+    there, here = _where(saved), _where(chosen) or "where nothing is measured"
     return [
-        f"the run computed in {saved.describe()} on {saved.machine}, and goes on in {chosen.describe()} on {here}: "
+        f"the run computed in {saved.describe()} on {there}, and goes on in {chosen.describe()} on {here}: "
         "not bit by bit as it would have there"
     ]
+
+
+def _where(compute: Compute) -> str:
+    return ", ".join(filter(None, [compute.machine, compute.compiler]))
 
 
 def compute_facts(loaded: LoadedModel) -> list[str]:
