@@ -52,20 +52,13 @@ def failure(goal: Goal, result: dict[str, Any]) -> str:
     return "; ".join(f"{name}: {side['failed']}" for name, side in sides if "failed" in side)
 
 
-ONE_PRECISION = "`auto` computes in float32 below 50M parameters, TRL in bfloat16; reached where both do, see below"
-MANY_CALLS = "half of a pass over few rows is the cost of its calls; vLLM makes fewer, in C++"
-WITHIN_ROUNDS = "missed by less than rounds differ"
 IMPORTS_ALONE = "torch and a model of transformers, imported, take 0.33 GB, of the 0.38 GB asked"
 WHAT_A_STEP_HOLDS = (
     "imports, weights, gradients, AdamW, the sampler's copy take 2.3 GB of the 2.5 GB asked; activations come on top"
 )
 WHY_MISSED = {
-    "GRPO step, 2.7M, TRL's default": ONE_PRECISION,
-    "GRPO step, 2.7M, TRL's best settings": ONE_PRECISION,
     "GRPO step, 2.7M, memory against TRL's default: 8 rows at a time, activations recomputed": IMPORTS_ALONE,
     "GRPO step, 110M, memory against TRL's default: 8 rows at a time, activations recomputed": WHAT_A_STEP_HOLDS,
-    "sampling, 2.7M, transformers generate, bfloat16": WITHIN_ROUNDS,
-    "sampling, 2.7M, vLLM, bfloat16": MANY_CALLS,
 }
 """One line for each goal that was missed when the results on file were measured."""
 
