@@ -21,7 +21,7 @@ from posttrain.advise.plan.timing import cost_of_step, step_of, useful_devices
 
 AVX512 = {"flags": "avx512f avx512_bf16"}
 """What docs/speed.md was measured with."""
-SPEED = Path(__file__).parents[3] / "benchmarks" / "results" / "speed.json"
+MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "steps_and_rates.json"
 SIZES = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16,
@@ -270,12 +270,10 @@ def test_an_engine_of_its_own_sums_two_outputs_per_layer_and_is_sent_the_weights
     ],
 )
 def test_measured_steps_took_half_to_twice_what_is_planned(task, rows, kind, place, precision):
-    """The steps of docs/speed.md, with the rates of float32 and of memory that were measured on the same machine and
-    assumed shares."""
-    measured = json.loads(SPEED.read_text())
-    steps, rates = (measured["origins"][part]["machine"]["processor"] for part in (task, "machine_limits"))
-    if steps != rates:
-        pytest.skip(f"the steps were measured on {steps}, the rates on {rates}")
+    """Steps as those of docs/speed.md, with the rates of float32 and of memory that were measured on the same machine
+    and assumed shares. GRPO steps are of before sampling had compiled kernels."""
+    measured = json.loads(MEASURED.read_text())
+    assert len({json.dumps(origin["machine"], sort_keys=True) for origin in measured["origins"].values()}) == 1
     entry, limits = measured[task][place], measured["machine_limits"]
     hardware = this_processor(2**34, (limits["float32"] * 1e9, limits["memory_gb_per_s"] * 1e9), facts=AVX512)
     answer = entry["tokens"]["sampled"] // 64
