@@ -22,7 +22,19 @@ from torch import Tensor
 from posttrain.models import compiled as compiling
 from posttrain.models import kernels as module
 from posttrain.models.compiled import COMPILER, Unavailable, compiled, find_compiler
-from posttrain.models.kernels import SOURCE, SWITCH, Kernels, RowPlaces, check, kernels, made_by, why_none
+from posttrain.models.compute import EXACT
+from posttrain.models.kernels import (
+    LANES,
+    SOURCE,
+    SWITCH,
+    Kernels,
+    RowPlaces,
+    check,
+    in_panels,
+    kernels,
+    made_by,
+    why_none,
+)
 from posttrain.rollout.sampling import choose
 
 needs_compiler = pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C++ compiler")
@@ -41,6 +53,62 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+# ---------------------------------------------------------------- linear layers
+
+
+@needs_compiler
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.lists(st.integers(0, 40), min_size=1, max_size=2),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 15),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_linear_layer_is_its_formula_for_any_shape(rows, inputs, outputs, bias, seed):
+    have = kernels()
+    assert have is not None, why_none()
+    torch.manual_seed(seed)
+    outputs *= LANES
+    x, weight, offset = torch.randn(*rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    found = have.linear(x, in_panels(weight), offset if bias else None, outputs)
+    exact = x.double() @ weight.T.double() + (offset.double() if bias else 0)
+    assert found.shape == exact.shape
+    torch.testing.assert_close(found.double(), exact, rtol=2e-6, atol=2e-6 * inputs)
+
+
+@needs_compiler
+def test_a_linear_layer_reads_a_view_with_strides_of_its_own_as_what_it_is(found):
+    x, weight = torch.randn(4, 5, 24).transpose(0, 1)[..., ::3], torch.randn(48, 8)
+    torch.testing.assert_close(found.linear(x, in_panels(weight), None, 48), x @ weight.T)
+
+
+@needs_compiler
+@pytest.mark.parametrize("inputs", [64, 1024, 8192])
+def test_a_linear_layer_is_as_exact_as_that_of_pytorch(inputs, found):
+    """Root mean square against float64; a sum of so many numbers in one order, too."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(20, inputs), torch.randn(128, inputs)
+    exact = x.double() @ weight.T.double()
+    ours, theirs = found.linear(x, in_panels(weight), None, 128), x @ weight.T
+    assert (ours - exact).square().mean().sqrt() <= EXACT * (theirs - exact).square().mean().sqrt()
+
+
+@needs_compiler
+def test_a_row_of_a_linear_layer_gets_the_same_bits_in_any_batch_and_with_any_threads(found, threads):
+    torch.manual_seed(0)
+    x, panels = torch.randn(37, 50), in_panels(torch.randn(208, 50))
+    x[5, 7] = float("nan")
+    together = found.linear(x, panels, None, 208)
+    assert together[5].isnan().all()
+    assert together[[*range(5), *range(6, 37)]].isfinite().all()
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        for start, stop in ((0, 1), (5, 6), (3, 17), (2, 31)):
+            part = found.linear(x[start:stop], panels, None, 208)
+            assert torch.equal(part.nan_to_num(), together[start:stop].nan_to_num())
 
 
 # ---------------------------------------------------------------- attention

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, Smol
 
 from posttrain.errors import PublishError
 from posttrain.models import onednn
-from posttrain.models.kernels import kernels, why_none
+from posttrain.models.kernels import Kernels, kernels, why_none
 from posttrain.rollout import DeliveryProof, LocalSampler, group_rows, joint_linear, plain_decoder
 from posttrain.rollout.decoding_path import DecodingPath, decoding_path
 from posttrain.rollout.engine import Arrival
@@ -143,9 +143,9 @@ class _Counted:
     def __getattr__(self, name: str) -> Any:
         function = getattr(kernels(), name)
 
-        def called(*given: Any) -> Any:
+        def called(*given: Any, **named: Any) -> Any:
             self.calls.append(name)
-            return function(*given)
+            return function(*given, **named)
 
         return called
 
@@ -163,11 +163,23 @@ def test_kernels_and_operations_of_pytorch_sample_the_same(name, packed):
     found, expected = (s.generate(random_prompts((12, 1, 7)), lengths, group_size=3, seed=3) for s in samplers)
     assert {"attend_rows", "rms_norm", "rotate_", "choose"} <= set(used.calls)
     assert ("silu_gate" in used.calls) == (name != "qwen3-moe, experts")
+    assert ("linear" in used.calls) == (not packed)
     assert len({len(c.ids) for group in found for c in group}) > 3, "the test wants rows of several lengths"
     for ours, theirs in zip(found, expected, strict=True):
         assert [c.ids for c in ours] == [c.ids for c in theirs]
         for a, b in zip(ours, theirs, strict=True):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["llama", "qwen2, tied", "mistral, sliding window"])
+def test_in_float32_a_row_by_kernels_gets_the_same_bits_in_a_batch_of_any_size(name):
+    """With products of PyTorch the shape of a batch decides in which order they are summed."""
+    sampler = sampler_of(tiny_model(name, head_dim=32), kernels=kernels())
+    prompts = random_prompts((12, 1, 7, 30))
+    settings = [Settings(max_batch_rows=rows, max_completion_length=24) for rows in (1, 3, 64)]
+    alone, few, all_at_once = (sampler.generate(prompts, s, group_size=5, seed=1) for s in settings)
+    assert alone == few == all_at_once
 
 
 @needs_kernels
@@ -206,7 +218,7 @@ def test_an_adapter_decodes_by_kernels_as_it_is_trained():
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "decoded", "calls"),
     [
-        (8, torch.float32, None, {"rms_norm", "silu_gate", "choose"}),
+        (8, torch.float32, None, {"linear", "rms_norm", "silu_gate", "choose"}),
         (32, torch.float64, None, set()),
         (32, torch.float32, torch.float16, set()),
     ],
@@ -447,17 +459,33 @@ def test_joined_layers_give_what_they_give_one_by_one(kind, bias):
     torch.testing.assert_close(joint_linear.joint_linear(own)(x), torch.cat([layer(x) for layer in layers], dim=-1))
 
 
+@needs_kernels
+@pytest.mark.parametrize("outputs", [(32, 48, 16), (80,), (24, 5), (24, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_float32_layers_of_whole_registers_are_multiplied_by_a_kernel(outputs, dtype, bias):
+    layers = [nn.Linear(6, n, bias=bias, dtype=dtype).requires_grad_(False) for n in outputs]
+    used, x = _Counted(), torch.randn(3, 5, 6).to(dtype)
+    found = joint_linear.joint_linear(layers, used)(x)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, torch.cat([layer(x) for layer in layers], dim=-1))
+    assert used.calls == (["linear"] if dtype == torch.float32 and sum(outputs) % 16 == 0 else [])
+
+
 @pytest.mark.parametrize("changed", ["hooked", "another kind", "large"])
-def test_layers_that_are_more_than_a_small_product_are_called(changed, monkeypatch):
-    layers, called = [nn.Linear(6, 4), nn.Linear(6, 4)], []
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
+def test_layers_that_are_more_than_a_small_product_are_called(changed, compiled, monkeypatch):
+    layers, called = [nn.Linear(6, 16), nn.Linear(6, 16)], []
     if changed == "hooked":
         layers[1].register_forward_hook(lambda *_: called.append(1))
     elif changed == "another kind":
-        layers[1].__class__ = type("Other", (nn.Linear,), {"forward": lambda self, x: called.append(1) or x[:, :4]})
+        layers[1].__class__ = type(
+            "Other", (nn.Linear,), {"forward": lambda self, x: called.append(1) or x.repeat(1, 4)[:, :16]}
+        )
     else:
-        monkeypatch.setattr(joint_linear, "JOINED_WEIGHTS", 47)
-        monkeypatch.setattr(nn.Linear, "forward", lambda self, x: called.append(1) or x[:, :4])
-    assert joint_linear.joint_linear(layers)(torch.randn(2, 6)).shape == (2, 8)
+        monkeypatch.setattr(joint_linear, "COPIED_WEIGHTS", 191)
+        monkeypatch.setattr(nn.Linear, "forward", lambda self, x: called.append(1) or x.repeat(1, 4)[:, :16])
+    found = joint_linear.joint_linear(layers, kernels() if compiled else None)
+    assert found(torch.randn(2, 6)).shape == (2, 32)
     assert called
 
 
@@ -471,10 +499,10 @@ def test_joined_weights_that_are_kept_for_another_version_are_found(packed, monk
     kept: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
     fresh = joint_linear.joint_linear
 
-    def stale(layers: list[nn.Module]) -> Callable[[Tensor], Tensor]:
+    def stale(layers: list[nn.Module], kernels: Kernels | None) -> Callable[[Tensor], Tensor]:
         key = tuple(map(id, layers))
         if key not in kept:
-            kept[key] = fresh(layers)
+            kept[key] = fresh(layers, kernels)
         return kept[key]
 
     policy = tiny_model()

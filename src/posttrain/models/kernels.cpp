@@ -1,7 +1,8 @@
-// What a plain decoder does between two matrix products, for the few rows of a decoding pass, on a CPU.
+// What a plain decoder does with the few rows of a decoding pass, on a CPU.
 //
 // A pass over a few rows takes as long as the calls that it makes. Each function here is one call in place of 4 to 17,
-// and computes in float32 whatever it reads and writes: float32, or bfloat16, which is rounded to once, at the end.
+// and computes in float32 whatever it reads and writes: float32, or bfloat16, which is rounded to once, at the end. The
+// product of a few rows with a float32 weight is here, too: it is up to twice as fast as what PyTorch calls for it.
 // kernels.py compiles this file and checks every function against the formula that it stands for.
 //
 // L tokens, n rows, P prompts, E width of the model, I of a gated MLP, H query heads, K key-value heads, G = H / K
@@ -115,28 +116,29 @@ inline Floats exponential(Floats x) {
     return x < all(-87.0f) ? Floats{} : y * power;
 }
 
-// --- attention of rows -----------------------------------------------------------------------------------------------
+// --- products --------------------------------------------------------------------------------------------------------
 
 // out[q][m] (+)= sum over r < R of a[q][r] b[r][m], for Q rows and M = B W columns, which stay in registers.
 template <int Q, int B, class T>
 inline void tile(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, float* out, int64_t ldo, bool add) {
     Floats sums[Q][B] = {};
-    if (add)
-        for (int q = 0; q < Q; q++)
-            for (int m = 0; m < B; m++) sums[q][m] = load(out + q * ldo + m * W);
     for (int64_t r = 0; r < R; r++)
         for (int m = 0; m < B; m++) {
             Floats column = load(b + r * ldb + m * W);
             for (int q = 0; q < Q; q++) sums[q][m] += a[q * lda + r] * column;
         }
     for (int q = 0; q < Q; q++)
-        for (int m = 0; m < B; m++) store(out + q * ldo + m * W, sums[q][m]);
+        for (int m = 0; m < B; m++) {
+            float* to = out + q * ldo + m * W;
+            store(to, add ? load(to) + sums[q][m] : sums[q][m]);
+        }
 }
 
 template <int Q, class T>
 void tiles(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, int64_t M, float* out, int64_t ldo, bool add) {
     int64_t m = 0;
-    for (; m + 4 * W <= M; m += 4 * W) tile<Q, 4>(a, lda, b + m, ldb, R, out + m, ldo, add);
+    if (W == 16)  // there are 32 registers then, else 16
+        for (; m + 4 * W <= M; m += 4 * W) tile<Q, 4>(a, lda, b + m, ldb, R, out + m, ldo, add);
     for (; m + 2 * W <= M; m += 2 * W) tile<Q, 2>(a, lda, b + m, ldb, R, out + m, ldo, add);
     for (; m < M; m += W) tile<Q, 1>(a, lda, b + m, ldb, R, out + m, ldo, add);
 }
@@ -146,10 +148,34 @@ template <class T>
 void product(int64_t num_a, const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, int64_t M, float* out,
              int64_t ldo, bool add) {
     int64_t q = 0;
+    for (; q + 6 <= num_a; q += 6) tiles<6>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
     for (; q + 4 <= num_a; q += 4) tiles<4>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
     for (; q + 2 <= num_a; q += 2) tiles<2>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
     for (; q < num_a; q++) tiles<1>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
 }
+
+constexpr int64_t ROWS = 12;   // of x, and
+constexpr int64_t PANEL = 64;  // columns of the weight that a thread takes at a time
+constexpr int64_t PART = 256;  // of a sum: rounding grows with the length of what is added up in one go
+
+// x [N, K] times a weight [K, M], of which PANEL columns after the other are stored by themselves, the last ones with
+// what is left. M is a multiple of W.
+void linear(const float* x, const float* weight, const float* bias, float* out, int64_t N, int64_t K, int64_t M,
+            int threads) {
+    const int64_t blocks = (N + ROWS - 1) / ROWS, panels = (M + PANEL - 1) / PANEL;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t task = 0; task < panels * blocks; task++) {
+        const int64_t m = task / blocks * PANEL, n = task % blocks * ROWS;
+        const int64_t wide = std::min(PANEL, M - m), rows = std::min(ROWS, N - n);
+        if (bias)
+            for (int64_t i = n; i < n + rows; i++) std::memcpy(out + i * M + m, bias + m, wide * sizeof(float));
+        for (int64_t k = 0; k < K; k += PART)
+            product(rows, x + n * K + k, K, weight + m * K + k * wide, wide, std::min(PART, K - k), wide, out + n * M + m, M,
+                    bias || k > 0);
+    }
+}
+
+// --- attention of rows -----------------------------------------------------------------------------------------------
 
 // exp(s - max s), and 1 / their sum, of `num` scores.
 inline float softmax(float* scores, int64_t num) {
@@ -346,6 +372,11 @@ void posttrain_choose(bool half, const void* logits, const double* uniforms, int
                       int64_t V, float temperature, int threads) {
     half ? choose((const bfloat16*)logits, uniforms, ids, logprobs, B, V, temperature, threads)
          : choose((const float*)logits, uniforms, ids, logprobs, B, V, temperature, threads);
+}
+
+void posttrain_linear(const float* x, const float* weight, const float* bias, float* out, int64_t N, int64_t K, int64_t M,
+                      int threads) {
+    linear(x, weight, bias, out, N, K, M, threads);
 }
 
 void posttrain_silu_gate(bool half, const void* gate_up, void* out, int64_t L, int64_t I, int threads) {

@@ -1,4 +1,4 @@
-"""Compiled kernels for decoding on a CPU: what PyTorch takes 4 to 17 calls for, in one (kernels.cpp).
+"""Compiled kernels for decoding on a CPU: what PyTorch takes 4 to 17 calls for, in one, and products (kernels.cpp).
 
 A pass over a few rows of a small model takes as long as the calls that it makes, and attention of single queries by
 batched products of PyTorch reaches a tenth of what the processor can do. Where the machine has a C++ compiler
@@ -31,12 +31,17 @@ SWITCH = "POSTTRAIN_KERNELS"
 SETTINGS = ("compiled", "torch")
 LANES = 16
 """Numbers that the kernels take at a time: widths are multiples of it, those of heads of twice as many."""
+PANEL = 64
+"""Outputs of a linear layer whose weights are stored together."""
 CHUNK_ROWS = 8
 """Rows of one prompt that are computed together: its keys and values are read once for all of them."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative to the largest number, from the formula in float32."""
 Stored = tuple[Tensor, Tensor]
 """Keys `[slots, K, D, C]` and values `[slots, K, C, D]`."""
+COPIED_WEIGHTS = 2**21
+"""Weights of a layer up to which it is copied, in panels or joined to others, whenever somebody begins to decode. The
+call of a larger product costs little beside what it reads."""
 _HALF = {torch.float32: False, torch.bfloat16: True}
 
 
@@ -87,13 +92,30 @@ class Kernels:
             functions = ctypes.CDLL(str(library))
         except OSError as error:
             raise Unavailable(f"{library} cannot be loaded ({error})") from error
-        pointer, size, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-        self._attend_rows = _function(functions, "attend_rows", ctypes.POINTER(_Attention))
-        self._rms_norm = _function(functions, "rms_norm", pointer, pointer, pointer, size, size, number, threads)
-        self._rotate = _function(functions, "rotate", pointer, pointer, pointer, size, size, size, size, threads)
-        self._silu_gate = _function(functions, "silu_gate", pointer, pointer, size, size, threads)
-        four = [pointer] * 4
-        self._choose = _function(functions, "choose", *four, size, size, number, threads)
+        half, pointer, size, number, threads = (
+            ctypes.c_bool,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_float,
+            ctypes.c_int,
+        )
+        four, sizes = [pointer] * 4, [size] * 3
+        self._linear = _function(functions, "linear", *four, *sizes, threads)
+        self._attend_rows = _function(functions, "attend_rows", half, ctypes.POINTER(_Attention))
+        self._rms_norm = _function(functions, "rms_norm", half, pointer, pointer, pointer, size, size, number, threads)
+        self._rotate = _function(functions, "rotate", half, pointer, pointer, pointer, size, *sizes, threads)
+        self._silu_gate = _function(functions, "silu_gate", half, pointer, pointer, size, size, threads)
+        self._choose = _function(functions, "choose", half, *four, size, size, number, threads)
+
+    def linear(self, x: Tensor, panels: Tensor, bias_M: Tensor | None, outputs: int) -> Tensor:
+        """`x @ weight.T + bias` in float32, for `x` of any leading shape, with the weight `in_panels`."""
+        inputs = x.shape[-1]
+        assert panels.numel() == inputs * outputs, "a weight for each number of a row"
+        x, out = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
+        bias = None if bias_M is None else bias_M.data_ptr()
+        pointers = x.data_ptr(), panels.data_ptr(), bias, out.data_ptr()
+        self._linear(*pointers, x.numel() // max(inputs, 1), inputs, outputs, torch.get_num_threads())
+        return out
 
     def attend_rows(
         self,
@@ -182,9 +204,16 @@ class Kernels:
         return ids_B, logprobs_B
 
 
+def in_panels(weight_MK: Tensor) -> Tensor:
+    """A copy of a weight as `Kernels.linear` reads it, flat: transposed, `PANEL` outputs after the other."""
+    whole = len(weight_MK) // PANEL * PANEL
+    panels, rest = weight_MK[:whole].unflatten(0, (-1, PANEL)), weight_MK[whole:]
+    return torch.cat([panels.transpose(1, 2).flatten(), rest.T.flatten()])
+
+
 def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
     function = getattr(library, f"posttrain_{name}")
-    function.argtypes, function.restype = [ctypes.c_bool, *arguments], None
+    function.argtypes, function.restype = arguments, None
     return function
 
 
@@ -257,7 +286,9 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
     swapped = heads_LND.float().roll(16, dims=-1)
     expected = heads_LND.float() * angles_L1D.cos().float() + swapped * angles_L1D.sin().float()
     gate, up = gate_up_LI.float().chunk(2, dim=-1)
+    weight_MK, bias_M = noise(80, 48).float(), noise(80).float()
     return {
+        "linear": (made.linear(exact, in_panels(weight_MK), bias_M, 80), exact @ weight_MK.T + bias_M),
         "rms_norm": (
             made.rms_norm(x_LE, weight_E, 0.1),
             exact * (exact.square().mean(dim=-1, keepdim=True) + 0.1).rsqrt() * weight_E,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posttrain.models import onednn
+from posttrain.models.kernels import COPIED_WEIGHTS, LANES, Kernels, in_panels, kernels
 
 Way = Literal["plain", "onednn", "bfloat16"]
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -86,17 +87,23 @@ def linear_shapes(model: nn.Module) -> list[Shape]:
 
 
 def measure(shapes: Sequence[Shape], products: Mapping[Way, Product] = PRODUCTS) -> Measured:
-    """Time and probe the products of layers of these shapes. The random state of PyTorch is not touched."""
+    """Time and probe the products of layers of these shapes. The random state of PyTorch is not touched.
+
+    Float32 weights that are not packed are decoded by a compiled kernel where all layers are small enough for it.
+    """
     generator = torch.Generator().manual_seed(0)
     training, decoding = Counter[Way](), Counter[Decoder]()
     onednn_errors, packed_errors = [0.0], [0.0]
+    small = all(shape.inputs * shape.outputs <= COPIED_WEIGHTS for shape in shapes)
+    compiled = kernels() if small else None
     with torch.no_grad():
         for shape in shapes:
             weights = random_weights(shape, generator)
             factors = factors_of_training(weights[0], generator)
             ways = {way: partial(_all, product, factors) for way, product in products.items()}
             training.update({way: shape.layers * seconds for way, seconds in fastest(ways).items()})  # pyright: ignore[reportCallIssue, reportArgumentType]
-            decoders = {way: _decoder(way, weights, factors[0][0][:DECODED_ROWS]) for way in DECODERS}
+            rows_NK = factors[0][0][:DECODED_ROWS]
+            decoders = {way: _decoder(way, weights, rows_NK, compiled) for way in DECODERS}
             turns = shape.layers / len(weights)
             decoding.update({way: turns * seconds for way, seconds in fastest(decoders).items()})
             onednn_errors += [error(products["onednn"], a, b) / error(plain, a, b) for a, b in factors]
@@ -144,16 +151,21 @@ def _all(product: Product, factors: Sequence[tuple[Tensor, Tensor]]) -> None:
         product(a, b)
 
 
-def _decoder(way: Decoder, weights: Sequence[Tensor], x_NK: Tensor) -> Callable[[], None]:
+def _decoder(way: Decoder, weights: Sequence[Tensor], x_NK: Tensor, compiled: Kernels | None) -> Callable[[], None]:
     """What puts a few rows through layers with these weights; casting and packing them is done before."""
     x = x_NK.to(way.dtype)
     ready = [weight.to(way.dtype) for weight in weights]
+    product: Callable[[Tensor, Tensor], Tensor] = linear
     if way.packed:
         ready = [onednn.pack(weight) for weight in ready]
+        product = partial(onednn.packed_linear, bias_M=None)
+    elif compiled is not None and way.dtype == torch.float32 and not len(ready[0]) % LANES:
+        product = partial(compiled.linear, bias_M=None, outputs=len(ready[0]))
+        ready = [in_panels(weight) for weight in ready]
 
     def decode() -> None:
         for weight in ready:
-            onednn.packed_linear(x, weight, None) if way.packed else linear(x, weight)
+            product(x, weight)
 
     return decode
 

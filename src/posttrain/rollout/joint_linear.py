@@ -13,29 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posttrain.models import onednn
+from posttrain.models.kernels import COPIED_WEIGHTS, LANES, Kernels, in_panels
 from posttrain.rollout.packed_linear import PackedLinear
 
-JOINED_WEIGHTS = 2**21
-"""Weights up to which layers are joined. The call of a larger product costs little beside what it reads."""
 
-
-def joint_linear(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor]:
+def joint_linear(layers: Sequence[nn.Module], kernels: Kernels | None = None) -> Callable[[Tensor], Tensor]:
     """A function that returns the outputs of the layers side by side, `[..., M]`.
 
     Weights are put together now, from what the layers hold now: for as long as the function lives, a call of the
-    sampler. Layers that are more than a product (an adapter, a hook) are called one by one.
+    sampler. Layers that are more than a product (an adapter, a hook) are called one by one. With `kernels` the product
+    is theirs where they know it: of dense float32 weights.
     """
-    if len(layers) == 1:
-        return _alone(layers[0])
-    if not _can_be_joined(layers):
+    if not _can_be_joined(layers) or (len(layers) == 1 and not _has_kernel(layers, kernels)):
         each = [_alone(layer) for layer in layers]
-        return lambda x: torch.cat([layer(x) for layer in each], dim=-1)
+        return each[0] if len(each) == 1 else lambda x: torch.cat([layer(x) for layer in each], dim=-1)
     biases = [layer.bias for layer in layers]
     bias_M = None if biases[0] is None else torch.cat(biases)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if type(layers[0]) is PackedLinear:
         weight_MK = onednn.pack(torch.cat([onednn.unpack(layer.weight) for layer in layers]))  # pyright: ignore[reportArgumentType]
         return partial(onednn.packed_linear, packed_MK=weight_MK, bias_M=bias_M)
-    return partial(F.linear, weight=torch.cat([layer.weight for layer in layers]), bias=bias_M)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    weight_MK = torch.cat([layer.weight for layer in layers])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    if kernels is not None and _has_kernel(layers, kernels):
+        return partial(kernels.linear, panels=in_panels(weight_MK), bias_M=bias_M, outputs=len(weight_MK))
+    return partial(F.linear, weight=weight_MK, bias=bias_M)
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -56,4 +56,11 @@ def _can_be_joined(layers: Sequence[nn.Module]) -> bool:
     biased = {layer.bias is not None for layer in layers}
     alike = len({(weight.dtype, weight.shape[1]) for weight in weights}) == 1 and len(biased) == 1  # pyright: ignore
     device: str = weights[0].device.type  # pyright: ignore
-    return alike and sum(w.numel() for w in weights) <= JOINED_WEIGHTS and not torch.is_autocast_enabled(device)  # pyright: ignore
+    return alike and sum(w.numel() for w in weights) <= COPIED_WEIGHTS and not torch.is_autocast_enabled(device)  # pyright: ignore
+
+
+def _has_kernel(layers: Sequence[nn.Module], kernels: Kernels | None) -> bool:
+    """Of layers that can be joined."""
+    if kernels is None or type(layers[0]) is not nn.Linear:
+        return False
+    return layers[0].weight.dtype == torch.float32 and not sum(layer.out_features for layer in layers) % LANES  # pyright: ignore

@@ -7,8 +7,9 @@
 
 With a few rows a pass takes as long as the calls that it makes. Here queries, keys and values are one product, and so
 are the two halves of a gated MLP; the norm is one operation in place of six, the rotation of queries and keys three in
-place of fourteen. With compiled kernels (models/kernels.py) norm, rotation and gate are one call each. Everything else
-of a model (another kind of MLP, experts, a layer with an adapter or with a hook on it) is called as it is.
+place of fourteen. With compiled kernels (models/kernels.py) norm, rotation and gate are one call each, and float32
+products are theirs. Everything else of a model (another kind of MLP, experts, a layer with an adapter or with a hook on
+it) is called as it is.
 
 A model is recognised by the parts that it has and by what it computes, never by its name: decoding_path.py tries it.
 Whoever decodes makes a new `PlainDecoder`, which reads the modules as they are then and keeps nothing for later.
@@ -74,7 +75,7 @@ class PlainDecoder:
         self._window = context_window(lm.config)
         self._layers = [self._layer(layer) for layer in body.layers]
         self._norm = _norm(body.norm, kernels)
-        self._head = joint_linear([lm.get_output_embeddings()])  # pyright: ignore[reportArgumentType]
+        self._head = joint_linear([lm.get_output_embeddings()], kernels)  # pyright: ignore[reportArgumentType]
 
     @property
     def num_layers(self) -> int:
@@ -111,9 +112,9 @@ class PlainDecoder:
             raise NotImplementedError("its layers differ in their heads")
         return _Layer(
             attention_norm=_norm(layer.input_layernorm, self._kernels),
-            qkv=joint_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+            qkv=joint_linear([attention.q_proj, attention.k_proj, attention.v_proj], self._kernels),
             head_norms=_head_norms(attention, self._kernels) if has_norms else None,
-            out=joint_linear([attention.o_proj]),
+            out=joint_linear([attention.o_proj], self._kernels),
             mlp_norm=_norm(layer.post_attention_layernorm, self._kernels),
             mlp=_mlp(layer.mlp, self._kernels),
         )
@@ -189,7 +190,11 @@ def check_parts(model: nn.Module) -> None:
 def _mlp(mlp: Any, kernels: Kernels | None = None) -> Function:
     if _parts(mlp) != _GATED_MLP or is_hooked(mlp):
         return lambda x_LE: _first(mlp(x_LE[None]))[0]
-    gate_up, down, act = joint_linear([mlp.gate_proj, mlp.up_proj]), joint_linear([mlp.down_proj]), mlp.act_fn
+    gate_up, down, act = (
+        joint_linear([mlp.gate_proj, mlp.up_proj], kernels),
+        joint_linear([mlp.down_proj], kernels),
+        mlp.act_fn,
+    )
 
     if kernels is not None and type(act) in _SILU and not is_hooked(act) and not mlp.up_proj.out_features % LANES:
         return lambda x_LE: down(kernels.silu_gate(gate_up(x_LE)))

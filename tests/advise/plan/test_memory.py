@@ -40,9 +40,9 @@ def plan(algorithm: str, **fields: Any) -> MemoryPlan:
 
 def test_numbers_that_are_repeated_here_are_those_of_the_library() -> None:
     from posttrain.functional import linear_logprobs
-    from posttrain.models import compute, shared_prefixes, short_attention
+    from posttrain.models import compute, kernels, shared_prefixes, short_attention
     from posttrain.rewards import model
-    from posttrain.rollout import group_cache, joint_linear, publish, sampling, slot_storage, slots
+    from posttrain.rollout import group_cache, publish, sampling, slot_storage, slots
 
     assert library.KEPT_LOGIT_BYTES == linear_logprobs.KEPT_BYTES
     assert library.TILE_NUMBERS["cpu"] == linear_logprobs.TILE_NUMBERS
@@ -53,7 +53,7 @@ def test_numbers_that_are_repeated_here_are_those_of_the_library() -> None:
     assert library.SLOT_COLUMNS == slots._COLUMNS
     assert library.GROUP_COLUMNS == group_cache._COLUMNS
     assert library.SLOT_GROWTH == slot_storage._GROWTH == group_cache._GROWTH
-    assert library.JOINED_WEIGHTS == joint_linear.JOINED_WEIGHTS
+    assert library.COPIED_WEIGHTS == kernels.COPIED_WEIGHTS
     assert library.LEAST_SAVING == shared_prefixes.LEAST_SAVING
     assert library.SAMPLING_BLOCK == sampling._BLOCK
     assert library.REWARD_TOKENS == model.TOKENS_PER_PASS

@@ -18,7 +18,14 @@ from functools import cache
 from math import ceil
 
 from posttrain.advise.plan.architecture import Architecture, Block, Linear
-from posttrain.advise.plan.library import GROUP_COLUMNS, JOINED_WEIGHTS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
+from posttrain.advise.plan.library import (
+    COPIED_WEIGHTS,
+    GROUP_COLUMNS,
+    SAMPLING_BLOCK,
+    SLOT_COLUMNS,
+    SLOT_GROWTH,
+    SMALL,
+)
 from posttrain.advise.plan.records import BYTES, Workload
 from posttrain.advise.plan.roles import weight_ranks
 
@@ -70,12 +77,17 @@ def keys_and_values(workload: Workload) -> int:
 
 
 def joined_weights(workload: Workload) -> int:
-    """Of queries, keys and values, and of gate and up, where a layer's fit together."""
+    """Of queries, keys and values, and of gate and up, where a layer's fit together; of every layer that is no larger
+    where compiled kernels multiply."""
+    a = workload.architecture
     adapted = workload.engine == "shared" and workload.lora is not None
-    if not is_plain(workload.architecture) or is_cast(workload) or adapted:
+    if not is_plain(a) or is_cast(workload) or adapted:
         return 0
-    numbers = sum(number * _joined(block) for number, block in workload.architecture.blocks)
-    return BYTES[workload.precision] * numbers
+    by_kernels = workload.device == "cpu" and workload.precision == "float32" and not workload.packed_sampler
+    alone = by_kernels and a.parameters >= SMALL
+    numbers = sum(number * _copied(block, alone) for number, block in a.blocks)
+    head = a.vocabulary * a.hidden
+    return BYTES[workload.precision] * (numbers + (head if alone and head <= COPIED_WEIGHTS else 0))
 
 
 def is_cast(workload: Workload) -> bool:
@@ -120,9 +132,12 @@ def prompt_cache(workload: Workload) -> int:
     return a.layers * slots * columns(prompt, prompt, multiple) * a.kv_width * BYTES[workload.precision]
 
 
-def _joined(block: Block) -> int:
-    together = [block.attention[:-1], tuple(linear for linear in block.mlp if linear.name != "down")]
-    return sum(size for linears in together if len(linears) > 1 and (size := _weights(linears)) <= JOINED_WEIGHTS)
+def _copied(block: Block, alone: bool) -> int:
+    """Of layers that read the same input; `alone`: of those, too, that are the only ones."""
+    ups = tuple(linear for linear in block.mlp if linear.name != "down")
+    together = [block.attention[:-1], block.attention[-1:], ups, block.mlp[len(ups) :]]
+    sizes = [_weights(linears) for linears in together if len(linears) > 1 or alone]
+    return sum(size for size in sizes if size <= COPIED_WEIGHTS)
 
 
 def _weights(linears: tuple[Linear, ...]) -> int:

@@ -19,8 +19,8 @@ GROUP_COLUMNS = 16
 """rollout/group_cache.py: the same of a plain decoder."""
 SLOT_GROWTH = 1.5
 """rollout/slot_storage.py and rollout/group_cache.py: what is full gets so many times the columns."""
-JOINED_WEIGHTS = 2**21
-"""rollout/joint_linear.py: weights up to which layers are joined."""
+COPIED_WEIGHTS = 2**21
+"""models/kernels.py: weights up to which layers are joined, or copied for a kernel."""
 LEAST_SAVING = 16
 """models/shared_prefixes.py: tokens that sharing a beginning has to save."""
 SAMPLING_BLOCK = 256
