@@ -111,6 +111,7 @@ class Kernels:
         """`x @ weight.T + bias` in float32, for `x` of any leading shape, with the weight `in_panels`."""
         inputs = x.shape[-1]
         assert panels.numel() == inputs * outputs, "a weight for each number of a row"
+        assert x.dtype == panels.dtype == torch.float32, "other numbers are not what the kernel reads"
         x, out = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
         bias = None if bias_M is None else bias_M.data_ptr()
         pointers = x.data_ptr(), panels.data_ptr(), bias, out.data_ptr()
