@@ -11,8 +11,8 @@ and end together; `LocalSampler.note` then says why.
 the rows beside it: each row has its own random stream. What may differ with the composition of a batch are the last
 bits of a logit, because the shape of a product decides in which order it is summed. In float32 that changes
 few draws (measured with 15M parameters and 32000 tokens, batches of 64 against 8 and 24: 2 of 65536), in bfloat16 many.
-Where compiled kernels compute every product (plain decoders with small layers, in float32) no bit differs. The same call
-always gives the same result.
+Where compiled kernels compute every product (plain decoders with small layers, in float32) no bit differs. The same
+call always gives the same result.
 
 B rows, P prompts, T tokens, V vocabulary.
 """
