@@ -13,6 +13,7 @@ from posttrain.models import compute, kernels, onednn
 from posttrain.models.compute import EXACT, LARGE, SMALL, Compute, choose_compute, decide, machine
 from posttrain.models.measured_products import (
     PRODUCTS,
+    REPEATS,
     Decoder,
     Measured,
     Shape,
@@ -148,7 +149,7 @@ def test_measuring_touches_neither_the_random_state_nor_the_settings_of_the_proc
 # ---------------------------------------------------------------- once, and for whom
 
 
-def never(shapes):
+def never(shapes, compiled):
     raise AssertionError("measured although there was no reason to")
 
 
@@ -159,15 +160,41 @@ def test_small_models_and_models_without_linear_layers_are_never_measured():
     assert (small.dtype, small.matmul, small.sampler, small.why) == (torch.bfloat16, "plain", "shared", "")
 
 
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_weights_that_kernels_multiply_by_are_measured_so(by_kernels, monkeypatch):
+    have, given = object(), []
+    monkeypatch.setattr(kernels, "kernels", lambda: have)
+    choose_compute(
+        of_size(SMALL),
+        "float32",
+        by_kernels=lambda model: by_kernels,
+        measure=lambda shapes, compiled: given.append(compiled) or FAST,
+    )
+    assert given == [have if by_kernels else None]
+
+
+@pytest.mark.skipif(kernels.kernels() is None, reason=f"no compiled kernels: {kernels.why_none()}")
+def test_only_float32_weights_as_they_are_are_multiplied_by_kernels():
+    made, calls = kernels.kernels(), []
+
+    class Counted:
+        def linear(self, x, panels, bias_M, outputs):
+            calls.append(outputs)
+            return made.linear(x, panels, bias_M, outputs)
+
+    measure([Shape(96, 64, 2)], compiled=Counted())
+    assert len(calls) == 2 * (1 + REPEATS)
+
+
 def test_a_saved_choice_holds_whatever_a_measurement_would_say_now():
-    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes: FAST)
+    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes, compiled: FAST)
     assert saved.matmul == "onednn"
     assert choose_compute(of_size(SMALL), "float32", saved=saved, measure=never) is saved
 
 
 def test_kernels_are_compiled_where_they_can_be_and_the_reason_is_told_where_not(monkeypatch):
     there_is(monkeypatch, compiler="g++ 12")
-    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes: FAST)
+    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes, compiled: FAST)
     assert (saved.kernels, saved.compiler) == ("compiled", "g++ 12")
     assert saved.describe().endswith(", compiled kernels")
     there_is(monkeypatch, why_none="no C++ compiler was found")
@@ -188,8 +215,10 @@ def there_is(monkeypatch: pytest.MonkeyPatch, *, why_none: str = "", compiler: s
 @pytest.mark.parametrize("change", [{"machine": "another processor"}, {"precision": "bfloat16"}])
 def test_a_choice_of_another_processor_or_another_precision_is_made_anew(change):
     slow = replace(FAST, training=FAST.training | {"onednn": 8.0})
-    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes: FAST)
-    again = choose_compute(of_size(SMALL), "float32", saved=replace(saved, **change), measure=lambda shapes: slow)
+    saved = choose_compute(of_size(SMALL), "float32", measure=lambda shapes, compiled: FAST)
+    again = choose_compute(
+        of_size(SMALL), "float32", saved=replace(saved, **change), measure=lambda shapes, compiled: slow
+    )
     assert (again.matmul, again.machine, again.precision) == ("plain", machine(), "float32")
 
 

@@ -86,6 +86,22 @@ def test_a_linear_layer_reads_a_view_with_strides_of_its_own_as_what_it_is(found
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("x", "bias", "outputs"),
+    [
+        (torch.ones(2, 4, dtype=torch.bfloat16), None, 16),
+        (torch.ones(2, 4), torch.ones(16, dtype=torch.float64), 16),
+        (torch.ones(2, 4), torch.ones(15), 16),
+        (torch.ones(2, 4), None, 24),
+        (torch.ones(2, 0), None, 16),
+    ],
+)
+def test_what_a_linear_layer_would_misread_is_refused(x, bias, outputs, found):
+    with pytest.raises(AssertionError):
+        found.linear(x, in_panels(torch.ones(outputs, x.shape[-1])), bias, outputs)
+
+
+@needs_compiler
 @pytest.mark.parametrize("inputs", [64, 1024, 8192])
 def test_a_linear_layer_is_as_exact_as_that_of_pytorch(inputs, found):
     """Root mean square against float64; a sum of so many numbers in one order, too."""

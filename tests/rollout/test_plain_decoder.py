@@ -26,7 +26,7 @@ from posttrain.errors import PublishError
 from posttrain.models import onednn
 from posttrain.models.kernels import Kernels, kernels, why_none
 from posttrain.rollout import DeliveryProof, LocalSampler, group_rows, joint_linear, plain_decoder
-from posttrain.rollout.decoding_path import DecodingPath, decoding_path
+from posttrain.rollout.decoding_path import DecodingPath, decoding_path, multiplies_by_kernels
 from posttrain.rollout.engine import Arrival
 from posttrain.rollout.group_attention import Groups, Heads, attend_rows
 from posttrain.rollout.group_cache import SlotBlocks
@@ -471,6 +471,32 @@ def test_float32_layers_of_whole_registers_are_multiplied_by_a_kernel(outputs, d
     assert used.calls == (["linear"] if dtype == torch.float32 and sum(outputs) % 16 == 0 else [])
 
 
+@needs_kernels
+def test_layers_that_are_too_large_together_are_multiplied_one_by_one(monkeypatch):
+    monkeypatch.setattr(joint_linear, "COPIED_WEIGHTS", 6 * 32)
+    layers = [nn.Linear(6, n).requires_grad_(False) for n in (32, 48, 16)]
+    used, x = _Counted(), torch.randn(5, 6)
+    found = joint_linear.joint_linear(layers, used)(x)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, torch.cat([layer(x) for layer in layers], dim=-1))
+    assert used.calls == ["linear", "linear"], "and the largest by PyTorch"
+
+
+@pytest.mark.parametrize(
+    ("model", "does"),
+    [
+        (lambda: tiny_model(head_dim=32), True),
+        (lambda: tiny_model("gpt-neox"), False),
+        (lambda: lora_model(head_dim=32), False),
+    ],
+    ids=["plain", "another kind", "adapters"],
+)
+def test_models_are_told_apart_of_which_kernels_multiply_by_the_weights(model, does, monkeypatch):
+    """What is measured before a run is what the sampler then does."""
+    assert multiplies_by_kernels(model()) == does
+    monkeypatch.setattr("posttrain.rollout.decoding_path.COPIED_WEIGHTS", 100)
+    assert not multiplies_by_kernels(model())
+
+
 @pytest.mark.parametrize("changed", ["hooked", "another kind", "large"])
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
 def test_layers_that_are_more_than_a_small_product_are_called(changed, compiled, monkeypatch):
@@ -482,7 +508,7 @@ def test_layers_that_are_more_than_a_small_product_are_called(changed, compiled,
             "Other", (nn.Linear,), {"forward": lambda self, x: called.append(1) or x.repeat(1, 4)[:, :16]}
         )
     else:
-        monkeypatch.setattr(joint_linear, "COPIED_WEIGHTS", 191)
+        monkeypatch.setattr(joint_linear, "COPIED_WEIGHTS", 95)
         monkeypatch.setattr(nn.Linear, "forward", lambda self, x: called.append(1) or x.repeat(1, 4)[:, :16])
     found = joint_linear.joint_linear(layers, kernels() if compiled else None)
     assert found(torch.randn(2, 6)).shape == (2, 32)

@@ -63,7 +63,7 @@ def settings(folder: Path, name: str, **train) -> dict[str, object]:
 
 
 def train(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, chosen: Compute = EVERYTHING, **train) -> Run:
-    monkeypatch.setattr(computing, "choose_compute", lambda model, precision, saved=None: saved or chosen)
+    monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: saved or chosen)
     return posttrain.train(settings(folder, name, **train))
 
 
@@ -113,7 +113,7 @@ def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, ever
     chosen = replace(EVERYTHING, dtype=dtype)
     whole = train(folder, f"{name} {dtype} whole", monkeypatch, chosen, publish_every=every)
     stopped = train(folder, f"{name} {dtype} stopped", monkeypatch, chosen, publish_every=every, steps=2)
-    monkeypatch.setattr(computing, "choose_compute", lambda model, precision, saved=None: saved or Compute())
+    monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: saved or Compute())
     resumed = posttrain.resume(stopped.folder, steps=4)
     assert resumed.compute == chosen
     expected = weights(whole)
@@ -123,7 +123,7 @@ def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, ever
 def test_a_run_that_began_before_there_was_a_choice_goes_on_in_the_plain_way(folder, monkeypatch):
     stopped = train(folder, "earlier", monkeypatch, Compute(), steps=2)
     assert not (stopped.folder / computing.FILE).exists()
-    monkeypatch.setattr(computing, "choose_compute", lambda model, precision, saved=None: saved or EVERYTHING)
+    monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: saved or EVERYTHING)
     resumed = posttrain.resume(stopped.folder, steps=3)
     assert resumed.compute == Compute()
 
@@ -137,7 +137,7 @@ def test_a_run_that_is_given_the_choice_of_another_computes_like_it(folder, monk
 def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, monkeypatch):
     stopped = train(folder, "moved", monkeypatch, replace(EVERYTHING, machine="another processor"), steps=2)
     here = replace(EVERYTHING, matmul="plain")
-    monkeypatch.setattr(computing, "choose_compute", lambda model, precision, saved=None: here)
+    monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: here)
     resumed = posttrain.resume(stopped.folder, steps=3)
     assert Compute.read(resumed.folder / computing.FILE) == here
     (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]

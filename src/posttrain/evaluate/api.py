@@ -24,6 +24,7 @@ from posttrain.evaluate.votes import Extract
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, RewardSet, build_rewards
+from posttrain.rollout.decoding_path import multiplies_by_kernels
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.weights import pack_in_place
 from posttrain.tasks.tiny import resolve_model_path
@@ -119,7 +120,8 @@ def evaluate(
 def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
     """With the choice of the run, where its folder has one that holds on this machine."""
     saved = None if subject.folder is None else Compute.read(subject.folder / COMPUTE)
-    return replace(loaded, compute=choose_compute(loaded.model, subject.model.precision, saved=saved))
+    chosen = choose_compute(loaded.model, subject.model.precision, saved=saved, by_kernels=multiplies_by_kernels)
+    return replace(loaded, compute=chosen)
 
 
 def _packed_sampler(loaded: LoadedModel) -> LocalSampler:

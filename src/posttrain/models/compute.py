@@ -16,7 +16,7 @@ product in float64 than PyTorch's plain float32 is. Nothing is measured on a GPU
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from posttrain.errors import CheckpointError
 from posttrain.files import write_durably
 from posttrain.models import kernels, onednn
 from posttrain.models.kernels import Kernels
-from posttrain.models.measured_products import Decoder, Measured, Shape, linear_shapes, measure
+from posttrain.models.measured_products import Decoder, Measured, linear_shapes, measure
 from posttrain.models.processor import has_bfloat16, machine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -112,11 +112,13 @@ def choose_compute(
     precision: str,
     *,
     saved: Compute | None = None,
-    measure: Callable[[Sequence[Shape]], Measured] = measure,
+    by_kernels: Callable[[nn.Module], bool] = lambda model: False,
+    measure: Callable[..., Measured] = measure,
 ) -> Compute:
     """How this model computes here: as `saved` if that was chosen on this processor for this precision, else measured.
 
-    `precision` is `model.precision`: float32 never computes in less, bfloat16 always in bfloat16.
+    `precision` is `model.precision`: float32 never computes in less, bfloat16 always in bfloat16. `by_kernels` says of
+    a model whether compiled kernels would multiply by its float32 weights in decoding.
     """
     parameters = list(model.parameters())
     device, size = parameters[0].device, sum(p.numel() for p in parameters)
@@ -127,7 +129,9 @@ def choose_compute(
     if saved is not None and (saved.machine, saved.precision) == (machine(), precision):
         others = saved.kernels == "compiled" and saved.compiler != kernels.made_by()
         return with_kernels(saved) if others else saved
-    return with_kernels(decide(measure(shapes), precision, size=size, free_bytes=psutil.virtual_memory().available))
+    compiled = kernels.kernels() if by_kernels(model) else None
+    measured = measure(shapes, compiled=compiled)
+    return with_kernels(decide(measured, precision, size=size, free_bytes=psutil.virtual_memory().available))
 
 
 def with_kernels(chosen: Compute) -> Compute:

@@ -116,6 +116,8 @@ inline Floats exponential(Floats x) {
     return x < all(-87.0f) ? Floats{} : y * power;
 }
 
+constexpr int64_t ALONE = 1 << 15;  // numbers up to which one thread is done before others have begun
+
 // --- products --------------------------------------------------------------------------------------------------------
 
 // out[q][m] (+)= sum over r < R of a[q][r] b[r][m], for Q rows and M = B W columns, which stay in registers.
@@ -163,7 +165,7 @@ constexpr int64_t PART = 256;  // of a sum: rounding grows with the length of wh
 void linear(const float* x, const float* weight, const float* bias, float* out, int64_t N, int64_t K, int64_t M,
             int threads) {
     const int64_t blocks = (N + ROWS - 1) / ROWS, panels = (M + PANEL - 1) / PANEL;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) if (panels * blocks > 1 && N * K * M > 4 * ALONE)
     for (int64_t task = 0; task < panels * blocks; task++) {
         const int64_t m = task / blocks * PANEL, n = task % blocks * ROWS;
         const int64_t wide = std::min(PANEL, M - m), rows = std::min(ROWS, N - n);
@@ -254,8 +256,6 @@ void attend_rows(const Attention& given) {
 }
 
 // --- what else lies between two products -------------------------------------------------------------------------------
-
-constexpr int64_t ALONE = 1 << 15;  // numbers up to which one thread is done before others have begun
 
 template <class T>
 void rms_norm(const T* x, const float* weight, T* out, int64_t L, int64_t E, float epsilon, int threads) {

@@ -13,6 +13,7 @@ width of a head, C columns of keys and values.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,12 +111,17 @@ class Kernels:
     def linear(self, x: Tensor, panels: Tensor, bias_M: Tensor | None, outputs: int) -> Tensor:
         """`x @ weight.T + bias` in float32, for `x` of any leading shape, with the weight `in_panels`."""
         inputs = x.shape[-1]
+        assert inputs > 0, "numbers to sum"
+        assert outputs % LANES == 0, "whole registers of sums"
         assert panels.numel() == inputs * outputs, "a weight for each number of a row"
         assert x.dtype == panels.dtype == torch.float32, "other numbers are not what the kernel reads"
         x, out = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
-        bias = None if bias_M is None else bias_M.data_ptr()
+        bias = None
+        if bias_M is not None:
+            assert (bias_M.dtype, bias_M.shape) == (torch.float32, (outputs,)), "a number for each sum"
+            bias = bias_M.data_ptr()
         pointers = x.data_ptr(), panels.data_ptr(), bias, out.data_ptr()
-        self._linear(*pointers, x.numel() // max(inputs, 1), inputs, outputs, torch.get_num_threads())
+        self._linear(*pointers, x.numel() // inputs, inputs, outputs, torch.get_num_threads())
         return out
 
     def attend_rows(
@@ -234,7 +240,7 @@ def why_none() -> str:
 
 
 def made_by() -> str:
-    """The compiler that made the kernels: what it computes may differ in the last bits from what another makes."""
+    """The compiler and the source: what these kernels compute may differ in the last bits from what others do."""
     return found().compiler
 
 
@@ -261,7 +267,8 @@ def found() -> Found:
             check(made)
     except Unavailable as error:
         return Found(why_none=str(error))
-    return Found(kernels=made, compiler=compiler.version)
+    source = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8]
+    return Found(kernels=made, compiler=f"{compiler.version}, kernels {source}")
 
 
 @torch.no_grad()

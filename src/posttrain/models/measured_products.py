@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posttrain.models import onednn
-from posttrain.models.kernels import COPIED_WEIGHTS, LANES, Kernels, in_panels, kernels
+from posttrain.models.kernels import LANES, Kernels, in_panels
 
 Way = Literal["plain", "onednn", "bfloat16"]
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -86,16 +86,16 @@ def linear_shapes(model: nn.Module) -> list[Shape]:
     return sorted(shapes, key=lambda shape: (-shape.inputs * shape.outputs * shape.layers, shape))[:SHAPES]
 
 
-def measure(shapes: Sequence[Shape], products: Mapping[Way, Product] = PRODUCTS) -> Measured:
+def measure(
+    shapes: Sequence[Shape], products: Mapping[Way, Product] = PRODUCTS, *, compiled: Kernels | None = None
+) -> Measured:
     """Time and probe the products of layers of these shapes. The random state of PyTorch is not touched.
 
-    Float32 weights that are not packed are decoded by a compiled kernel where all layers are small enough for it.
+    `compiled`: what multiplies a few rows by float32 weights that are not packed, where PyTorch does not.
     """
     generator = torch.Generator().manual_seed(0)
     training, decoding = Counter[Way](), Counter[Decoder]()
     onednn_errors, packed_errors = [0.0], [0.0]
-    small = all(shape.inputs * shape.outputs <= COPIED_WEIGHTS for shape in shapes)
-    compiled = kernels() if small else None
     with torch.no_grad():
         for shape in shapes:
             weights = random_weights(shape, generator)

@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.models.kernels import Kernels
+from posttrain.models.kernels import COPIED_WEIGHTS, Kernels
 from posttrain.rollout.decoding import PaddedRows, accepted_arguments, base_model
 from posttrain.rollout.engine import Rows
 from posttrain.rollout.group_rows import GroupRows, MaskFunction
 from posttrain.rollout.joint_linear import is_hooked
+from posttrain.rollout.modes import evaluating
 from posttrain.rollout.plain_decoder import bypassed
 from posttrain.rollout.plain_trial import masks_of_plain_decoder
 from posttrain.rollout.requests import Arrival
@@ -75,6 +77,17 @@ def decoding_path(model: nn.Module) -> DecodingPath:
     if path.mask_functions is not None and any(map(is_hooked, bypassed(model))):
         return replace(path, mask_functions=None)  # whoever waits for a module to be called is not passed by
     return path
+
+
+def multiplies_by_kernels(model: nn.Module) -> bool:
+    """Whether compiled kernels, where there are some, multiply by the float32 weights of this model: it is a plain
+    decoder without adapters, and no layer is too large to be copied for them."""
+    modules = list(model.modules())
+    large = any(type(module) is nn.Linear and module.weight.numel() > COPIED_WEIGHTS for module in modules)
+    if large or any(isinstance(module, BaseTunerLayer) for module in modules):
+        return False
+    with evaluating(model):
+        return decoding_path(model).mask_functions is not None
 
 
 def _find_path(model: nn.Module) -> DecodingPath:

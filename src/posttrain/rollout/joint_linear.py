@@ -24,15 +24,18 @@ def joint_linear(layers: Sequence[nn.Module], kernels: Kernels | None = None) ->
     sampler. Layers that are more than a product (an adapter, a hook) are called one by one. With `kernels` the product
     is theirs where they know it: of dense float32 weights.
     """
-    if not _can_be_joined(layers) or (len(layers) == 1 and not _has_kernel(layers, kernels)):
-        each = [_alone(layer) for layer in layers]
-        return each[0] if len(each) == 1 else lambda x: torch.cat([layer(x) for layer in each], dim=-1)
+    if len(layers) > 1 and not _can_be_joined(layers):
+        each = [joint_linear([layer], kernels) for layer in layers]
+        return lambda x: torch.cat([layer(x) for layer in each], dim=-1)
+    if len(layers) == 1 and not (_can_be_joined(layers) and _has_kernel(layers, kernels)):
+        return _alone(layers[0])
     biases = [layer.bias for layer in layers]
     bias_M = None if biases[0] is None else torch.cat(biases)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if type(layers[0]) is PackedLinear:
         weight_MK = onednn.pack(torch.cat([onednn.unpack(layer.weight) for layer in layers]))  # pyright: ignore[reportArgumentType]
         return partial(onednn.packed_linear, packed_MK=weight_MK, bias_M=bias_M)
-    weight_MK = torch.cat([layer.weight for layer in layers])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    weights: list[Tensor] = [layer.weight for layer in layers]  # pyright: ignore[reportAssignmentType]
+    weight_MK = weights[0] if len(weights) == 1 else torch.cat(weights)
     if kernels is not None and _has_kernel(layers, kernels):
         return partial(kernels.linear, panels=in_panels(weight_MK), bias_M=bias_M, outputs=len(weight_MK))
     return partial(F.linear, weight=weight_MK, bias=bias_M)
@@ -63,4 +66,6 @@ def _has_kernel(layers: Sequence[nn.Module], kernels: Kernels | None) -> bool:
     """Of layers that can be joined."""
     if kernels is None or type(layers[0]) is not nn.Linear:
         return False
-    return layers[0].weight.dtype == torch.float32 and not sum(layer.out_features for layer in layers) % LANES  # pyright: ignore
+    tensors = [tensor for layer in layers for tensor in layer.parameters()]
+    floats = {tensor.dtype for tensor in tensors} == {torch.float32} and layers[0].in_features > 0  # pyright: ignore
+    return floats and not sum(layer.out_features for layer in layers) % LANES  # pyright: ignore

@@ -11,8 +11,8 @@ and end together; `LocalSampler.note` then says why.
 the rows beside it: each row has its own random stream. What may differ with the composition of a batch are the last
 bits of a logit, because the shape of a product decides in which order it is summed. In float32 that changes
 few draws (measured with 15M parameters and 32000 tokens, batches of 64 against 8 and 24: 2 of 65536), in bfloat16 many.
-Where compiled kernels compute every product (plain decoders with small layers, in float32) no bit differs. The same
-call always gives the same result.
+No bit differs in float32 where compiled kernels compute all that a row goes through; docs/speed.md says of which models
+that is. The same call always gives the same result.
 
 B rows, P prompts, T tokens, V vocabulary.
 """
@@ -71,8 +71,9 @@ class LocalSampler:
         `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules run
         under autocast where it is a half precision. The linear layers of a copy may be `packed` (packed_linear.py);
         that raises ModelError for a model that does not allow it. `kernels` compute what lies between the products of a
-        plain decoder; without them operations of PyTorch do. `max_batch_rows` bounds the rows that `score` decodes
-        together; `generate` is told by its settings. `version` is the policy version of the weights as they are now.
+        plain decoder, and small float32 ones; without them operations of PyTorch do. `max_batch_rows` bounds the rows
+        that `score` decodes together; `generate` is told by its settings. `version` is the policy version of the
+        weights as they are now.
         """
         base_model(model)  # refuses what it cannot decode with
         self.model = model if shared else plain_copy(model, dtype, packed=packed)

@@ -7,22 +7,24 @@ from pathlib import Path
 
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel
+from posttrain.rollout.decoding_path import multiplies_by_kernels
 
 FILE = "compute.json"
 
 
-def with_compute(loaded: LoadedModel, precision: str, folder: Path | None) -> LoadedModel:
+def with_compute(loaded: LoadedModel, precision: str, folder: Path | None, *, decodes: bool = True) -> LoadedModel:
     """The model with the choice of the run in `folder`, made now and written there if there is none that holds here.
 
-    Without a folder it is made for this call. `precision` is `model.precision`. A run that has checkpoints and no
-    choice began without one, in an earlier version: it goes on in the plain way, as it is loaded. Raises
-    CheckpointError for a choice that cannot be read.
+    Without a folder it is made for this call. `decodes`: whether it is a model that answers. `precision` is
+    `model.precision`. A run that has checkpoints and no choice began without one, in an earlier version: it goes on in
+    the plain way, as it is loaded. Raises CheckpointError for a choice that cannot be read.
     """
     path = None if folder is None else folder / FILE
     saved = None if path is None else Compute.read(path)
     if folder is not None and saved is None and any(folder.glob("checkpoints/*")):
         return loaded
-    chosen = choose_compute(loaded.model, precision, saved=saved)
+    by_kernels = multiplies_by_kernels if decodes else lambda model: False
+    chosen = choose_compute(loaded.model, precision, saved=saved, by_kernels=by_kernels)
     if path is not None and chosen.machine and chosen != saved:
         chosen.write(path)
     return replace(loaded, compute=chosen, notes=(*loaded.notes, *_moved(saved, chosen)))

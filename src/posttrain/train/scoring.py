@@ -43,7 +43,7 @@ Score = Callable[[LoadedModel, Batch], dict[str, Tensor]]
 def set_up_scoring(resolved: Resolved, store: RunStore, view: TerminalView, algorithm: Algorithm, rows: Split) -> Run:
     """Everything that a run needs to train a model that scores, in its first state."""
     config, kind = resolved.config, KINDS[algorithm.data_kind]
-    loaded = with_compute(load_scoring_model(config, kind.load), config.model.precision, store.folder)
+    loaded = with_compute(load_scoring_model(config, kind.load), config.model.precision, store.folder, decodes=False)
     tell(store, view, "compute", compute_facts(loaded))
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
     facts = ScoringFacts(
