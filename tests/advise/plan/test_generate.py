@@ -1,20 +1,31 @@
-"""What the sampler makes of float32 weights in half precision: casts that are kept, or made for every product."""
+"""What the sampler makes of the weights of the policy: copies for its products, and casts in half precision."""
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from typing import Any
 
+import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tests.rollout.policies import Settings, random_prompts, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from posttrain.advise.plan.architecture import architecture_of
-from posttrain.advise.plan.generate import casts
+from posttrain.advise.plan.generate import casts, joined_weights
 from posttrain.advise.plan.records import Adapters, Workload
+from posttrain.models.kernels import kernels
 from posttrain.rollout.local import LocalSampler
+from posttrain.rollout.plain_decoder import PlainDecoder
 
 TOKENS = 6
 CONFIG = LlamaConfig(
@@ -71,3 +82,52 @@ def test_frozen_weights_are_cast_for_every_token_and_only_adapters_are_kept():
 def test_nothing_is_cast_where_there_is_nothing_to_cast():
     for fields in ({"precision": "float32"}, {"engine": "copy"}, {"ranks": 4, "sharding": "full"}):
         assert casts(workload(**fields)) == 0
+
+
+# --- copies of weights -----------------------------------------------------------------------------------------------
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
+}  # fmt: skip
+WIDE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2304, "num_hidden_layers": 1}
+"""Gate and up are over two million weights together, and below that each by itself."""
+
+
+def numbers_held_by(model: torch.nn.Module) -> int:
+    """Of copies of matrices that a decoder makes and keeps for as long as it lives."""
+    before = [found for found in gc.get_objects() if isinstance(found, torch.Tensor)]
+    known = {id(found) for found in before}
+    decoder = PlainDecoder(model, kernels())
+    made = [found for found in gc.get_objects() if isinstance(found, torch.Tensor) and id(found) not in known]
+    held = {found.untyped_storage().data_ptr(): found.numel() for found in made}
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    del decoder
+    return sum(numbers for place, numbers in held.items() if place not in own and numbers > max(WIDE.values()))
+
+
+DECODERS = {
+    "tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "large head": LlamaConfig(**SIZES | {"vocab_size": 20_000}),
+    "large together": LlamaConfig(**SIZES | WIDE),
+    "biases": Qwen2Config(**SIZES),
+    "norms of heads": Qwen3Config(**SIZES),
+    "experts": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64),
+}
+ADAPTED = [(), ("q", "v"), ("gate",), ("o", "up", "down")]
+
+
+@pytest.mark.skipif(kernels() is None, reason="this machine has no compiler: nothing is copied for kernels")
+@pytest.mark.parametrize("adapted", ADAPTED, ids=" ".join)
+@pytest.mark.parametrize("kind", DECODERS)
+def test_as_many_weights_are_planned_to_be_copied_as_a_decoder_copies(kind: str, adapted: tuple[str, ...]):
+    if kind == "experts":
+        adapted = tuple(name for name in adapted if name in "qvo")  # experts are no layers that peft would adapt
+    config = DECODERS[kind]
+    model: Any = AutoModelForCausalLM.from_config(config)
+    if adapted:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=[f"{name}_proj" for name in adapted]))
+    lora = Adapters(rank=4, targets=adapted) if adapted else None
+    shape = architecture_of(config.to_dict())
+    planned = Workload(architecture=shape, algorithm="grpo", needs=frozenset(), lora=lora)
+    assert 4 * numbers_held_by(model) == joined_weights(planned)
