@@ -33,10 +33,11 @@ def yes_or_no(text: str) -> bool:
 def machine(text: str) -> dict[str, Any]:
     """`8xH100`, `8x80` (GPUs of so many gigabytes), `8`, or `cpu`, as facts.
 
-    >>> machine("8x80"), machine("cpu")
-    ({'gpus': 8, 'gpu_memory': 80.0}, {'gpus': 0})
+    >>> machine("8x80"), machine("4090x8"), machine("cpu")
+    ({'gpus': 8, 'gpu_memory': 80.0}, {'gpus': 8, 'gpu_memory': 24.0}, {'gpus': 0})
     """
     number, _, each = text.strip().lower().partition("x")
+    number = "" if len(number.strip()) > 3 else number  # 4090x8 is eight of a name
     if text.strip().lower() in ("cpu", "none", "0"):
         return {"gpus": 0}
     if text.strip().isdecimal():

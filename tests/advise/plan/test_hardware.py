@@ -31,6 +31,11 @@ from posttrain.models import compute
         ("NVIDIA GeForce RTX 4090", 1, "rtx-4090"),
         ("Tesla T4", 1, "t4"),
         ("AMD Instinct MI300X", 1, "mi300x"),
+        ("H100x8", 8, "h100"),
+        ("H100:4", 4, "h100"),
+        ("MI300X:8", 8, "mi300x"),
+        ("RTX 4090 x 2", 2, "rtx-4090"),
+        ("4090x8", 8, "rtx-4090"),
     ],
 )
 def test_devices_are_found_as_people_write_them(text, count, key):
@@ -42,6 +47,9 @@ def test_devices_are_found_as_people_write_them(text, count, key):
     ("text", "meant"),
     [
         ("8xh900", "Did you mean --gpus 8xh"),
+        ("RTX 4080", "Did you mean --gpus rtx-4090?"),
+        ("8x NVIDIA RTX 4080", "Did you mean --gpus 8xrtx-4090?"),
+        ("8xh100x2", "Did you mean --gpus 8xh100?"),
         ("rtx-409", "Did you mean --gpus rtx-4090?"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "Did you mean --gpus rtx-4090?"),
         ("2x NVIDIA H100 PCIe", "Did you mean --gpus 2xh100?"),

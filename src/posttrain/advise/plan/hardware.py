@@ -23,7 +23,11 @@ from posttrain.errors import ConfigError
 FILE = Path(__file__).with_name("hardware.yaml")
 CONTEXT = 600 * 2**20
 """Bytes of a GPU that its driver's context and libraries hold."""
-_COUNTED = re.compile(r"(?:(?P<count>\d+)\s*[x*]\s*)?(?P<name>.+)", re.IGNORECASE)
+_COUNTED = (
+    re.compile(r"(?:(?P<count>\d+)\s*[x*]\s*)?(?P<name>.+)", re.IGNORECASE),
+    re.compile(r"(?P<name>.+?)\s*[x*:]\s*(?P<count>\d+)", re.IGNORECASE),
+)
+"""`8xH100`; and, where that is no name, `H100x8` or `H100:8`, as schedulers write it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +141,15 @@ def assumed_efficiency() -> Efficiency:
 
 
 def find_hardware(text: str) -> Hardware:
-    """`8xH100`, `a100-40gb`, `2 x RTX 4090`, `NVIDIA H100 80GB HBM3`: the devices of that name, as people or as drivers
-    write it, or a ConfigError that lists what there is.
+    """`8xH100`, `a100-40gb`, `2 x RTX 4090`, `H100:8`, `NVIDIA H100 80GB HBM3`: the devices of that name, as people or
+    as drivers write it, or a ConfigError that lists what there is.
 
     >>> find_hardware("8xH100").count, find_hardware("NVIDIA GeForce RTX 4090").device.memory // 2**20
     (8, 24564)
     """
-    match = _COUNTED.fullmatch(text.strip())
-    name, count = (_short(match["name"]), int(match["count"] or 1)) if match else ("", 0)
+    matches = [match for form in _COUNTED if (match := form.fullmatch(text.strip()))]
+    readings = [(_short(match["name"]), int(match["count"] or 1)) for match in matches]
+    name, count = next((one for one in readings if one[0] in _names()), readings[0] if readings else ("", 0))
     key = _names().get(name)
     if key is None or count < 1:
         raise ConfigError(
