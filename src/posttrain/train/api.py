@@ -26,7 +26,7 @@ from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.rewards.model import find_model
 from posttrain.tasks.tiny import resolve_model_path
-from posttrain.train import same_data, same_model
+from posttrain.train import same_data, same_model, same_rewards
 from posttrain.train.alarms import respond, untold
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
@@ -107,6 +107,7 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
             same_data.check_same(run)
             same_model.check_same(run)
             run.restore(checkpoint)
+            same_rewards.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
         if steps is not None:
@@ -219,6 +220,8 @@ def carry_out(run: Run) -> Run:
         show_first_rows(run)
         same_data.put_on_file(run)
         same_model.put_on_file(run)
+        if "baseline" not in run.evaluation:  # else rewards have judged before
+            same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
         if "baseline" not in run.evaluation:
             run.measure_model("baseline")

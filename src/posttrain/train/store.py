@@ -10,6 +10,7 @@
     compute.json                  how products run, see computing.py
     data.json                     what the given rows were at the start, see same_data.py
     start.json                    what the model was at the start, see same_model.py
+    rewards.json                  what the rewards were at the start, see same_rewards.py
     references/                   what the reference says about them, see references.py
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
     alarms/step-000010-KIND.jsonl the answers that an alarm points to, see alarms/respond.py
@@ -173,6 +174,10 @@ class RunStore:
     def start(self, content: Mapping[str, Any]) -> Path:
         """start.json."""
         return self._replace("start.json", _dump(content, indent=1))
+
+    def rewards(self, content: Mapping[str, Any]) -> Path:
+        """rewards.json."""
+        return self._replace("rewards.json", _dump(content, indent=1))
 
     def plan(self, content: Mapping[str, Any]) -> Path:
         """plan.json, which nothing depends on: no time is spent on making it survive a loss of power."""

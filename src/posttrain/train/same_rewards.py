@@ -1,0 +1,125 @@
+"""A run that is resumed says so if its rewards or checks were changed since it was started.
+
+An edited reward is often what a run is resumed for, so it is no error. But the baseline, and every step before, were
+judged as it was then, and the report sets them beside what is measured now. The run's folder therefore keeps in
+rewards.json what can be told of each:
+
+    {"rewards": {"brevity": {"name": "brevity", "weight": 0.5, "gate": null, "settings": {}, "file": "<sha256>"}},
+     "check": {}}
+
+The file is the one in which a function stands. What it imports is not followed, and neither reward models nor judges
+are looked into.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.config_text import redact
+from posttrain.errors import ConfigError
+from posttrain.rewards.load import Target, find_named, resolve
+from posttrain.rewards.verifiers import BUILTINS
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.config_scorers import Scorer
+    from posttrain.train.run import Run
+
+FILE = "rewards.json"
+_SAID = {"name": "its function", "weight": "its weight", "gate": "its gate", "settings": "its settings"}
+
+Facts = dict[str, dict[str, dict[str, Any]]]
+
+
+def put_on_file(run: Run) -> None:
+    """At the start of a run, whatever an attempt before it has left."""
+    run.store.rewards(facts_of(run.config))
+
+
+def point_out(run: Run) -> None:
+    """Warn of what was changed; does nothing where it is not on file what was before."""
+    try:
+        before = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
+        changed = changes(before, facts_of(run.config))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):  # of an earlier version, or damaged
+        return
+    if changed:
+        judged = "The baseline and earlier steps were" if "baseline" in run.evaluation else "Earlier steps were"
+        run.warn(
+            "rewards",
+            f"changed since the run was started: {'; '.join(changed)}. {judged} judged as before, so a difference from "
+            "them may come from that change and not from training.",
+        )
+
+
+def facts_of(config: RunConfig) -> Facts:
+    """Of all that judges answers in a run, by the part of the config and the label."""
+    parts = {"rewards": config.rewards, "check": config.check}
+    return {part: {one.metric_name: _facts(one) for one in scorers} for part, scorers in parts.items()}
+
+
+def changes(before: Facts, now: Facts) -> list[str]:
+    """What judges otherwise than before, and in what; another label alone does not, nor does one check more or less."""
+    kept = [label for label in now["check"] if label in before["check"]]
+    found = [_change(f"check.{label}", before["check"][label], now["check"][label]) for label in kept]
+    old, new = before["rewards"], now["rewards"]
+    for label in old | new:
+        if label in old and label in new:
+            found.append(_change(f"rewards.{label}", old[label], new[label]))
+        elif label in new and new[label] not in old.values():
+            found.append(f"rewards.{label} is new")
+        elif label in old and old[label] not in new.values():
+            found.append(f"rewards.{label} is gone")
+    return [change for change in found if change]
+
+
+def _change(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    different = [said for name, said in _SAID.items() if before[name] != now[name]]
+    if before["file"] and now["file"] and before["file"] != now["file"] and "its function" not in different:
+        different.append("its file")
+    return f"{what} ({', '.join(different)})" if different else ""
+
+
+def _facts(scorer: Scorer) -> dict[str, Any]:
+    gate = getattr(scorer, "gate", None)
+    return {
+        "name": scorer.name or str(scorer.function or "").replace(":", ".").rpartition(".")[2],
+        "weight": getattr(scorer, "weight", 1.0),
+        "gate": None if gate is None else gate.model_dump(),
+        "settings": redact(scorer.settings),
+        "file": _digest(scorer),
+    }
+
+
+def _digest(scorer: Scorer) -> str:
+    """Of the file in which its function stands; empty where none is found."""
+    try:
+        if scorer.function is not None:
+            file = _file_of(resolve(scorer.function))
+        else:
+            file = None if scorer.name is None or scorer.name in BUILTINS else _file_of(find_named(scorer.name))
+        return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+    except (ConfigError, OSError):  # gone since it was loaded
+        return ""
+
+
+def _file_of(target: Target) -> Path | None:
+    """Where its source is, found without importing anything; None where it has none."""
+    if target.path:
+        return Path(target.path)
+    package, *inner = target.module.split(".")
+    spec = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    if spec is None:
+        return None
+    if not inner:
+        places = [Path(spec.origin)] if spec.origin else []
+    else:
+        below = [Path(place, *inner) for place in spec.submodule_search_locations or ()]
+        places = [place for one in below for place in (one.with_suffix(".py"), one / "__init__.py")]
+    return next((place for place in places if place.suffix == ".py" and place.is_file()), None)
