@@ -167,11 +167,11 @@ class RunnerLane(ThreadLane):
 
 
 class JudgeLane(ThreadLane):
-    """Questions to an endpoint."""
+    """Questions to an endpoint; one at a time where no more are allowed, so that a budget is spent in order."""
 
     def __init__(self, component: Component) -> None:
         assert component.judge is not None
-        super().__init__(self._ask, spare=True)
+        super().__init__(self._ask, spare=component.judge.settings.concurrency > 1)
         self._judge = component.judge
 
     def abandon(self) -> None:

@@ -21,6 +21,7 @@ from posttrain.errors import ConfigError, DoesNotFit, RewardError
 from posttrain.rewards import enforce_limit
 from posttrain.rewards.judge import judge_metrics
 from posttrain.rewards.judge.budget import Budget
+from posttrain.rewards.lanes import JudgeLane
 
 PAIR = ["long answer", "short"]
 
@@ -273,6 +274,23 @@ def test_a_spent_budget_of_tokens_too(judged):
     scores = judged(max_total_tokens=200, concurrency=1).score([prompt(n) for n in range(3)], groups)
     assert [scored for scored, _ in scores.scored_PG] == [True, False, False]
     assert "200 tokens (judge.max_total_tokens)" in scores.failures[0].message
+
+
+def test_one_question_at_a_time_spends_the_budget_in_the_order_of_the_prompts(judged, monkeypatch):
+    """However long the thread that has the first ones takes to begin."""
+    ask, begun = JudgeLane._ask, list[int]()
+
+    def ask_late(lane, sheets):
+        begun.append(len(sheets))
+        if len(begun) == 1:
+            time.sleep(0.3)
+        ask(lane, sheets)
+
+    monkeypatch.setattr(JudgeLane, "_ask", ask_late)
+    groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 4)]
+    scores = judged(max_calls=2, concurrency=1).score([prompt(n) for n in range(3)], groups)
+    assert [scored for scored, _ in scores.scored_PG] == [True, False, False]
+    assert sum(begun) == 3
 
 
 def test_tokens_that_the_endpoint_does_not_count_are_estimated(score, server):
