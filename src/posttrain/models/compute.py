@@ -7,7 +7,8 @@ run that is resumed computes as it did before, whatever a measurement would say 
     dtype     bfloat16 or float32; `precision: auto` takes bfloat16 only where it gains much and the model is large
     matmul    float32 products of training: as PyTorch runs them, or through oneDNN
     sampler   decodes with the very modules of the policy, or with a copy whose weights are packed (onednn.py)
-    kernels   of decoding: operations of PyTorch, or compiled ones where the machine has a compiler (kernels.py)
+    kernels   of decoding and of attention in training: operations of PyTorch, or compiled ones where the machine has a
+              compiler (kernels.py)
 
 A faster way is taken only if it is as exact as the config says: in float32, no more than `EXACT` times further from the
 product in float64 than PyTorch's plain float32 is. Nothing is measured on a GPU, nor for models too small to gain.
@@ -16,8 +17,8 @@ product in float64 than PyTorch's plain float32 is. Nothing is measured on a GPU
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from posttrain.models import kernels, onednn
 from posttrain.models.kernels import Kernels
 from posttrain.models.measured_products import Decoder, Measured, linear_shapes, measure
 from posttrain.models.processor import has_bfloat16, machine
+from posttrain.models.segment_attention import attention_by
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALL = 1_000_000
@@ -67,12 +69,15 @@ class Compute:
     machine: str = ""
     """On which it was measured; empty where nothing was."""
 
-    def scope(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def scope(self) -> Iterator[None]:
         """Around the passes of training, forward and backward. Sampling has a way of its own: it is slowed by this."""
-        return onednn.onednn_products() if self.matmul == "onednn" else nullcontext()
+        products = onednn.onednn_products() if self.matmul == "onednn" else nullcontext()
+        with products, attention_by(self.found_kernels()):
+            yield
 
     def found_kernels(self) -> Kernels | None:
-        """For a sampler: None where operations of PyTorch were chosen."""
+        """None where operations of PyTorch were chosen."""
         return kernels.kernels() if self.kernels == "compiled" else None
 
     def describe(self) -> str:

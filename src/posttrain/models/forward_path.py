@@ -136,7 +136,7 @@ def shares_prefixes(model: nn.Module) -> bool:
 
 
 def _hidden_packed(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
-    with packed_rows(make_buckets(packed.segments, ids_L.device)):
+    with packed_rows(packed.segments, ids_L.device):
         return _hidden_block_mask(body, ids_L, packed)
 
 

@@ -30,6 +30,24 @@ struct Attention {
     int32_t threads;
 };
 
+// Neighbouring tokens of one row of training; those of a family see the first `prefix` tokens of its first segment, too.
+struct Segment {
+    int64_t start, length, prefix;
+};
+
+struct Segments {
+    const void *q, *k, *v;  // [L, H, D], [L, K, D], [L, K, E], rotated
+    void* out;              // [L, H, E], of the forward pass alone
+    float* logsums;         // [L, H]: log of the sum of exponentials of a query's scores
+    const void* dout;       // [L, H, E]: gradients, of the backward pass alone
+    void *dq, *dk, *dv;
+    const Segment* segments;   // those of a family beside each other
+    const int64_t* families;   // [num_families + 1]: where families begin
+    int64_t num_families, H, K, D, E;
+    float scaling;
+    int32_t threads;
+};
+
 namespace {
 
 // --- W numbers at a time, as many as a register of this processor holds ----------------------------------------------
@@ -120,14 +138,15 @@ constexpr int64_t ALONE = 1 << 15;  // numbers up to which one thread is done be
 
 // --- products --------------------------------------------------------------------------------------------------------
 
-// out[q][m] (+)= sum over r < R of a[q][r] b[r][m], for Q rows and M = B W columns, which stay in registers.
-template <int Q, int B, class T>
+// out[q][m] (+)= sum over r < R of a[q][r] b[r][m], for Q rows and M = B W columns, which stay in registers. Where a is
+// `Turned`, it lies as a[r][q].
+template <int Q, int B, bool Turned, class T>
 inline void tile(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, float* out, int64_t ldo, bool add) {
     Floats sums[Q][B] = {};
     for (int64_t r = 0; r < R; r++)
         for (int m = 0; m < B; m++) {
             Floats column = load(b + r * ldb + m * W);
-            for (int q = 0; q < Q; q++) sums[q][m] += a[q * lda + r] * column;
+            for (int q = 0; q < Q; q++) sums[q][m] += a[Turned ? r * lda + q : q * lda + r] * column;
         }
     for (int q = 0; q < Q; q++)
         for (int m = 0; m < B; m++) {
@@ -136,24 +155,25 @@ inline void tile(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R
         }
 }
 
-template <int Q, class T>
+template <int Q, bool Turned, class T>
 void tiles(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, int64_t M, float* out, int64_t ldo, bool add) {
     int64_t m = 0;
     if (W == 16)  // there are 32 registers then, else 16
-        for (; m + 4 * W <= M; m += 4 * W) tile<Q, 4>(a, lda, b + m, ldb, R, out + m, ldo, add);
-    for (; m + 2 * W <= M; m += 2 * W) tile<Q, 2>(a, lda, b + m, ldb, R, out + m, ldo, add);
-    for (; m < M; m += W) tile<Q, 1>(a, lda, b + m, ldb, R, out + m, ldo, add);
+        for (; m + 4 * W <= M; m += 4 * W) tile<Q, 4, Turned>(a, lda, b + m, ldb, R, out + m, ldo, add);
+    for (; m + 2 * W <= M; m += 2 * W) tile<Q, 2, Turned>(a, lda, b + m, ldb, R, out + m, ldo, add);
+    for (; m < M; m += W) tile<Q, 1, Turned>(a, lda, b + m, ldb, R, out + m, ldo, add);
 }
 
 // The product of `num_a` rows of a with R x M numbers of b. Every number is summed in the same order, whatever the tile.
-template <class T>
+template <bool Turned = false, class T>
 void product(int64_t num_a, const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, int64_t M, float* out,
              int64_t ldo, bool add) {
+    const int64_t next = Turned ? 1 : lda;
     int64_t q = 0;
-    for (; q + 6 <= num_a; q += 6) tiles<6>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
-    for (; q + 4 <= num_a; q += 4) tiles<4>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
-    for (; q + 2 <= num_a; q += 2) tiles<2>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
-    for (; q < num_a; q++) tiles<1>(a + q * lda, lda, b, ldb, R, M, out + q * ldo, ldo, add);
+    for (; q + 6 <= num_a; q += 6) tiles<6, Turned>(a + q * next, lda, b, ldb, R, M, out + q * ldo, ldo, add);
+    for (; q + 4 <= num_a; q += 4) tiles<4, Turned>(a + q * next, lda, b, ldb, R, M, out + q * ldo, ldo, add);
+    for (; q + 2 <= num_a; q += 2) tiles<2, Turned>(a + q * next, lda, b, ldb, R, M, out + q * ldo, ldo, add);
+    for (; q < num_a; q++) tiles<1, Turned>(a + q * next, lda, b, ldb, R, M, out + q * ldo, ldo, add);
 }
 
 constexpr int64_t ROWS = 12;   // of x, and
@@ -179,8 +199,12 @@ void linear(const float* x, const float* weight, const float* bias, float* out, 
 
 // --- attention of rows -----------------------------------------------------------------------------------------------
 
-// exp(s - max s), and 1 / their sum, of `num` scores.
-inline float softmax(float* scores, int64_t num) {
+// Of `num` scores s: exp(s - max s) in their place, max s and the sum.
+struct Softmax {
+    float highest, sum;
+};
+
+inline Softmax softmax(float* scores, int64_t num) {
     Floats top = load(scores);
     for (int64_t c = W; c < num; c += W) {
         Floats x = load(scores + c);
@@ -192,7 +216,7 @@ inline float softmax(float* scores, int64_t num) {
         total += weight;
         store(scores + c, weight);
     }
-    return 1 / sum(total);
+    return {highest[0], sum(total)};
 }
 
 inline int64_t whole(int64_t columns) { return (columns + 15) / 16 * 16; }  // there is room for them in every slot
@@ -242,7 +266,7 @@ void attend_rows(const Attention& given) {
                     for (int64_t c = 0; c < seen_p; c++) score[c] += value_of(row[c]);
                     for (int64_t c = wide_p; c < columns; c++) score[c] += value_of(row[given.mask_p + c - wide_p]);
                 }
-                factors[x] = softmax(score, wide_p + whole(seen(x / G)));
+                factors[x] = 1 / softmax(score, wide_p + whole(seen(x / G))).sum;
             }
             product(count * G, s, wide, values_p + in_prompt, D, seen_p, D, o, D, false);
             for (int64_t i = 0; i < count; i++)
@@ -251,6 +275,171 @@ void attend_rows(const Attention& given) {
                 T* to = out + ((rows[x / G] * K + k) * G + x % G) * D;
                 for (int64_t d = 0; d < D; d += W) store(to + d, load(o + x * D + d) * factors[x]);
             }
+        }
+    }
+}
+
+// --- attention of whole rows, for training ----------------------------------------------------------------------------
+
+constexpr int64_t QUERIES = 48;  // of one key head that are computed together: their scores stay in the cache
+
+// What one thread needs for the segments of a family: those that see the keys of the first one before their own.
+struct Scratch {
+    std::vector<float> numbers;
+
+    float* take(int64_t& used, int64_t size) {
+        float* from = numbers.data() + used;
+        used += whole(size);
+        return from;
+    }
+};
+
+template <class T>
+struct Family {
+    const Segments& given;
+    const int64_t k;     // the key head
+    const int64_t G, D, E, room;  // columns of keys, a multiple of 16
+    float *keys_DS, *values_SE, *queries, *scores, *mixed;                 // of both passes
+    float *keys_SD, *values_ES, *gradients, *slopes, *dkeys_SD, *dvalues_SE;  // of the backward pass
+
+    static int64_t size(const Segments& given, int64_t room, bool backward) {
+        const int64_t G = given.H / given.K, both = given.D + given.E, n = std::max(QUERIES, G);
+        return room * both + n * both + n * room + (backward ? 2 * room * both + n * (given.E + room) : 0) + 16 * 16;
+    }
+
+    Family(const Segments& given, int64_t k, int64_t room, Scratch& scratch, bool backward)
+        : given(given), k(k), G(given.H / given.K), D(given.D), E(given.E), room(room) {
+        const int64_t n = std::max(QUERIES, G);
+        int64_t used = 0;
+        if (int64_t(scratch.numbers.size()) < size(given, room, backward)) scratch.numbers.resize(size(given, room, backward));
+        keys_DS = scratch.take(used, D * room);
+        values_SE = scratch.take(used, room * E);
+        queries = scratch.take(used, n * D);
+        mixed = scratch.take(used, n * E);
+        scores = scratch.take(used, n * room);
+        if (!backward) return;
+        keys_SD = scratch.take(used, room * D);
+        values_ES = scratch.take(used, E * room);
+        dkeys_SD = scratch.take(used, room * D);
+        dvalues_SE = scratch.take(used, room * E);
+        gradients = scratch.take(used, n * E);
+        slopes = scratch.take(used, n * room);
+    }
+
+    // Keys and values of `num` tokens from `first` on, as columns from `column` on.
+    void read(int64_t first, int64_t num, int64_t column, bool backward) {
+        for (int64_t i = 0; i < num; i++) {
+            const T* key = static_cast<const T*>(given.k) + ((first + i) * given.K + k) * D;
+            const T* value = static_cast<const T*>(given.v) + ((first + i) * given.K + k) * E;
+            const int64_t c = column + i;
+            for (int64_t d = 0; d < D; d++) keys_DS[d * room + c] = value_of(key[d]);
+            for (int64_t e = 0; e < E; e += W) store(values_SE + c * E + e, load(value + e));
+            if (!backward) continue;
+            for (int64_t d = 0; d < D; d += W) store(keys_SD + c * D + d, load(key + d));
+            for (int64_t e = 0; e < E; e++) values_ES[e * room + c] = value_of(value[e]);
+        }
+        if (!backward) return;
+        std::fill(dkeys_SD + column * D, dkeys_SD + (column + num) * D, 0.0f);
+        std::fill(dvalues_SE + column * E, dvalues_SE + (column + num) * E, 0.0f);
+    }
+
+    void write_gradients(int64_t first, int64_t num, int64_t column) {
+        for (int64_t i = 0; i < num; i++) {
+            T* dkey = static_cast<T*>(given.dk) + ((first + i) * given.K + k) * D;
+            T* dvalue = static_cast<T*>(given.dv) + ((first + i) * given.K + k) * E;
+            for (int64_t d = 0; d < D; d += W) store(dkey + d, load(dkeys_SD + (column + i) * D + d));
+            for (int64_t e = 0; e < E; e += W) store(dvalue + e, load(dvalues_SE + (column + i) * E + e));
+        }
+    }
+
+    // Scaled queries of `num` tokens from `token` on, and their scores with the first `columns` keys.
+    void score(int64_t token, int64_t num, int64_t columns) {
+        for (int64_t x = 0; x < num * G; x++) {
+            const T* query = static_cast<const T*>(given.q) + ((token + x / G) * given.H + k * G + x % G) * D;
+            for (int64_t d = 0; d < D; d += W) store(queries + x * D + d, load(query + d) * given.scaling);
+        }
+        product(num * G, queries, D, keys_DS, room, D, whole(columns), scores, room, false);
+    }
+
+    // Queries of `num` tokens from `token` on; the first of them sees `seen` columns, each further one another.
+    void forward(int64_t token, int64_t num, int64_t seen) {
+        const int64_t columns = seen + num - 1;
+        score(token, num, columns);
+        for (int64_t x = 0; x < num * G; x++) {
+            const int64_t mine = seen + x / G;
+            float* score = scores + x * room;
+            std::fill(score + mine, score + whole(columns), -INFINITY);
+            const Softmax found = softmax(score, whole(mine));
+            std::fill(score + whole(mine), score + whole(columns), 0.0f);
+            given.logsums[(token + x / G) * given.H + k * G + x % G] = found.highest + std::log(found.sum);
+            for (int64_t c = 0; c < whole(mine); c += W) store(score + c, load(score + c) / found.sum);
+        }
+        product(num * G, scores, room, values_SE, E, columns, E, mixed, E, false);
+        for (int64_t x = 0; x < num * G; x++) {
+            T* to = static_cast<T*>(given.out) + ((token + x / G) * given.H + k * G + x % G) * E;
+            for (int64_t e = 0; e < E; e += W) store(to + e, load(mixed + x * E + e));
+        }
+    }
+
+    // With p the weights, g the gradient of the output and s the scores: dV = p^T g, ds = p (g V^T - sum of p g V^T),
+    // dQ = ds K, dK = ds^T Q.
+    void backward(int64_t token, int64_t num, int64_t seen) {
+        const int64_t columns = seen + num - 1;
+        score(token, num, columns);
+        for (int64_t x = 0; x < num * G; x++) {
+            const T* gradient = static_cast<const T*>(given.dout) + ((token + x / G) * given.H + k * G + x % G) * E;
+            for (int64_t e = 0; e < E; e += W) store(gradients + x * E + e, load(gradient + e));
+        }
+        product(num * G, gradients, E, values_ES, room, E, whole(columns), slopes, room, false);
+        for (int64_t x = 0; x < num * G; x++) {
+            const int64_t mine = seen + x / G, place = (token + x / G) * given.H + k * G + x % G;
+            float *score = scores + x * room, *slope = slopes + x * room;
+            const float logsum = given.logsums[place];
+            std::fill(score + mine, score + whole(columns), -INFINITY);
+            std::fill(slope + mine, slope + whole(columns), 0.0f);
+            Floats weighted = {};
+            for (int64_t c = 0; c < whole(columns); c += W) {
+                Floats weight = exponential(load(score + c) - logsum);
+                weighted += weight * load(slope + c);
+                store(score + c, weight);
+            }
+            const float mean = sum(weighted);
+            for (int64_t c = 0; c < whole(columns); c += W) store(slope + c, load(score + c) * (load(slope + c) - mean));
+        }
+        product<true>(columns, scores, room, gradients, E, num * G, E, dvalues_SE, E, true);
+        product<true>(columns, slopes, room, queries, D, num * G, D, dkeys_SD, D, true);
+        product(num * G, slopes, room, keys_SD, D, columns, D, queries, D, false);
+        for (int64_t x = 0; x < num * G; x++) {
+            T* to = static_cast<T*>(given.dq) + ((token + x / G) * given.H + k * G + x % G) * D;
+            for (int64_t d = 0; d < D; d += W) store(to + d, load(queries + x * D + d) * given.scaling);
+        }
+    }
+};
+
+// Families of segments: the first of each is read from its beginning, the others see a prefix of it before their own
+// tokens. Whatever a family's keys hand back is summed by one thread, in the same order every time.
+template <class T, bool Backward>
+void attend_segments(const Segments& given) {
+#pragma omp parallel num_threads(given.threads)
+    {
+        Scratch scratch;
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < given.num_families * given.K; task++) {
+            const Segment *trunk = given.segments + given.families[task / given.K];
+            const Segment *end = given.segments + given.families[task / given.K + 1];
+            int64_t room = 0;
+            for (const Segment* s = trunk; s < end; s++) room = std::max(room, whole(s->prefix + s->length));
+            Family<T> family(given, task % given.K, room, scratch, Backward);
+            for (const Segment* s = trunk; s < end; s++) {
+                family.read(s->start, s->length, s->prefix, Backward);
+                const int64_t step = std::max<int64_t>(1, QUERIES / family.G);
+                for (int64_t t = 0; t < s->length; t += step) {
+                    const int64_t num = std::min(step, s->length - t), seen = s->prefix + t + 1;
+                    Backward ? family.backward(s->start + t, num, seen) : family.forward(s->start + t, num, seen);
+                }
+                if (Backward) family.write_gradients(s->start, s->length, s->prefix);
+            }
+            if (Backward && end - trunk > 1) family.write_gradients(trunk->start, trunk[1].prefix, 0);  // all have added
         }
     }
 }
@@ -354,6 +543,13 @@ extern "C" {
 
 void posttrain_attend_rows(bool half, const Attention* given) {
     half ? attend_rows<bfloat16>(*given) : attend_rows<float>(*given);
+}
+
+void posttrain_attend_segments(bool half, bool backward, const Segments* given) {
+    if (backward)
+        half ? attend_segments<bfloat16, true>(*given) : attend_segments<float, true>(*given);
+    else
+        half ? attend_segments<bfloat16, false>(*given) : attend_segments<float, false>(*given);
 }
 
 void posttrain_rms_norm(bool half, const void* x, const float* weight, void* out, int64_t L, int64_t E, float epsilon,

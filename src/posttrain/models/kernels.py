@@ -1,4 +1,4 @@
-"""Compiled kernels for decoding on a CPU: what PyTorch takes 4 to 17 calls for, in one, and products (kernels.cpp).
+"""Compiled kernels for a CPU: what decoding takes 4 to 17 calls of PyTorch for, in one; attention (kernels.cpp).
 
 A pass over a few rows of a small model takes as long as the calls that it makes, and attention of single queries by
 batched products of PyTorch reaches a tenth of what the processor can do. Where the machine has a C++ compiler
@@ -7,7 +7,7 @@ each is compared with the formula that it stands for. Where there is no compiler
 is computed in operations of PyTorch; which of the two a run began with is saved with it (compute.py).
 
 L tokens, n rows, P prompts, E width of the model, I of a gated MLP, H query heads, K key-value heads, N = H + 2 K, D
-width of a head, C columns of keys and values.
+width of a head, C columns of keys and values. In training E is the width of a head's values, which may be another one.
 """
 
 from __future__ import annotations
@@ -59,6 +59,32 @@ class _Attention(ctypes.Structure):
     ]
 
 
+class _Segments(ctypes.Structure):
+    """The struct of the same name in kernels.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "logsums", "dout", "dq", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("segments", "families")),
+        *((name, ctypes.c_int64) for name in ("num_families", "H", "K", "D", "E")),
+        ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class Families:
+    """Segments of packed rows. Those of a family see a prefix of its first one before their own tokens."""
+
+    segments: Tensor
+    """`[segments, 3]` start, length and length of the prefix; the first of a family has none."""
+    starts: Tensor
+    """`[families + 1]`: where families begin in `segments`."""
+
+    @property
+    def number(self) -> int:
+        return len(self.starts) - 1
+
+
 @dataclass(frozen=True)
 class RowPlaces:
     """Where each of n rows is, for as long as the same rows are in flight."""
@@ -103,6 +129,7 @@ class Kernels:
         four, sizes = [pointer] * 4, [size] * 3
         self._linear = _function(functions, "linear", *four, *sizes, threads)
         self._attend_rows = _function(functions, "attend_rows", half, ctypes.POINTER(_Attention))
+        self._attend_segments = _function(functions, "attend_segments", half, half, ctypes.POINTER(_Segments))
         self._rms_norm = _function(functions, "rms_norm", half, pointer, pointer, pointer, size, size, number, threads)
         self._rotate = _function(functions, "rotate", half, pointer, pointer, pointer, size, *sizes, threads)
         self._silu_gate = _function(functions, "silu_gate", half, pointer, pointer, size, size, threads)
@@ -164,6 +191,37 @@ class Kernels:
         self._attend_rows(_HALF[qkv_nND.dtype], given)
         return out_nHD
 
+    def attend_segments(
+        self, query_LHD: Tensor, key_LKD: Tensor, value_LKE: Tensor, of: Families, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """`[L, H, E]` causal attention within segments, and `[L, H]` what its backward pass needs.
+
+        All tensors are contiguous, every token is in one segment, D and E are multiples of `LANES`.
+        """
+        length, num_heads, _ = query_LHD.shape
+        out_LHE = query_LHD.new_empty(length, num_heads, value_LKE.shape[-1])
+        logsums_LH = query_LHD.new_empty(length, num_heads, dtype=torch.float32)
+        forward = (query_LHD, key_LKD, value_LKE, out_LHE, logsums_LH, None, None, None, None)
+        self._attend_segments(_HALF[query_LHD.dtype], False, _segments(forward, of, scaling))
+        return out_LHE, logsums_LH
+
+    def attend_segments_backward(
+        self,
+        gradient_LHE: Tensor,
+        query_LHD: Tensor,
+        key_LKD: Tensor,
+        value_LKE: Tensor,
+        logsums_LH: Tensor,
+        of: Families,
+        scaling: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of queries, keys and values, given that of the output."""
+        given = (query_LHD, key_LKD, value_LKE)
+        found = torch.empty_like(query_LHD), torch.empty_like(key_LKD), torch.empty_like(value_LKE)
+        backward = (*given, None, logsums_LH, gradient_LHE.contiguous(), *found)
+        self._attend_segments(_HALF[query_LHD.dtype], True, _segments(backward, of, scaling))
+        return found
+
     def rms_norm(self, x: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
         """`x / sqrt(mean(x^2) + epsilon) * weight`; the weight is float32, E a multiple of `LANES`."""
         assert x.shape[-1] == len(weight_E), "a weight for each number"
@@ -209,6 +267,15 @@ class Kernels:
         sizes = num_rows, num_tokens, temperature, torch.get_num_threads()
         self._choose(_HALF[logits_BV.dtype], *pointers, *sizes)
         return ids_B, logprobs_B
+
+
+def _segments(tensors: Sequence[Tensor | None], of: Families, scaling: float) -> _Segments:
+    """In the order of the struct: queries, keys and values first."""
+    query_LHD, _, value_LKE = (x for x in tensors[:3] if x is not None)
+    pointers = [None if x is None else x.data_ptr() for x in (*tensors, of.segments, of.starts)]
+    num_keys, width = value_LKE.shape[1:]
+    sizes = of.number, query_LHD.shape[1], num_keys, query_LHD.shape[2], width
+    return _Segments(*pointers, *sizes, scaling, torch.get_num_threads())
 
 
 def in_panels(weight_MK: Tensor) -> Tensor:
@@ -263,7 +330,8 @@ def found() -> Found:
     try:
         compiler = find_compiler()
         made = Kernels(compiled(SOURCE, compiler))
-        with torch.device("cpu"), torch.autocast("cpu", enabled=False):  # whatever is in force where they are needed
+        # whatever is in force where they are needed
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
             check(made)
     except Unavailable as error:
         return Found(why_none=str(error))
@@ -304,6 +372,7 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
         "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
         "silu_gate": (made.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
         "attend_rows": _attention_pair(made, noise),
+        **_segment_pairs(made, noise),
         **_choice_pairs(made, 3 * noise(40, 700)),
     }
 
@@ -341,3 +410,26 @@ def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor
             scores_C = qkv_nND[row, head].float() @ keys_DC * scaling + added_C
             expected[row, head] = scores_C.softmax(dim=-1) @ values_CD
     return out_nHD, expected
+
+
+@torch.enable_grad()
+def _segment_pairs(made: Kernels, noise: Callable[..., Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of a row of 40 tokens, one of 21 that begins with 17 of those, and one alone; four query heads, two key heads."""
+    rows = [[*range(40)], [*range(17), *range(40, 44)], [*range(44, 64)]]
+    families = Families(torch.tensor([[0, 40, 0], [40, 4, 17], [44, 20, 0]]), torch.tensor([0, 2, 3]))
+    tensors = noise(64, 4, 32), noise(64, 2, 32), noise(64, 2, 16)
+    query, key, value = (x.float().requires_grad_() for x in tensors)
+    expected, own = torch.zeros(64, 4, 16, dtype=torch.float32), [0, 17, 0]
+    for row, first in zip(rows, own, strict=True):
+        q, k, v = (x[row].transpose(0, 1) for x in (query, key, value))
+        k, v = (x.repeat_interleave(2, dim=0) for x in (k, v))
+        hidden_TT = torch.ones(len(row), len(row), dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(1, 2) * 0.2).masked_fill(hidden_TT, -torch.inf).softmax(dim=-1)
+        expected = expected.index_add(0, torch.tensor(row[first:]), (weights @ v).transpose(0, 1)[first:])
+    gradient = noise(64, 4, 16)
+    gradients = torch.autograd.grad(expected, (query, key, value), gradient.float())
+    out, logsums = made.attend_segments(*tensors, families, 0.2)
+    found = made.attend_segments_backward(gradient, *tensors, logsums, families, 0.2)
+    names = ("queries", "keys", "values")
+    pairs = {f"attend_segments ({name})": pair for name, *pair in zip(names, found, gradients, strict=True)}
+    return {"attend_segments": (out, expected.detach()), **{name: (a, b) for name, (a, b) in pairs.items()}}

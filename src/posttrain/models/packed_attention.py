@@ -5,7 +5,9 @@ the other computes attention in every layer. `packed_sdpa` and `packed_eager` ar
 active, the mask is not a tensor but the `RowAttention` record below (as flex attention's is a `BlockMask`); it travels
 through the model to every layer, gradient checkpointing included, and the attention function that receives it cuts the
 packed sequence into grids and calls the plain function on each. So soft caps, sliding windows, sinks and grouped heads
-are the model's own affair. Without a packing both behave exactly like `sdpa` and `eager`: generation does not notice.
+are the model's own affair. Attention that is causal and nothing else is left by `packed_sdpa` to compiled kernels,
+which need no grids (segment_attention.py). Without a packing both behave exactly like `sdpa` and `eager`: generation
+does not notice.
 """
 
 from __future__ import annotations
@@ -23,24 +25,37 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from posttrain.models.packing import Bucket
+from posttrain.models.kernels import Families
+from posttrain.models.packing import Bucket, Segment, make_buckets
+from posttrain.models.segment_attention import families, segment_attention
 from posttrain.models.short_attention import sdpa
 
-_active: ContextVar[tuple[Bucket, ...] | None] = ContextVar("posttrain_packed_buckets", default=None)
+
+@dataclass(frozen=True)
+class _Cuts:
+    """How the packed sequence is cut: into grids, and for kernels, which need none."""
+
+    buckets: tuple[Bucket, ...]
+    families: Families | None
+
+
+_active: ContextVar[_Cuts | None] = ContextVar("posttrain_packed_rows", default=None)
 
 
 @dataclass(frozen=True)
 class RowAttention:
     """What layers receive in place of a mask: how to cut the sequence, and the mask that each grid needs, if any."""
 
-    buckets: tuple[Bucket, ...]
+    cuts: _Cuts
     masks: tuple[Tensor | None, ...]
+    is_causal: bool
+    """Every token sees all that come before it in its row, and itself."""
 
 
 @contextmanager
-def packed_rows(buckets: tuple[Bucket, ...]) -> Iterator[None]:
+def packed_rows(segments: Sequence[Segment], device: torch.device) -> Iterator[None]:
     """Models called inside take their input for rows packed like this."""
-    token = _active.set(buckets)
+    token = _active.set(_Cuts(make_buckets(segments, device), families(segments)))
     try:
         yield
     finally:
@@ -49,12 +64,13 @@ def packed_rows(buckets: tuple[Bucket, ...]) -> Iterator[None]:
 
 def _packed_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | RowAttention | None]:
     def mask(**settings: Any) -> Tensor | RowAttention | None:
-        buckets = _active.get()
-        if buckets is None:
+        cuts = _active.get()
+        if cuts is None:
             return plain_mask(**settings)
         # The pattern (causal, sliding window, chunks ...) looks only at positions within a row, so that of a bucket's
         # first and longest row serves all of them. Plain causality needs no mask; a custom overlay always does.
-        return RowAttention(buckets, tuple(plain_mask(**settings | _first_row(b, settings)) for b in buckets))
+        masks = [plain_mask(**settings | _first_row(bucket, settings)) for bucket in cuts.buckets]
+        return RowAttention(cuts, tuple(masks), is_causal=all(map(_is_causal, masks)))
 
     return mask
 
@@ -72,16 +88,30 @@ def _first_row(bucket: Bucket, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _is_causal(mask: Tensor | None) -> bool:
+    """`[1, 1, T, S]`: the last key is that of the last query. None is what transformers takes for causal."""
+    if mask is None:
+        return True
+    if mask.dtype != torch.bool or mask.shape[:2] != (1, 1):
+        return False
+    queries, keys = mask.shape[2:]
+    return torch.equal(mask[0, 0], torch.ones_like(mask[0, 0]).tril(keys - queries))
+
+
 def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
     ) -> tuple[Tensor, Any]:
         if not isinstance(attention_mask, RowAttention):
             return plain_attention(module, query, key, value, attention_mask, **settings)
-        buckets, masks = attention_mask.buckets, attention_mask.masks
-        query, key, value = (_as_autocast_would(x) for x in (query, key, value))
-        queries = _Spread.apply(_tokens_first(query), buckets, False)
-        keys, values = (_Spread.apply(_tokens_first(x), buckets, True) for x in (key, value))
+        buckets, masks = attention_mask.cuts.buckets, attention_mask.masks
+        query, key, value = (_tokens_first(_as_autocast_would(x)) for x in (query, key, value))
+        if plain_attention is sdpa and attention_mask.is_causal:
+            output_LHE = segment_attention(module, query, key, value, attention_mask.cuts.families, settings)
+            if output_LHE is not None:
+                return output_LHE[None], None
+        queries = _Spread.apply(query, buckets, False)
+        keys, values = (_Spread.apply(x, buckets, True) for x in (key, value))
         outputs = []
         for grids_RTHD, mask in zip(zip(queries, keys, values, strict=True), masks, strict=True):
             grids_RHTD = (grid_RTHD.transpose(1, 2) for grid_RTHD in grids_RTHD)

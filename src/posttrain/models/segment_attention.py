@@ -1,0 +1,109 @@
+"""Attention of packed segments by compiled kernels: on the packed tokens themselves, with no grid and no padding.
+
+A segment is a stretch of one row; those that begin alike see what they have in common within the first of them
+(packing.py). The kernel computes scores a few queries at a time and keeps none of them: the backward pass makes them
+again from queries, keys and the logarithm of each query's sum of exponentials (arXiv:2205.14135, section 3.1). It
+computes in float32 and rounds once where its input is bfloat16.
+
+L packed tokens, H query heads, K key-value heads, D width of queries and keys in a head, E that of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from posttrain.models.kernels import LANES, Families, Kernels, can_compute
+from posttrain.models.packing import Segment
+
+_kernels: ContextVar[Kernels | None] = ContextVar("posttrain_training_kernels", default=None)
+MOST_KEYS = 4096
+"""Of a row, up to which the kernel was measured: it is faster than PyTorch's fused attention at every length."""
+
+
+@contextmanager
+def attention_by(kernels: Kernels | None) -> Iterator[None]:
+    """Passes of packed rows inside are computed by these kernels, where they know how; None: by PyTorch."""
+    token = _kernels.set(kernels)
+    try:
+        yield
+    finally:
+        _kernels.reset(token)
+
+
+def families(segments: Iterable[Segment]) -> Families | None:
+    """The segments for the kernel, those that begin alike together; None where a row is too long for it."""
+    ordered = sorted(segments, key=lambda segment: (_trunk(segment), segment.prefix_length > 0, segment.start))
+    if max((segment.prefix_length + segment.length for segment in ordered), default=0) > MOST_KEYS:
+        return None
+    sizes = [len([*family]) for _, family in groupby(ordered, key=_trunk)]
+    return Families(
+        segments=torch.tensor([(s.start, s.length, s.prefix_length) for s in ordered], dtype=torch.long).view(-1, 3),
+        starts=torch.tensor([0, *sizes]).cumsum(dim=0),
+    )
+
+
+def segment_attention(
+    module: nn.Module,
+    query_LHD: Tensor,
+    key_LKD: Tensor,
+    value_LKE: Tensor,
+    of: Families | None,
+    settings: Mapping[str, Any],
+) -> Tensor | None:
+    """`[L, H, E]`, of causal attention within segments; None where there is more to it, or no kernel for it."""
+    kernels, tensors = _kernels.get(), (query_LHD, key_LKD, value_LKE)
+    if kernels is None or of is None or not _is_causal(module, settings):
+        return None
+    if not can_compute(query_LHD.device, query_LHD.dtype) or len({x.dtype for x in tensors}) > 1:
+        return None
+    if any(x.shape[-1] % LANES for x in tensors) or query_LHD.shape[1] % key_LKD.shape[1]:
+        return None
+    if 2 * of.number * key_LKD.shape[1] < torch.get_num_threads():
+        return None  # a thread takes a key head of a family: most would have nothing to do
+    scaling = settings.get("scaling") or query_LHD.shape[-1] ** -0.5
+    return _Attention.apply(*tensors, of, kernels, scaling)
+
+
+def _trunk(segment: Segment) -> int:
+    return segment.prefix_start if segment.prefix_length else segment.start
+
+
+def _is_causal(module: nn.Module, settings: Mapping[str, Any]) -> bool:
+    """And nothing else: no dropout, no soft cap, no bias."""
+    if settings.get("dropout") or any(settings.get(name) is not None for name in ("softcap", "position_bias", "cache")):
+        return False
+    causal = settings.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if causal is None else causal)
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps queries, keys, values and one number of each query."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, of: Families, kernels: Kernels, scaling: float
+    ) -> Tensor:
+        tensors = query.contiguous(), key.contiguous(), value.contiguous()
+        out_LHE, logsums_LH = kernels.attend_segments(*tensors, of, scaling)
+        ctx.save_for_backward(*tensors, logsums_LH)
+        ctx.of, ctx.kernels, ctx.scaling = of, kernels, scaling
+        return out_LHE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_LHE: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        kernels: Kernels = ctx.kernels
+        return (
+            *kernels.attend_segments_backward(gradient_LHE, *ctx.saved_tensors, ctx.of, ctx.scaling),
+            None,
+            None,
+            None,
+        )
