@@ -209,15 +209,19 @@ class Kernels:
     ) -> Tensor:
         """`[n, E]`: `down(silu(gate x) * up x)` of each expert that a row chose, added up in the shares it has of them.
 
-        J = 2 I, gates before ups; E and I are multiples of `LANES`. Choices are int64; one that is no number of an expert
-        adds nothing. Weights are read where they are: the caller keeps them as long as it calls.
+        J = 2 I, gates before ups; E and I are multiples of `LANES`. Choices are int64; one that is no number of an
+        expert adds nothing. Weights are read where they are, for as long as the call lasts.
         """
         (num_rows, width), (num_experts, _, inner) = x_nE.shape, down_XEI.shape
-        assert gate_up_XJE.shape == (num_experts, 2 * inner, width), "a gate and an up for each number between"
         assert width % LANES == inner % LANES == 0, "whole registers of products"
-        assert down_XEI.shape[1] == width and chosen_nk.shape == shares_nk.shape, "a share for each choice"
-        assert gate_up_XJE.is_contiguous() and down_XEI.is_contiguous(), "one output lies after the other"
-        assert gate_up_XJE.dtype == down_XEI.dtype and chosen_nk.dtype == torch.int64, "what the kernel reads"
+        assert gate_up_XJE.shape == (num_experts, 2 * inner, width), "a gate and an up for each number between"
+        assert down_XEI.shape == (num_experts, width, inner), "from the numbers between to a whole row"
+        assert gate_up_XJE.is_contiguous(), "one output lies after the other"
+        assert down_XEI.is_contiguous(), "there too"
+        assert gate_up_XJE.dtype == down_XEI.dtype, "one precision"
+        assert chosen_nk.dtype == torch.int64, "what the kernel reads"
+        assert chosen_nk.shape == shares_nk.shape, "a share for each choice"
+        assert len(chosen_nk) == num_rows, "choices of every row"
         x, chosen, shares = x_nE.float().contiguous(), chosen_nk.contiguous(), shares_nk.float().contiguous()
         out_nE = torch.empty_like(x)
         pointers = (tensor.data_ptr() for tensor in (x, gate_up_XJE, down_XEI, chosen, shares, out_nE))

@@ -43,7 +43,7 @@ def built_as_experts(block: Any) -> bool:
 
 
 def experts_by_kernel(block: Any, kernels: Kernels | None) -> Callable[[Tensor], Tensor] | None:
-    """A function of rows `[n, E]`, that reads the weights which the experts hold now; None where they have to be called."""
+    """A function of rows `[n, E]` that reads the weights the experts hold now; None where they have to be called."""
     if kernels is None or not built_as_experts(block):
         return None
     experts = block.experts
