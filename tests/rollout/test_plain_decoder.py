@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from tests.rollout.policies import (
     EOS,
     SIZES,
@@ -486,15 +487,72 @@ def test_layers_that_are_too_large_together_are_multiplied_one_by_one(monkeypatc
     [
         (lambda: tiny_model(head_dim=32), True),
         (lambda: tiny_model("gpt-neox"), False),
-        (lambda: lora_model(head_dim=32), False),
+        (lambda: lora_model(head_dim=32), True),
+        (lambda: lora_model(head_dim=32, use_dora=True), False),
     ],
-    ids=["plain", "another kind", "adapters"],
+    ids=["plain", "another kind", "adapters", "adapters that are more than a product"],
 )
 def test_models_are_told_apart_of_which_kernels_multiply_by_the_weights(model, does, monkeypatch):
     """What is measured before a run is what the sampler then does."""
     assert multiplies_by_kernels(model()) == does
     monkeypatch.setattr("posttrain.rollout.decoding_path.COPIED_WEIGHTS", 100)
     assert not multiplies_by_kernels(model())
+
+
+def _adapted(changed: str = "") -> list[Any]:
+    """Two layers that read the same input, with adapters of rank 3, of which something is `changed`."""
+    model = nn.ModuleDict({"q": nn.Linear(6, 32), "k": nn.Linear(6, 16)})
+    settings = {"use_dora": True} if changed == "DoRA" else {"lora_bias": True} if changed == "bias" else {}
+    config = LoraConfig(r=3, target_modules=["q", "k"], init_lora_weights=False, lora_dropout=0.5, **settings)
+    peft_model = get_peft_model(model, config)  # type: ignore[arg-type]
+    if changed == "two adapters":
+        peft_model.add_adapter("second", config)
+        peft_model.base_model.set_adapter(["default", "second"])
+    layers: list[Any] = [model[name] for name in ("q", "k")]
+    if changed == "float64":
+        peft_model.double()
+    if changed == "merged":
+        layers[0].merge()
+    if changed == "off":
+        peft_model.base_model.disable_adapter_layers()
+    if changed in ("lora_A", "base_layer"):
+        inside = getattr(layers[1], changed)
+        (inside if changed == "base_layer" else inside["default"]).register_forward_hook(lambda *_: None)
+    peft_model.eval().requires_grad_(False)
+    return layers
+
+
+@needs_kernels
+@pytest.mark.parametrize("changed", ["", "two adapters", "off"])
+def test_adapters_are_merged_into_one_product(changed):
+    layers, used, x = _adapted(changed), _Counted(), torch.randn(5, 6)
+    before = [{name: tensor.clone() for name, tensor in layer.state_dict().items()} for layer in layers]
+    found = joint_linear.joint_linear(layers, used)(x)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, torch.cat([layer(x) for layer in layers], dim=-1))
+    assert used.calls == ["linear"]
+    assert all(
+        torch.equal(tensor, old[name])
+        for layer, old in zip(layers, before, strict=True)
+        for name, tensor in layer.state_dict().items()
+    ), "the policy itself stays as it is trained"
+
+
+@needs_kernels
+@pytest.mark.parametrize("changed", ["DoRA", "bias", "merged", "lora_A", "base_layer"])
+def test_adapters_that_are_more_than_a_product_are_called(changed):
+    layers, x = _adapted(changed), torch.randn(5, 6)
+    torch.testing.assert_close(
+        joint_linear.joint_linear(layers, kernels())(x), torch.cat([layer(x) for layer in layers], dim=-1)
+    )
+    assert not all(map(joint_linear.merges_adapters, layers))
+
+
+def test_adapters_of_half_precision_are_not_merged():
+    """What a small adapter adds would be lost in the rounding of the weight; in float64 nothing is."""
+    assert all(map(joint_linear.merges_adapters, _adapted("float64")))
+    layers = _adapted()
+    layers[0].base_layer.to(torch.bfloat16)
+    assert [*map(joint_linear.merges_adapters, layers)] == [False, True]
 
 
 @pytest.mark.parametrize("changed", ["hooked", "another kind", "large"])

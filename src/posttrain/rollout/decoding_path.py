@@ -22,7 +22,7 @@ from posttrain.models.kernels import COPIED_WEIGHTS, Kernels
 from posttrain.rollout.decoding import PaddedRows, accepted_arguments, base_model
 from posttrain.rollout.engine import Rows
 from posttrain.rollout.group_rows import GroupRows, MaskFunction
-from posttrain.rollout.joint_linear import is_hooked
+from posttrain.rollout.joint_linear import is_hooked, merges_adapters
 from posttrain.rollout.modes import evaluating
 from posttrain.rollout.plain_decoder import bypassed
 from posttrain.rollout.plain_trial import masks_of_plain_decoder
@@ -81,10 +81,11 @@ def decoding_path(model: nn.Module) -> DecodingPath:
 
 def multiplies_by_kernels(model: nn.Module) -> bool:
     """Whether compiled kernels, where there are some, multiply by the float32 weights of this model: it is a plain
-    decoder without adapters, and no layer is too large to be copied for them."""
+    decoder, its adapters can be merged for them, and no layer is too large to be copied."""
     modules = list(model.modules())
     large = any(type(module) is nn.Linear and module.weight.numel() > COPIED_WEIGHTS for module in modules)
-    if large or any(isinstance(module, BaseTunerLayer) for module in modules):
+    adapters = [module for module in modules if isinstance(module, BaseTunerLayer)]
+    if large or not all(map(merges_adapters, adapters)):
         return False
     with evaluating(model):
         return decoding_path(model).mask_functions is not None
