@@ -309,6 +309,107 @@ def test_bfloat16_is_rounded_to_as_pytorch_does(found):
         assert torch.equal(x[~x.isnan()], expected[~x.isnan()])
 
 
+# ---------------------------------------------------------------- experts
+
+
+class Experts:
+    """Weights of some experts, and what rows chose."""
+
+    def __init__(self, chosen: Tensor, *, X: int, E: int, inner: int, dtype: torch.dtype = torch.float32) -> None:
+        self.chosen, self.shares = chosen, torch.randn(chosen.shape)
+        self.x = torch.randn(len(chosen), E).to(dtype)
+        self.weights = torch.randn(X, 2 * inner, E).to(dtype), torch.randn(X, E, inner).to(dtype)
+
+    def compute(self, have: Kernels, rows: slice = slice(None)) -> Tensor:
+        return have.experts(self.x[rows], *self.weights, self.chosen[rows], self.shares[rows])
+
+    def expected(self) -> Tensor:
+        """One expert of one row after the other, in float64."""
+        out, (gate_up, down) = torch.zeros(self.x.shape).double(), self.weights
+        for row, experts in enumerate(self.chosen.tolist()):
+            for expert, share in zip(experts, self.shares[row].double(), strict=True):
+                if 0 <= expert < len(down):
+                    gate, up = (gate_up[expert].double() @ self.x[row].double()).chunk(2)
+                    out[row] += share * (down[expert].double() @ (F.silu(gate) * up))
+        return out
+
+
+@needs_compiler
+@settings(deadline=None, max_examples=60)
+@given(
+    routes=st.lists(st.tuples(*[st.integers(-1, 4)] * 3), max_size=20),
+    repeated=st.sampled_from([1, 7]),
+    one=st.booleans(),
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    dtype=st.sampled_from(PRECISIONS),
+    seed=st.integers(0, 99),
+)
+def test_experts_are_their_formula_however_rows_are_routed(routes, repeated, one, sizes, dtype, seed):
+    """All rows to one expert, experts without a row, an expert twice, and numbers of no expert, which add nothing."""
+    torch.manual_seed(seed)
+    chosen = torch.tensor(repeated * routes, dtype=torch.long).view(-1, 3)
+    case = Experts(
+        torch.full_like(chosen, 2) if one else chosen, X=4, E=16 * sizes[0], inner=16 * sizes[1], dtype=dtype
+    )
+    have = kernels()
+    assert have is not None, why_none()
+    found, expected = case.compute(have), case.expected()
+    assert found.shape == expected.shape
+    tolerance = 3e-6 if dtype == torch.float32 else 4e-3
+    if expected.numel():
+        assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_a_row_of_experts_gets_the_same_bits_in_any_batch_and_with_any_threads(dtype, found, threads):
+    """Also beside rows that are no numbers; experts that many rows chose and one that few chose."""
+    torch.manual_seed(0)
+    chosen = torch.stack([torch.arange(150) % 3, torch.arange(150) % 7 + 3], dim=1)
+    case = Experts(chosen, X=10, E=80, inner=48, dtype=dtype)
+    case.x[5, 7] = float("nan")
+    together = case.compute(found)
+    assert together[5].isnan().all()
+    assert together[[*range(5), *range(6, 150)]].isfinite().all()
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        for start, stop in ((0, 1), (5, 6), (3, 17), (2, 131)):
+            part = case.compute(found, slice(start, stop))
+            assert torch.equal(part.nan_to_num(), together[start:stop].nan_to_num())
+
+
+@needs_compiler
+@pytest.mark.parametrize("inputs", [64, 1024, 4096])
+def test_experts_are_as_exact_as_products_of_pytorch(inputs, found):
+    """Root mean square against float64."""
+    torch.manual_seed(0)
+    case = Experts(torch.zeros(20, 1, dtype=torch.long), X=1, E=inputs, inner=64)
+    gate_up, down = (weight[0] for weight in case.weights)
+    gate, up = (case.x @ gate_up.T).chunk(2, dim=-1)
+    theirs = case.shares * ((F.silu(gate) * up) @ down.T)
+    errors = [(x - case.expected()).square().mean().sqrt() for x in (case.compute(found), theirs)]
+    assert errors[0] <= EXACT * errors[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("changed", ["width", "choices", "precision", "stored otherwise", "shares"])
+def test_what_experts_would_misread_is_refused(changed, found):
+    case = Experts(torch.zeros(2, 1, dtype=torch.long), X=2, E=32, inner=16)
+    gate_up, down = case.weights
+    if changed == "width":
+        case.weights = gate_up[:, :16], down[:, :, :8].contiguous()
+    elif changed == "choices":
+        case.chosen = case.chosen.int()
+    elif changed == "precision":
+        case.weights = gate_up, down.bfloat16()
+    elif changed == "stored otherwise":
+        case.weights = gate_up.mT.contiguous().mT, down
+    else:
+        case.shares = torch.randn(2, 2)
+    with pytest.raises(AssertionError):
+        case.compute(found)
+
+
 # ---------------------------------------------------------------- choosing a token
 
 
@@ -492,7 +593,8 @@ def test_a_compiler_that_never_ends_is_not_waited_for(tmp_path, monkeypatch):
     [
         ("sum(squares) / E + epsilon", "sum(squares) / E", "rms_norm"),
         ("a * load(cosine + d) + b", "a * load(cosine + d) - b", "rotate"),
-        ("(gate < 0 ? small : all(1))", "small", "silu_gate"),
+        ("(x < 0 ? small : all(1))", "small", "silu_gate"),
+        ("found + grouped.choices[begin + q] * E + e", "found + (begin + q) * E + e", "experts"),
         ("std::fill(score + seen_p", "if (0) std::fill(score + seen_p", "attend_rows"),
         ("factors[x] = 1 / softmax", "factors[x] = 1.01f / softmax", "attend_rows"),
         ("store(score + c, load(score + c) / found.sum)", "store(score + c, load(score + c))", "attend_segments"),

@@ -163,7 +163,7 @@ def test_kernels_and_operations_of_pytorch_sample_the_same(name, packed):
     lengths = Settings(max_batch_rows=4, max_completion_length=40)
     found, expected = (s.generate(random_prompts((12, 1, 7)), lengths, group_size=3, seed=3) for s in samplers)
     assert {"attend_rows", "rms_norm", "rotate_", "choose"} <= set(used.calls)
-    assert ("silu_gate" in used.calls) == (name != "qwen3-moe, experts")
+    assert ("silu_gate" in used.calls) == (name != "qwen3-moe, experts") != ("experts" in used.calls)
     assert ("linear" in used.calls) == (not packed)
     assert len({len(c.ids) for group in found for c in group}) > 3, "the test wants rows of several lengths"
     for ours, theirs in zip(found, expected, strict=True):

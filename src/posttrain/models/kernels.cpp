@@ -48,6 +48,18 @@ struct Segments {
     int32_t threads;
 };
 
+// n rows, each with C of X gated experts.
+struct Experts {
+    const float* x;        // [n, E]
+    const void* gate_up;   // [X, 2 I, E]
+    const void* down;      // [X, E, I]
+    const int64_t* chosen;  // [n, C]: numbers of experts
+    const float* shares;   // [n, C] of what each of them gives
+    float* out;            // [n, E]
+    int64_t n, C, X, E, I;
+    int32_t threads;
+};
+
 namespace {
 
 // --- W numbers at a time, as many as a register of this processor holds ----------------------------------------------
@@ -475,15 +487,146 @@ void rotate(T* x, const T* cosines, const T* sines, int64_t L, int64_t heads, in
         }
 }
 
+inline Floats silu(Floats x) {
+    Floats small = exponential(x < 0 ? x : -x);  // e^-|x|, which cannot overflow
+    return x * (x < 0 ? small : all(1)) / (1 + small);
+}
+
 template <class T>
 void silu_gate(const T* gate_up, T* out, int64_t L, int64_t I, int threads) {
 #pragma omp parallel for num_threads(threads) if (L * I > ALONE)
     for (int64_t l = 0; l < L; l++)
         for (int64_t i = 0; i < I; i += W) {
             Floats gate = load(gate_up + l * 2 * I + i), up = load(gate_up + l * 2 * I + I + i);
-            Floats small = exponential(gate < 0 ? gate : -gate);  // e^-|x|, which cannot overflow
-            store(out + l * I + i, gate * (gate < 0 ? small : all(1)) / (1 + small) * up);
+            store(out + l * I + i, silu(gate) * up);
         }
+}
+
+// --- experts -----------------------------------------------------------------------------------------------------------
+
+// Weights are read as they are stored, one output after the other: they are too many to be copied whenever somebody begins
+// to decode. Every number is W sums, each over every W-th input, that are then added up: in one order, whatever the rows.
+
+typedef float Four __attribute__((vector_size(16)));
+
+// The sum of each.
+inline Four sums_of(const Floats (&x)[4]) {
+    Four halved[4];
+    for (int m = 0; m < 4; m++) {
+        Four parts[W / 4];
+        std::memcpy(parts, &x[m], sizeof parts);
+        for (int width = W / 8; width > 0; width /= 2)
+            for (int i = 0; i < width; i++) parts[i] += parts[i + width];
+        halved[m] = parts[0];
+    }
+    auto pairs = [](Four a, Four b) { return Four{a[0], b[0], a[1], b[1]} + Four{a[2], b[2], a[3], b[3]}; };
+    Four a = pairs(halved[0], halved[1]), b = pairs(halved[2], halved[3]);
+    return Four{a[0], a[1], b[0], b[1]} + Four{a[2], a[3], b[2], b[3]};
+}
+
+// out[q][m] = sum over r < R of a[q][r] b[m][r], for Q rows anywhere and 4 outputs of a weight.
+template <int Q, class T>
+inline void dots(const float* const* a, const T* b, int64_t R, float* const* out, int64_t m) {
+    Floats sums[Q][4] = {};
+    for (int64_t r = 0; r < R; r += W) {
+        Floats weights[4];
+        for (int i = 0; i < 4; i++) weights[i] = load(b + i * R + r);
+        for (int i = 0; i < 4; i++) __builtin_prefetch(b + 4 * (R + r) + i * W);  // of the next 4: they come from far
+        for (int q = 0; q < Q; q++) {
+            Floats x = load(a[q] + r);
+            for (int i = 0; i < 4; i++) sums[q][i] += x * weights[i];
+        }
+    }
+    for (int q = 0; q < Q; q++) {
+        Four found = sums_of(sums[q]);
+        std::memcpy(out[q] + m, &found, sizeof found);
+    }
+}
+
+constexpr int64_t SLICE = 64;       // outputs of an expert that a thread takes at a time, and
+constexpr int64_t BLOCK_ROWS = 48;  // rows that chose it
+
+// M outputs of a weight [., R] for `num` rows.
+template <class T>
+void outputs(int64_t num, const float* const* a, const T* b, int64_t R, float* const* out, int64_t M) {
+    for (int64_t m = 0; m < M; m += 4) {
+        int64_t q = 0;
+        if (W == 16)  // there are 32 registers then, else 16
+            for (; q + 6 <= num; q += 6) dots<6>(a + q, b + m * R, R, out + q, m);
+        for (; q + 2 <= num; q += 2) dots<2>(a + q, b + m * R, R, out + q, m);
+        for (; q < num; q++) dots<1>(a + q, b + m * R, R, out + q, m);
+    }
+}
+
+// The n C choices, those of an expert beside each other; one of an expert that does not exist is left out, and adds 0.
+struct Grouped {
+    std::vector<int64_t> choices, begins, experts;  // blocks of at most BLOCK_ROWS begin there, one more where the last ends
+
+    Grouped(const int64_t* chosen, int64_t num, int64_t X) {
+        std::vector<int64_t> ends(X + 1);
+        for (int64_t c = 0; c < num; c++)
+            if (chosen[c] >= 0 && chosen[c] < X) ends[chosen[c] + 1]++;
+        for (int64_t x = 0; x < X; x++) {
+            for (int64_t begin = 0; begin < ends[x + 1]; begin += BLOCK_ROWS) {
+                begins.push_back(ends[x] + begin);
+                experts.push_back(x);
+            }
+            ends[x + 1] += ends[x];
+        }
+        begins.push_back(ends[X]);
+        choices.resize(ends[X]);
+        for (int64_t c = 0; c < num; c++)
+            if (chosen[c] >= 0 && chosen[c] < X) choices[ends[chosen[c]]++] = c;
+    }
+};
+
+template <class T>
+void experts(const Experts& given) {
+    const int64_t E = given.E, I = given.I, C = given.C;
+    const Grouped grouped(given.chosen, given.n * C, given.X);
+    const int64_t blocks = grouped.experts.size(), num = grouped.choices.size();
+    const int64_t of_gate = (I + SLICE - 1) / SLICE, of_down = (E + SLICE - 1) / SLICE;
+    const T *gate_up = static_cast<const T*>(given.gate_up), *down = static_cast<const T*>(given.down);
+    std::vector<Floats> gated_numbers(num * I / W), found_numbers(given.n * C * E / W);  // aligned, as floats are not
+    float *gated = reinterpret_cast<float*>(gated_numbers.data()), *found = reinterpret_cast<float*>(found_numbers.data());
+#pragma omp parallel num_threads(given.threads) if (num * I * E > ALONE)
+    {
+        std::vector<float> ups(BLOCK_ROWS * SLICE);
+        const float* from[BLOCK_ROWS];
+        float *gates[BLOCK_ROWS], *to[BLOCK_ROWS];
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < blocks * of_gate; task++) {
+            const int64_t block = task / of_gate, i = task % of_gate * SLICE, wide = std::min(SLICE, I - i);
+            const int64_t begin = grouped.begins[block], rows = grouped.begins[block + 1] - begin;
+            for (int64_t q = 0; q < rows; q++) {
+                from[q] = given.x + grouped.choices[begin + q] / C * E;
+                gates[q] = gated + (begin + q) * I + i;
+                to[q] = ups.data() + q * SLICE;
+            }
+            const T* weight = gate_up + (grouped.experts[block] * 2 * I + i) * E;
+            outputs(rows, from, weight, E, gates, wide);
+            outputs(rows, from, weight + I * E, E, to, wide);
+            for (int64_t q = 0; q < rows; q++)
+                for (int64_t k = 0; k < wide; k += W) store(gates[q] + k, silu(load(gates[q] + k)) * load(to[q] + k));
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < blocks * of_down; task++) {
+            const int64_t block = task / of_down, e = task % of_down * SLICE;
+            const int64_t begin = grouped.begins[block], rows = grouped.begins[block + 1] - begin;
+            for (int64_t q = 0; q < rows; q++) {
+                from[q] = gated + (begin + q) * I;
+                to[q] = found + grouped.choices[begin + q] * E + e;
+            }
+            outputs(rows, from, down + (grouped.experts[block] * E + e) * I, I, to, std::min(SLICE, E - e));
+        }
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < given.n; row++)
+            for (int64_t e = 0; e < E; e += W) {
+                Floats total = {};
+                for (int64_t c = row * C; c < (row + 1) * C; c++) total += given.shares[c] * load(found + c * E + e);
+                store(given.out + row * E + e, total);
+            }
+    }
 }
 
 // --- choosing a token --------------------------------------------------------------------------------------------------
@@ -573,6 +716,10 @@ void posttrain_choose(bool half, const void* logits, const double* uniforms, int
 void posttrain_linear(const float* x, const float* weight, const float* bias, float* out, int64_t N, int64_t K, int64_t M,
                       int threads) {
     linear(x, weight, bias, out, N, K, M, threads);
+}
+
+void posttrain_experts(bool half, const Experts* given) {
+    half ? experts<bfloat16>(*given) : experts<float>(*given);
 }
 
 void posttrain_silu_gate(bool half, const void* gate_up, void* out, int64_t L, int64_t I, int threads) {

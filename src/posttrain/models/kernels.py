@@ -6,8 +6,9 @@ batched products of PyTorch reaches a tenth of what the processor can do. Where 
 each is compared with the formula that it stands for. Where there is no compiler, or POSTTRAIN_KERNELS=torch, the same
 is computed in operations of PyTorch; which of the two a run began with is saved with it (compute.py).
 
-L tokens, n rows, P prompts, E width of the model, I of a gated MLP, H query heads, K key-value heads, N = H + 2 K, D
-width of a head, C columns of keys and values. In training E is the width of a head's values, which may be another one.
+L tokens, n rows, P prompts, E width of the model, I of a gated MLP or expert, X experts, k of them per row, H query
+heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values. In training, values have a width
+E of their own.
 """
 
 from __future__ import annotations
@@ -67,6 +68,16 @@ class _Segments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("segments", "families")),
         *((name, ctypes.c_int64) for name in ("num_families", "H", "K", "D", "E")),
         ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class _Experts(ctypes.Structure):
+    """The struct of the same name in kernels.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "gate_up", "down", "chosen", "shares", "out")),
+        *((name, ctypes.c_int64) for name in ("n", "C", "X", "E", "I")),
         ("threads", ctypes.c_int32),
     ]
 
@@ -133,6 +144,7 @@ class Kernels:
         self._rms_norm = _function(functions, "rms_norm", half, pointer, pointer, pointer, size, size, number, threads)
         self._rotate = _function(functions, "rotate", half, pointer, pointer, pointer, size, *sizes, threads)
         self._silu_gate = _function(functions, "silu_gate", half, pointer, pointer, size, size, threads)
+        self._experts = _function(functions, "experts", half, ctypes.POINTER(_Experts))
         self._choose = _function(functions, "choose", half, *four, size, size, number, threads)
 
     def linear(self, x: Tensor, panels: Tensor, bias_M: Tensor | None, outputs: int) -> Tensor:
@@ -250,6 +262,31 @@ class Kernels:
         pointers = gate_up_LI.data_ptr(), out_LI.data_ptr()
         self._silu_gate(_HALF[out_LI.dtype], *pointers, length, width, torch.get_num_threads())
         return out_LI
+
+    def experts(
+        self, x_nE: Tensor, gate_up_XJE: Tensor, down_XEI: Tensor, chosen_nk: Tensor, shares_nk: Tensor
+    ) -> Tensor:
+        """`[n, E]`: `down(silu(gate x) * up x)` of each expert that a row chose, added up in the shares it has of them.
+
+        J = 2 I, gates before ups; E and I are multiples of `LANES`. Choices are int64; one that is no number of an
+        expert adds nothing. Weights are read where they are, for as long as the call lasts.
+        """
+        (num_rows, width), (num_experts, _, inner) = x_nE.shape, down_XEI.shape
+        assert width % LANES == inner % LANES == 0, "whole registers of products"
+        assert gate_up_XJE.shape == (num_experts, 2 * inner, width), "a gate and an up for each number between"
+        assert down_XEI.shape == (num_experts, width, inner), "from the numbers between to a whole row"
+        assert gate_up_XJE.is_contiguous(), "one output lies after the other"
+        assert down_XEI.is_contiguous(), "there too"
+        assert gate_up_XJE.dtype == down_XEI.dtype, "one precision"
+        assert chosen_nk.dtype == torch.int64, "what the kernel reads"
+        assert chosen_nk.shape == shares_nk.shape, "a share for each choice"
+        assert len(chosen_nk) == num_rows, "choices of every row"
+        x, chosen, shares = x_nE.float().contiguous(), chosen_nk.contiguous(), shares_nk.float().contiguous()
+        out_nE = torch.empty_like(x)
+        pointers = (tensor.data_ptr() for tensor in (x, gate_up_XJE, down_XEI, chosen, shares, out_nE))
+        sizes = num_rows, chosen.shape[1], num_experts, width, inner
+        self._experts(_HALF[down_XEI.dtype], _Experts(*pointers, *sizes, torch.get_num_threads()))
+        return out_nE.to(x_nE.dtype)
 
     def choose(self, logits_BV: Tensor, uniforms_B2: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """A token of every row, drawn from `softmax(logits / temperature)`, and its log-probability, `[B]` each.
@@ -373,6 +410,7 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
         "silu_gate": (made.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
         "attend_rows": _attention_pair(made, noise),
         **_segment_pairs(made, noise),
+        "experts": _experts_pair(made, noise),
         **_choice_pairs(made, 3 * noise(40, 700)),
     }
 
@@ -389,6 +427,18 @@ def _choice_pairs(made: Kernels, logits_BV: Tensor) -> dict[str, tuple[Tensor, T
     inside_Bb = weights_BNb[torch.arange(num_rows), blocks_B].cumsum(dim=-1)
     tokens_B = blocks_B * 256 + (inside_Bb <= steps_B.flip(0)[:, None] * inside_Bb[:, -1:]).sum(dim=-1)
     return {"choose (tokens)": (ids_B, tokens_B.float()), "choose": (actual_B, expected_B)}
+
+
+def _experts_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """Of nine rows and four experts, one of which nobody chose and one everybody."""
+    x_nE, gate_up_XJE, down_XEI, shares_nk = noise(9, 48), noise(4, 64, 48), noise(4, 48, 32), noise(9, 2)
+    chosen_nk = torch.tensor([[2, row % 2] for row in range(9)])
+    expected = torch.zeros(9, 48, dtype=torch.float32)
+    for row in range(9):
+        for expert, share in zip(chosen_nk[row], shares_nk[row].float(), strict=True):
+            gate, up = (gate_up_XJE[expert].float() @ x_nE[row].float()).chunk(2)
+            expected[row] += share * (down_XEI[expert].float() @ (torch.nn.functional.silu(gate) * up))
+    return made.experts(x_nE, gate_up_XJE, down_XEI, chosen_nk, shares_nk), expected
 
 
 def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:

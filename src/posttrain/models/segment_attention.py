@@ -101,9 +101,6 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_LHE: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         kernels: Kernels = ctx.kernels
-        return (
-            *kernels.attend_segments_backward(gradient_LHE, *ctx.saved_tensors, ctx.of, ctx.scaling),
-            None,
-            None,
-            None,
-        )
+        query, key, value, logsums_LH = ctx.saved_tensors
+        found = kernels.attend_segments_backward(gradient_LHE, query, key, value, logsums_LH, ctx.of, ctx.scaling)
+        return *found, None, None, None

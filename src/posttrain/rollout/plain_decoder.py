@@ -8,8 +8,8 @@
 With a few rows a pass takes as long as the calls that it makes. Here queries, keys and values are one product, and so
 are the two halves of a gated MLP; the norm is one operation in place of six, the rotation of queries and keys three in
 place of fourteen. With compiled kernels (models/kernels.py) norm, rotation and gate are one call each, and so is every
-product of float32 layers that are not large, LoRA adapters merged. Everything else of a model (another kind of MLP,
-experts, a layer with a hook on it) is called as it is.
+product of float32 layers that are not large, LoRA adapters merged, and all experts of a layer (experts.py). Everything
+else of a model (another kind of MLP, experts with an adapter, a layer with a hook on it) is called as it is.
 
 A model is recognised by the parts that it has and by what it computes, never by its name: decoding_path.py tries it.
 Whoever decodes makes a new `PlainDecoder`, which reads the modules as they are then and keeps nothing for later.
@@ -26,11 +26,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
 
 from posttrain.models.context import context_window
 from posttrain.models.kernels import LANES, Kernels
 from posttrain.rollout.decoding import base_model
+from posttrain.rollout.experts import SILU, built_as_experts, by_formula, experts_by_kernel
 from posttrain.rollout.group_attention import Heads
 from posttrain.rollout.joint_linear import is_hooked, joint_linear
 
@@ -43,7 +43,6 @@ _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}
 _GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-_SILU = (nn.SiLU, SiLUActivation)
 
 
 @dataclass(frozen=True)
@@ -185,18 +184,20 @@ def check_parts(model: nn.Module) -> None:
         x_LE = _noise(3, *body.norm.weight.shape, like=body.norm.weight)
         if not _same(_mlp(layer.mlp)(x_LE), _first(layer.mlp(x_LE[None]))[0]):
             raise NotImplementedError(f"its {type(layer.mlp).__name__} is no gated one")
+        if built_as_experts(layer.mlp) and not _same(by_formula(layer.mlp, x_LE), _first(layer.mlp(x_LE[None]))[0]):
+            raise NotImplementedError(f"its {type(layer.mlp).__name__} is more than experts with shares")
 
 
 def _mlp(mlp: Any, kernels: Kernels | None = None) -> Function:
     if _parts(mlp) != _GATED_MLP or is_hooked(mlp):
-        return lambda x_LE: _first(mlp(x_LE[None]))[0]
+        return experts_by_kernel(mlp, kernels) or (lambda x_LE: _first(mlp(x_LE[None]))[0])
     gate_up, down, act = (
         joint_linear([mlp.gate_proj, mlp.up_proj], kernels),
         joint_linear([mlp.down_proj], kernels),
         mlp.act_fn,
     )
 
-    if kernels is not None and type(act) in _SILU and not is_hooked(act) and not mlp.up_proj.out_features % LANES:
+    if kernels is not None and type(act) in SILU and not is_hooked(act) and not mlp.up_proj.out_features % LANES:
         return lambda x_LE: down(kernels.silu_gate(gate_up(x_LE)))
 
     def gated(x_LE: Tensor) -> Tensor:
