@@ -27,7 +27,7 @@ from posttrain.advise.plan.library import (
     SLOT_GROWTH,
     SMALL,
 )
-from posttrain.advise.plan.records import BYTES, Adapters, Workload
+from posttrain.advise.plan.records import BYTES, Workload
 from posttrain.advise.plan.roles import weight_ranks
 
 WIDE = 4
@@ -79,14 +79,13 @@ def keys_and_values(workload: Workload) -> int:
 
 def joined_weights(workload: Workload) -> int:
     """Of queries, keys and values, and of gate and up, where a layer's fit together; of every layer that is no larger
-    where compiled kernels multiply."""
+    where compiled kernels multiply. Adapters are merged into the copies."""
     a = workload.architecture
     if not is_plain(a) or is_cast(workload):
         return 0
-    adapters = workload.lora if workload.engine == "shared" else None
     by_kernels = workload.device == "cpu" and workload.precision == "float32" and not workload.packed_sampler
     alone = by_kernels and a.parameters >= SMALL
-    numbers = sum(number * _copied(block, adapters, alone) for number, block in a.blocks)
+    numbers = sum(number * _copied(block, alone) for number, block in a.blocks)
     head = a.vocabulary * a.hidden
     return BYTES[workload.precision] * (numbers + (head if alone and head <= COPIED_WEIGHTS else 0))
 
@@ -133,16 +132,15 @@ def prompt_cache(workload: Workload) -> int:
     return a.layers * slots * columns(prompt, prompt, multiple) * a.kv_width * BYTES[workload.precision]
 
 
-def _copied(block: Block, adapters: Adapters | None, alone: bool) -> int:
-    """Of layers without adapters: those that read the same input, joined; `alone`: by itself what is not."""
+def _copied(block: Block, alone: bool) -> int:
+    """Of layers that read the same input, joined; `alone`: by itself what is not."""
     ups = tuple(linear for linear in block.mlp if linear.name != "down")
     copied = 0
     for linears in (block.attention[:-1], block.attention[-1:], ups, block.mlp[len(ups) :]):
-        plain = [linear for linear in linears if adapters is None or not adapters.has(linear.name)]
-        if len(plain) == len(linears) > 1 and _weights(plain) <= COPIED_WEIGHTS:
-            copied += _weights(plain)
+        if len(linears) > 1 and _weights(linears) <= COPIED_WEIGHTS:
+            copied += _weights(linears)
         elif alone:
-            copied += sum(size for linear in plain if (size := _weights([linear])) <= COPIED_WEIGHTS)
+            copied += sum(size for linear in linears if (size := _weights([linear])) <= COPIED_WEIGHTS)
     return copied
 
 
