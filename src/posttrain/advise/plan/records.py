@@ -33,10 +33,6 @@ class Adapters:
     """Names as in `Linear.name`; None is every linear layer but the head."""
     dropout: bool = False
 
-    def has(self, name: str) -> bool:
-        """Whether the layers of this name have one."""
-        return self.targets is None or name in self.targets
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
