@@ -39,7 +39,7 @@ struct Segments {
     const void *q, *k, *v;  // [L, H, D], [L, K, D], [L, K, E], rotated
     void* out;              // [L, H, E], of the forward pass alone
     float* logsums;         // [L, H]: log of the sum of exponentials of a query's scores
-    const void* dout;       // [L, H, E]: gradients, of the backward pass alone
+    const void* gradient;   // [L, H, E]: gradients, of the backward pass alone
     void *dq, *dk, *dv;
     const Segment* segments;   // those of a family beside each other
     const int64_t* families;   // [num_families + 1]: where families begin
@@ -399,7 +399,7 @@ struct Family {
         const int64_t columns = seen + num - 1;
         score(token, num, columns);
         for (int64_t x = 0; x < num * G; x++) {
-            const T* gradient = static_cast<const T*>(given.dout) + ((token + x / G) * given.H + k * G + x % G) * E;
+            const T* gradient = static_cast<const T*>(given.gradient) + ((token + x / G) * given.H + k * G + x % G) * E;
             for (int64_t e = 0; e < E; e += W) store(gradients + x * E + e, load(gradient + e));
         }
         product(num * G, gradients, E, values_ES, room, E, whole(columns), slopes, room, false);

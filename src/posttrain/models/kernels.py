@@ -64,7 +64,7 @@ class _Segments(ctypes.Structure):
     """The struct of the same name in kernels.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "logsums", "dout", "dq", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "logsums", "gradient", "dq", "dk", "dv")),
         *((name, ctypes.c_void_p) for name in ("segments", "families")),
         *((name, ctypes.c_int64) for name in ("num_families", "H", "K", "D", "E")),
         ("scaling", ctypes.c_float),
