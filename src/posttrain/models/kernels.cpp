@@ -39,7 +39,7 @@ struct Segments {
     const void *q, *k, *v;  // [L, H, D], [L, K, D], [L, K, E], rotated
     void* out;              // [L, H, E], of the forward pass alone
     float* logsums;         // [L, H]: log of the sum of exponentials of a query's scores
-    const void* gradient;   // [L, H, E]: gradients, of the backward pass alone
+    const void* gradient;   // [L, H, E] of out; this and what follows for the backward pass alone
     void *dq, *dk, *dv;
     const Segment* segments;   // those of a family beside each other
     const int64_t* families;   // [num_families + 1]: where families begin
