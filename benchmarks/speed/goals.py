@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.speed.parts import OTHERS
+
 
 def times(value: float) -> str:
     return f"{value:.2f}×"
@@ -22,6 +24,8 @@ class Goal:
     what: str
     part: str
     model: str
+    case: str = ""
+    """Where a model has several."""
     bound: float
     pair: str = ""
     """Of the sides that are compared; empty for the share of the matmul rate."""
@@ -36,8 +40,7 @@ class Goal:
 
 def reached(goal: Goal, result: dict[str, Any]) -> tuple[float, bool] | None:
     """The measured figure and whether it keeps the bound; None where it was not measured."""
-    cases = [case for case in result.get(goal.part, []) if case["model"]["name"] == goal.model]
-    for case in cases:
+    for case in _cases(goal, result):
         source = case["ratios"].get(goal.pair, {}) if goal.pair else case["share_of_matmul_rate"]
         if goal.key in source:
             value = source[goal.key]
@@ -47,9 +50,13 @@ def reached(goal: Goal, result: dict[str, Any]) -> tuple[float, bool] | None:
 
 def failure(goal: Goal, result: dict[str, Any]) -> str:
     """Of the sides that the goal compares, the one that ended before its figure was known, and how; else empty."""
-    cases = [case for case in result.get(goal.part, []) if case["model"]["name"] == goal.model]
-    sides = [(name, case["sides"].get(name, {})) for case in cases for name in goal.pair.split(" / ")]
+    sides = [(name, case["sides"].get(name, {})) for case in _cases(goal, result) for name in goal.pair.split(" / ")]
     return "; ".join(f"{name}: {side['failed']}" for name, side in sides if "failed" in side)
+
+
+def _cases(goal: Goal, result: dict[str, Any]) -> list[dict[str, Any]]:
+    cases = [case for case in result.get(goal.part, []) if case["model"]["name"] == goal.model]
+    return [case for case in cases if goal.case in ("", case["case"])]
 
 
 IMPORTS_ALONE = "torch and a model of transformers, imported, take 0.33 GB, of the 0.38 GB asked"
@@ -120,9 +127,25 @@ def _sampling(model: str, size: str, bound: float) -> list[Goal]:
     ]
 
 
+def _other(case: str, model: str) -> list[Goal]:
+    """The bounds of the small model's step, for lengths and models that they were not set for."""
+    common = {"part": "others", "model": model, "case": case}
+    return [
+        Goal(what=f"GRPO step, {case}, TRL's default", pair="posttrain / TRL", bound=4, **common),
+        Goal(what=f"GRPO step, {case}, both bfloat16", pair="posttrain bfloat16 / TRL", bound=3.5, **common),
+        Goal(
+            what=f"GRPO step, {case}, both bfloat16, TRL's best settings",
+            pair="posttrain bfloat16 / TRL best",
+            bound=3,
+            **common,
+        ),
+    ]
+
+
 GOALS = [
     *_steps("small", "2.7M", 4, 3.5, 3),
     *_steps("large", "110M", 8, 5.5, 5),
+    *(goal for case in OTHERS for goal in _other(case.name, case.model)),
     *_sampling("small", "2.7M", 3),
     *_sampling("large", "110M", 6),
     Goal(what="DPO step, 2.7M, TRL's default", part="dpo", model="small", pair="posttrain / TRL", bound=2.5),

@@ -35,7 +35,7 @@ class Case:
     rounds: int = 5
     lora: int | None = None
     precisions: bool = True
-    """Measure float32 and bfloat16 by name too, not only what each library does by itself."""
+    """Measure float32 too, not only what each library does by itself and bfloat16, which is TRL's default."""
     varying: bool = False
     """Completions have other lengths in each step: half of those given, or up to all of them."""
 
@@ -67,9 +67,9 @@ def trainers(task: str, case: Case) -> list[Side]:
         rounds = 1 if case.model in SLOW else None
         return Side(name=name, side="trl", task=task, settings=settings | lora, rounds=rounds, varying=case.varying)
 
-    found = [ours(OURS, {}), trl(TRL, {}), trl(TRL_FAST, TRL_BEST | BEST_OF.get(task, {}))]
+    found = [ours(OURS, {}), trl(TRL, {}), trl(TRL_FAST, TRL_BEST | BEST_OF.get(task, {})), ours(OURS_16, BFLOAT16)]
     if case.precisions:
-        found += [ours(OURS_32, FLOAT32), ours(OURS_16, BFLOAT16), trl(TRL_32, TRL_FLOAT32)]
+        found += [ours(OURS_32, FLOAT32), trl(TRL_32, TRL_FLOAT32)]
         if task == "sft" and case.model not in SLOW:  # of the large model seven sides do not fit beside each other
             found.append(trl(TRL_FAST_32, TRL_FLOAT32 | {"gradient_checkpointing": False} | BEST_OF[task]))
     return found
