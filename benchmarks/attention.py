@@ -17,10 +17,9 @@ from transformers import LlamaConfig
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from posttrain.models.kernels import Kernels, kernels, why_none
+from posttrain.models.kernels import Kernels, kernels, training_by, why_none
 from posttrain.models.packed_attention import packed_rows
 from posttrain.models.packing import Packed, pack_whole
-from posttrain.models.segment_attention import attention_by
 from posttrain.types import Tokens
 
 HEADS = [(6, 3, 32), (12, 12, 64), (8, 2, 64), (16, 8, 128)]
@@ -52,7 +51,7 @@ def seconds(rows: Packed, heads: tuple[int, int, int], dtype: torch.dtype, by: K
     tensors = [torch.randn(shape, generator=noise).to(dtype).transpose(1, 2).requires_grad_() for shape in shapes]
     config = LlamaConfig(attn_implementation="packed_sdpa", num_hidden_layers=1)
     positions_1L, found = rows.position_ids_L[None], list[float]()
-    with attention_by(by), packed_rows(rows.segments, torch.device("cpu")):
+    with training_by(by), packed_rows(rows.segments, torch.device("cpu")):
         mask = create_causal_mask(config, tensors[0].detach()[:, 0], None, None, position_ids=positions_1L)
         gradient: Tensor | None = None
         for _ in range(TURNS):

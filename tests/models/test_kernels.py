@@ -593,7 +593,11 @@ def test_a_compiler_that_never_ends_is_not_waited_for(tmp_path, monkeypatch):
     [
         ("sum(squares) / E + epsilon", "sum(squares) / E", "rms_norm"),
         ("a * load(cosine + d) + b", "a * load(cosine + d) - b", "rotate"),
-        ("(x < 0 ? small : all(1))", "small", "silu_gate"),
+        ("return x * (x < 0 ? small : all(1))", "return x * small", "silu_gate"),
+        ("value * shared) * factor", "value) * factor", r"rms_norm \(x\)"),
+        ("store(own + e, load(own + e) + ", "store(own + e, ", r"rms_norm \(weight\)"),
+        ("(1 + x * (1 - logistic))", "(1 + x)", r"silu_gate \(gate\)"),
+        ("dup + i, dy * x * logistic", "dup + i, dy * x", r"silu_gate \(up\)"),
         ("found + grouped.choices[begin + q] * E + e", "found + (begin + q) * E + e", "experts"),
         ("std::fill(score + seen_p", "if (0) std::fill(score + seen_p", "attend_rows"),
         ("factors[x] = 1 / softmax", "factors[x] = 1.01f / softmax", "attend_rows"),

@@ -30,10 +30,9 @@ from torch import nn
 from posttrain.errors import CheckpointError
 from posttrain.files import write_durably
 from posttrain.models import kernels, onednn
-from posttrain.models.kernels import Kernels
+from posttrain.models.kernels import Kernels, training_by
 from posttrain.models.measured_products import Decoder, Measured, linear_shapes, measure
 from posttrain.models.processor import has_bfloat16, machine
-from posttrain.models.segment_attention import attention_by
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALL = 1_000_000
@@ -73,7 +72,7 @@ class Compute:
     def scope(self) -> Iterator[None]:
         """Around the passes of training, forward and backward. Sampling has a way of its own: it is slowed by this."""
         products = onednn.onednn_products() if self.matmul == "onednn" else nullcontext()
-        with products, attention_by(self.found_kernels()):
+        with products, training_by(self.found_kernels()):
             yield
 
     def found_kernels(self) -> Kernels | None:

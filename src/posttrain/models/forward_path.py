@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from posttrain.errors import ModelError
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
 from posttrain.models.context import RotaryLimit, context_window, rotary_limit
+from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.packed_attention import packed_rows
 from posttrain.models.packing import Bucket, Packed, make_buckets, pack, pack_whole
 from posttrain.types import Tokens
@@ -105,7 +106,8 @@ _paths: WeakKeyDictionary[nn.Module, ForwardPath] = WeakKeyDictionary()
 def forward_path(model: nn.Module) -> ForwardPath:
     """The fastest way that gives, on a few short rows, what one row at a time gives. Found once per model, then kept.
 
-    Sets the attention implementation of the model's config to `packed_sdpa` or `packed_eager` where that way is taken.
+    Sets the attention implementation of the model's config to `packed_sdpa` or `packed_eager` where that way is taken,
+    and lets norms and gates be computed by the kernels of training (fused_layers.py).
     Raises ModelError when not even padded rows equal single ones: then the model is not causal.
     """
     lm = causal_lm(model)
@@ -113,6 +115,7 @@ def forward_path(model: nn.Module) -> ForwardPath:
     if path is None or path.implementation != _implementation(lm):
         with _exact(lm):
             path = _paths[lm] = _find_path(lm)
+            fuse_layers(path.body)
     return path
 
 
@@ -122,6 +125,7 @@ def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
     if path is None or path.implementation != _implementation(model):
         with _exact(model):
             path = _paths[model] = _find_body_path(model, body)
+            fuse_layers(body)
     return path
 
 

@@ -147,6 +147,7 @@ inline Floats exponential(Floats x) {
 }
 
 constexpr int64_t ALONE = 1 << 15;  // numbers up to which one thread is done before others have begun
+constexpr int64_t SUMS = 16;  // parts in which a sum over rows is taken, however many threads there are
 
 // --- products --------------------------------------------------------------------------------------------------------
 
@@ -458,8 +459,8 @@ void attend_segments(const Segments& given) {
 
 // --- what else lies between two products -------------------------------------------------------------------------------
 
-template <class T>
-void rms_norm(const T* x, const float* weight, T* out, int64_t L, int64_t E, float epsilon, int threads) {
+template <class X, class Y>
+void rms_norm(const X* x, const float* weight, Y* out, float* factors, int64_t L, int64_t E, float epsilon, int threads) {
 #pragma omp parallel for num_threads(threads) if (L * E > ALONE)
     for (int64_t l = 0; l < L; l++) {
         Floats squares = {};
@@ -468,8 +469,35 @@ void rms_norm(const T* x, const float* weight, T* out, int64_t L, int64_t E, flo
             squares += part * part;
         }
         float factor = 1 / std::sqrt(sum(squares) / E + epsilon);
+        if (factors) factors[l] = factor;
         for (int64_t e = 0; e < E; e += W) store(out + l * E + e, load(x + l * E + e) * load(weight + e) * factor);
     }
+}
+
+// With y = x w f and f = (mean(x^2) + epsilon)^-1/2:  dx = f (w dy - x f^2 mean(w x dy)),  dw = sum over rows of x f dy.
+template <class X, class Y>
+void rms_norm_backward(const Y* gradient, const X* x, const float* weight, const float* factors, X* dx, float* dw,
+                       int64_t L, int64_t E, int threads) {
+    const int64_t parts = std::min<int64_t>(L, SUMS);
+    std::vector<float> sums(parts * E);
+#pragma omp parallel for num_threads(threads) schedule(static) if (L * E > ALONE)
+    for (int64_t part = 0; part < parts; part++) {
+        float* own = sums.data() + part * E;
+        for (int64_t l = part * L / parts; l < (part + 1) * L / parts; l++) {
+            const int64_t row = l * E;
+            Floats products = {};
+            for (int64_t e = 0; e < E; e += W) products += load(gradient + row + e) * load(weight + e) * load(x + row + e);
+            const float factor = factors[l], shared = sum(products) * factor * factor / E;
+            for (int64_t e = 0; e < E; e += W) {
+                Floats dy = load(gradient + row + e), value = load(x + row + e);
+                store(dx + row + e, (dy * load(weight + e) - value * shared) * factor);
+                store(own + e, load(own + e) + dy * value * factor);
+            }
+        }
+    }
+    std::fill(dw, dw + E, 0.0f);
+    for (int64_t part = 0; part < parts; part++)
+        for (int64_t e = 0; e < E; e += W) store(dw + e, load(dw + e) + load(sums.data() + part * E + e));
 }
 
 template <class T>
@@ -492,13 +520,25 @@ inline Floats silu(Floats x) {
     return x * (x < 0 ? small : all(1)) / (1 + small);
 }
 
+// Gates and what they are multiplied with lie `stride` numbers apart from row to row.
 template <class T>
-void silu_gate(const T* gate_up, T* out, int64_t L, int64_t I, int threads) {
+void silu_gate(const T* gate, const T* up, T* out, int64_t L, int64_t I, int64_t stride, int threads) {
 #pragma omp parallel for num_threads(threads) if (L * I > ALONE)
     for (int64_t l = 0; l < L; l++)
-        for (int64_t i = 0; i < I; i += W) {
-            Floats gate = load(gate_up + l * 2 * I + i), up = load(gate_up + l * 2 * I + I + i);
-            store(out + l * I + i, silu(gate) * up);
+        for (int64_t i = 0; i < I; i += W)
+            store(out + l * I + i, silu(load(gate + l * stride + i)) * load(up + l * stride + i));
+}
+
+template <class T>
+void silu_gate_backward(const T* gradient, const T* gate, const T* up, T* dgate, T* dup, int64_t L, int64_t I,
+                        int threads) {
+#pragma omp parallel for num_threads(threads) if (L * I > ALONE)
+    for (int64_t l = 0; l < L; l++)
+        for (int64_t i = l * I; i < (l + 1) * I; i += W) {
+            Floats dy = load(gradient + i), x = load(gate + i);
+            Floats small = exponential(x < 0 ? x : -x), logistic = (x < 0 ? small : all(1)) / (1 + small);
+            store(dgate + i, dy * load(up + i) * logistic * (1 + x * (1 - logistic)));
+            store(dup + i, dy * x * logistic);
         }
 }
 
@@ -695,10 +735,26 @@ void posttrain_attend_segments(bool half, bool backward, const Segments* given) 
         half ? attend_segments<bfloat16, false>(*given) : attend_segments<float, false>(*given);
 }
 
-void posttrain_rms_norm(bool half, const void* x, const float* weight, void* out, int64_t L, int64_t E, float epsilon,
-                        int threads) {
-    half ? rms_norm((const bfloat16*)x, weight, (bfloat16*)out, L, E, epsilon, threads)
-         : rms_norm((const float*)x, weight, (float*)out, L, E, epsilon, threads);
+void posttrain_rms_norm(bool half, bool half_out, const void* x, const float* weight, void* out, float* factors, int64_t L,
+                        int64_t E, float epsilon, int threads) {
+    if (half)
+        half_out ? rms_norm((const bfloat16*)x, weight, (bfloat16*)out, factors, L, E, epsilon, threads)
+                 : rms_norm((const bfloat16*)x, weight, (float*)out, factors, L, E, epsilon, threads);
+    else
+        half_out ? rms_norm((const float*)x, weight, (bfloat16*)out, factors, L, E, epsilon, threads)
+                 : rms_norm((const float*)x, weight, (float*)out, factors, L, E, epsilon, threads);
+}
+
+void posttrain_rms_norm_backward(bool half, bool half_out, const void* gradient, const void* x, const float* weight,
+                                 const float* factors, void* dx, float* dw, int64_t L, int64_t E, int threads) {
+    const auto *from16 = (const bfloat16*)gradient, *x16 = (const bfloat16*)x;
+    const auto *from32 = (const float*)gradient, *x32 = (const float*)x;
+    if (half)
+        half_out ? rms_norm_backward(from16, x16, weight, factors, (bfloat16*)dx, dw, L, E, threads)
+                 : rms_norm_backward(from32, x16, weight, factors, (bfloat16*)dx, dw, L, E, threads);
+    else
+        half_out ? rms_norm_backward(from16, x32, weight, factors, (float*)dx, dw, L, E, threads)
+                 : rms_norm_backward(from32, x32, weight, factors, (float*)dx, dw, L, E, threads);
 }
 
 void posttrain_rotate(bool half, void* x, const void* cosines, const void* sines, int64_t L, int64_t heads, int64_t D,
@@ -722,8 +778,17 @@ void posttrain_experts(bool half, const Experts* given) {
     half ? experts<bfloat16>(*given) : experts<float>(*given);
 }
 
-void posttrain_silu_gate(bool half, const void* gate_up, void* out, int64_t L, int64_t I, int threads) {
-    half ? silu_gate((const bfloat16*)gate_up, (bfloat16*)out, L, I, threads)
-         : silu_gate((const float*)gate_up, (float*)out, L, I, threads);
+void posttrain_silu_gate(bool half, const void* gate, const void* up, void* out, int64_t L, int64_t I, int64_t stride,
+                         int threads) {
+    half ? silu_gate((const bfloat16*)gate, (const bfloat16*)up, (bfloat16*)out, L, I, stride, threads)
+         : silu_gate((const float*)gate, (const float*)up, (float*)out, L, I, stride, threads);
+}
+
+void posttrain_silu_gate_backward(bool half, const void* gradient, const void* gate, const void* up, void* dgate, void* dup,
+                                  int64_t L, int64_t I, int threads) {
+    half ? silu_gate_backward((const bfloat16*)gradient, (const bfloat16*)gate, (const bfloat16*)up, (bfloat16*)dgate,
+                              (bfloat16*)dup, L, I, threads)
+         : silu_gate_backward((const float*)gradient, (const float*)gate, (const float*)up, (float*)dgate, (float*)dup, L,
+                              I, threads);
 }
 }

@@ -16,7 +16,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -141,9 +143,14 @@ class Kernels:
         self._linear = _function(functions, "linear", *four, *sizes, threads)
         self._attend_rows = _function(functions, "attend_rows", half, ctypes.POINTER(_Attention))
         self._attend_segments = _function(functions, "attend_segments", half, half, ctypes.POINTER(_Segments))
-        self._rms_norm = _function(functions, "rms_norm", half, pointer, pointer, pointer, size, size, number, threads)
+        two_kinds = half, half
+        self._rms_norm = _function(functions, "rms_norm", *two_kinds, *four, size, size, number, threads)
+        self._rms_norm_backward = _function(
+            functions, "rms_norm_backward", *two_kinds, *four, pointer, pointer, size, size, threads
+        )
         self._rotate = _function(functions, "rotate", half, pointer, pointer, pointer, size, *sizes, threads)
-        self._silu_gate = _function(functions, "silu_gate", half, pointer, pointer, size, size, threads)
+        self._silu_gate = _function(functions, "silu_gate", half, *four[:3], *sizes, threads)
+        self._silu_gate_backward = _function(functions, "silu_gate_backward", half, *four, pointer, size, size, threads)
         self._experts = _function(functions, "experts", half, ctypes.POINTER(_Experts))
         self._choose = _function(functions, "choose", half, *four, size, size, number, threads)
 
@@ -236,13 +243,34 @@ class Kernels:
 
     def rms_norm(self, x: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
         """`x / sqrt(mean(x^2) + epsilon) * weight`; the weight is float32, E a multiple of `LANES`."""
+        return self._normed(x, weight_E, epsilon, x.dtype, None)
+
+    def rms_norm_kept(self, x: Tensor, weight_E: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same in `dtype`, and of each row `1 / sqrt(mean(x^2) + epsilon)`, which its backward pass needs."""
+        factors = x.new_empty(x.shape[:-1], dtype=torch.float32)
+        return self._normed(x, weight_E, epsilon, dtype, factors), factors
+
+    def _normed(
+        self, x: Tensor, weight_E: Tensor, epsilon: float, dtype: torch.dtype, factors: Tensor | None
+    ) -> Tensor:
         assert x.shape[-1] == len(weight_E), "a weight for each number"
         x = x.contiguous()
-        out, width = torch.empty_like(x), len(weight_E)
+        out, width = torch.empty_like(x, dtype=dtype), len(weight_E)
+        pointers = x.data_ptr(), weight_E.data_ptr(), out.data_ptr(), None if factors is None else factors.data_ptr()
         rows, threads = x.numel() // width, torch.get_num_threads()
-        pointers = x.data_ptr(), weight_E.data_ptr(), out.data_ptr()
-        self._rms_norm(_HALF[x.dtype], *pointers, rows, width, epsilon, threads)
+        self._rms_norm(_HALF[x.dtype], _HALF[dtype], *pointers, rows, width, epsilon, threads)
         return out
+
+    def rms_norm_backward(
+        self, gradient: Tensor, x: Tensor, weight_E: Tensor, factors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of `x`, which is contiguous, and of the weight; that of rows is added up in one order."""
+        gradient, width = gradient.contiguous(), len(weight_E)
+        found = torch.empty_like(x), torch.empty_like(weight_E)
+        pointers = (tensor.data_ptr() for tensor in (gradient, x, weight_E, factors, *found))
+        rows, threads = x.numel() // width, torch.get_num_threads()
+        self._rms_norm_backward(_HALF[x.dtype], _HALF[gradient.dtype], *pointers, rows, width, threads)
+        return found
 
     def rotate_(self, x_LND: Tensor, cos_L1D: Tensor, sin_L1D: Tensor) -> None:
         """`x cos + swap(x) sin`, in place, the sign of the swapped halves put into the sine; D as in `attend_rows`.
@@ -257,11 +285,29 @@ class Kernels:
     def silu_gate(self, gate_up_LI: Tensor) -> Tensor:
         """`silu(gate) * up` of the two halves of the last dimension, each a multiple of `LANES`."""
         gate_up_LI = gate_up_LI.contiguous()
-        length, width = len(gate_up_LI), gate_up_LI.shape[-1] // 2
-        out_LI = gate_up_LI.new_empty(length, width)
-        pointers = gate_up_LI.data_ptr(), out_LI.data_ptr()
-        self._silu_gate(_HALF[out_LI.dtype], *pointers, length, width, torch.get_num_threads())
-        return out_LI
+        return self._gated(*gate_up_LI.chunk(2, dim=-1), stride=gate_up_LI.shape[-1])
+
+    def silu_gate_of(self, gate: Tensor, up: Tensor) -> Tensor:
+        """The same of two tensors, both contiguous."""
+        return self._gated(gate, up, stride=gate.shape[-1])
+
+    def _gated(self, gate: Tensor, up: Tensor, stride: int) -> Tensor:
+        width = gate.shape[-1]
+        assert width % LANES == 0, "whole registers of numbers"
+        assert (gate.shape, gate.dtype) == (up.shape, up.dtype), "a gate for each number"
+        out = gate.new_empty(gate.shape)
+        pointers = gate.data_ptr(), up.data_ptr(), out.data_ptr()
+        self._silu_gate(_HALF[out.dtype], *pointers, out.numel() // width, width, stride, torch.get_num_threads())
+        return out
+
+    def silu_gate_backward(self, gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of gate and up, both contiguous."""
+        gradient, width = gradient.contiguous(), gate.shape[-1]
+        found = torch.empty_like(gate), torch.empty_like(up)
+        pointers = (tensor.data_ptr() for tensor in (gradient, gate, up, *found))
+        rows, threads = gate.numel() // width, torch.get_num_threads()
+        self._silu_gate_backward(_HALF[gate.dtype], *pointers, rows, width, threads)
+        return found
 
     def experts(
         self, x_nE: Tensor, gate_up_XJE: Tensor, down_XEI: Tensor, chosen_nk: Tensor, shares_nk: Tensor
@@ -333,6 +379,24 @@ def can_compute(device: torch.device, *dtypes: torch.dtype) -> bool:
     return device.type == "cpu" and _HALF.keys() >= set(dtypes)
 
 
+_in_training: ContextVar[Kernels | None] = ContextVar("posttrain_training_kernels", default=None)
+
+
+@contextmanager
+def training_by(kernels: Kernels | None) -> Iterator[None]:
+    """Passes of training inside, forward and backward, are computed by these where they know how; None: by PyTorch."""
+    token = _in_training.set(kernels)
+    try:
+        yield
+    finally:
+        _in_training.reset(token)
+
+
+def in_training() -> Kernels | None:
+    """Those of the `training_by` around."""
+    return _in_training.get()
+
+
 def kernels() -> Kernels | None:
     """Those of this machine, compiled now if they have not been before; None for the reason that `why_none` gives."""
     return found().kernels
@@ -402,14 +466,12 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
     weight_MK, bias_M = noise(80, 48).float(), noise(80).float()
     return {
         "linear": (made.linear(exact, in_panels(weight_MK), bias_M, 80), exact @ weight_MK.T + bias_M),
-        "rms_norm": (
-            made.rms_norm(x_LE, weight_E, 0.1),
-            exact * (exact.square().mean(dim=-1, keepdim=True) + 0.1).rsqrt() * weight_E,
-        ),
+        "rms_norm": (made.rms_norm(x_LE, weight_E, 0.1), _normed(exact, weight_E)),
         "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
         "silu_gate": (made.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
         "attend_rows": _attention_pair(made, noise),
         **_segment_pairs(made, noise),
+        **_backward_pairs(made, noise, weight_E),
         "experts": _experts_pair(made, noise),
         **_choice_pairs(made, 3 * noise(40, 700)),
     }
@@ -460,6 +522,30 @@ def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor
             scores_C = qkv_nND[row, head].float() @ keys_DC * scaling + added_C
             expected[row, head] = scores_C.softmax(dim=-1) @ values_CD
     return out_nHD, expected
+
+
+def _normed(x: Tensor, weight_E: Tensor) -> Tensor:
+    return x * (x.square().mean(dim=-1, keepdim=True) + 0.1).rsqrt() * weight_E
+
+
+@torch.enable_grad()
+def _backward_pairs(made: Kernels, noise: Callable[..., Tensor], weight_E: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Norm and gate as training computes them, and their gradients; of more rows than sums are taken in parts of."""
+    x_LE, gate_LE, up_LE, gradient_LE = noise(21, 48), 4 * noise(21, 48), noise(21, 48), noise(21, 48)
+    x, gate, up = (tensor.float().requires_grad_() for tensor in (x_LE, gate_LE, up_LE))
+    weight = weight_E.clone().requires_grad_()
+    normed, gated = _normed(x, weight), torch.nn.functional.silu(gate) * up
+    of_norm = torch.autograd.grad(normed, (x, weight), gradient_LE.float())
+    of_gate = torch.autograd.grad(gated, (gate, up), gradient_LE.float())
+    out, factors = made.rms_norm_kept(x_LE, weight_E, 0.1, torch.float32)
+    found = made.rms_norm_backward(gradient_LE, x_LE, weight_E, factors)
+    found += made.silu_gate_backward(gradient_LE, gate_LE, up_LE)
+    names = ("rms_norm (x)", "rms_norm (weight)", "silu_gate (gate)", "silu_gate (up)")
+    return {
+        "rms_norm in training": (out, normed.detach()),
+        "silu_gate in training": (made.silu_gate_of(gate_LE, up_LE), gated.detach()),
+        **dict(zip(names, zip(found, of_norm + of_gate, strict=True), strict=True)),
+    }
 
 
 @torch.enable_grad()

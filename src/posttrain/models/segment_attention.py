@@ -10,9 +10,7 @@ L packed tokens, H query heads, K key-value heads, D width of queries and keys i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -20,22 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from posttrain.models.kernels import LANES, Families, Kernels, can_compute
+from posttrain.models.kernels import LANES, Families, Kernels, can_compute, in_training
 from posttrain.models.packing import Segment
 
-_kernels: ContextVar[Kernels | None] = ContextVar("posttrain_training_kernels", default=None)
 MOST_KEYS = 4096
 """Of a row, up to which the kernel was measured: it is faster than PyTorch's fused attention at every length."""
-
-
-@contextmanager
-def attention_by(kernels: Kernels | None) -> Iterator[None]:
-    """Passes of packed rows inside are computed by these kernels, where they know how; None: by PyTorch."""
-    token = _kernels.set(kernels)
-    try:
-        yield
-    finally:
-        _kernels.reset(token)
 
 
 def families(segments: Iterable[Segment]) -> Families | None:
@@ -59,7 +46,7 @@ def segment_attention(
     settings: Mapping[str, Any],
 ) -> Tensor | None:
     """`[L, H, E]`, of causal attention within segments; None where there is more to it, or no kernel for it."""
-    kernels, tensors = _kernels.get(), (query_LHD, key_LKD, value_LKE)
+    kernels, tensors = in_training(), (query_LHD, key_LKD, value_LKE)
     if kernels is None or of is None or not _is_causal(module, settings):
         return None
     if not can_compute(query_LHD.device, query_LHD.dtype) or len({x.dtype for x in tensors}) > 1:

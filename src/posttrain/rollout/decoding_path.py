@@ -18,6 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posttrain.models.fused_layers import kind_of
 from posttrain.models.kernels import COPIED_WEIGHTS, Kernels
 from posttrain.rollout.decoding import PaddedRows, accepted_arguments, base_model
 from posttrain.rollout.engine import Rows
@@ -69,7 +70,7 @@ def decoding_path(model: nn.Module) -> DecodingPath:
     Found once per model, and again when modules of other kinds have taken the place of some.
     """
     causal_lm = base_model(model)
-    kinds: _Kinds = tuple(map(type, causal_lm.modules()))
+    kinds: _Kinds = tuple(map(kind_of, causal_lm.modules()))
     found_for, path = _paths.get(causal_lm, ((), None))
     if path is None or found_for != kinds:
         path = _find_path(model)
