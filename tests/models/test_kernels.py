@@ -23,13 +23,13 @@ from posttrain.models import compiled as compiling
 from posttrain.models import kernels as module
 from posttrain.models.compiled import COMPILER, Unavailable, compiled, find_compiler
 from posttrain.models.compute import EXACT
+from posttrain.models.kernel_formulas import check
 from posttrain.models.kernels import (
     LANES,
     SOURCE,
     SWITCH,
     Kernels,
     RowPlaces,
-    check,
     in_panels,
     kernels,
     made_by,
