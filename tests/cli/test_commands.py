@@ -18,7 +18,7 @@ from posttrain.errors import ConfigError
 from posttrain.tasks import demo
 
 VERBS = (
-    "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "resume", "eval", "chat", "explain",
+    "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "dash", "resume", "eval", "chat", "explain",
     "explore", "data check", "reward test", "reward audit", "export",
 )  # fmt: skip
 

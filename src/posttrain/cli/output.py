@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import warnings
@@ -49,16 +48,9 @@ def silence_libraries() -> None:
 
 def answer(result: Any, text: str, *, as_json: bool) -> None:
     """What the verb was asked for: the object for programs, or the text for people."""
-    typer.echo(json.dumps(_finite(result), indent=2, allow_nan=False) if as_json else text)
+    from posttrain.report.store import finite
 
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null, as in the files of a run."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    typer.echo(json.dumps(finite(result), indent=2, allow_nan=False) if as_json else text)
 
 
 def view_for(*, quiet: bool, as_json: bool, show_samples: bool = False) -> TerminalView:

@@ -18,8 +18,13 @@ Section = tuple[str, str, str]
 """(id, title, HTML); one without HTML is left out."""
 
 
-def document(name: str, title: str, sections: Sequence[Section], charts: Sequence[Chart], *, footer: str) -> str:
-    """The page: `title` is HTML, `name` and `footer` are text; the values of `charts` can be read off on it."""
+def document(
+    name: str, title: str, sections: Sequence[Section], charts: Sequence[Chart], *, footer: str, asks: bool = False
+) -> str:
+    """The page: `title` is HTML, `name` and `footer` are text; the values of `charts` can be read off on it.
+
+    `asks`: it has forms, which may go to where the page came from.
+    """
     present = [section for section in sections if section[2]]
     nav = "".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in present)
     body = "\n".join(f'<section id="{key}" aria-label="{head}">{content}</section>' for key, head, content in present)
@@ -27,7 +32,7 @@ def document(name: str, title: str, sections: Sequence[Section], charts: Sequenc
     style, script = _asset("report.css"), _asset("report.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"base-uri 'none'; form-action '{'self' if asks else 'none'}'"
     )
     shown, data = escaped(name), {chart.key: chart.data for chart in charts if chart.data}
     return f"""<!doctype html>

@@ -46,8 +46,8 @@ def write_report(folder: str | PathLike[str]) -> Path:
     return path
 
 
-def render(run: RunRecord) -> str:
-    """The page as text."""
+def render(run: RunRecord, above: str = "") -> str:
+    """The page as text; `above` is HTML that stands over its title."""
     charts = learning_charts(run)
     watched = watch_charts(run)
     others = other_charts(run, [*charts, *watched])
@@ -63,7 +63,7 @@ def render(run: RunRecord) -> str:
         ("config", "Settings", _config(run)),
     ]
     footer = f"Written by posttrain from the files of this run folder. {_unread(run)}"
-    return document(run.name, _title(run), sections, charts + watched + others, footer=footer)
+    return document(run.name, above + _title(run), sections, charts + watched + others, footer=footer)
 
 
 def _title(run: RunRecord) -> str:

@@ -91,18 +91,24 @@ def _step_html(step: int, rows: Sequence[dict[str, Any]], decode: Decode | None,
     groups = groups_of(rows)
     chosen = sorted(range(len(groups)), key=lambda i: (not groups[i].has_signal, i))[:MAX_GROUPS]
     shown = [groups[i] for i in chosen]
-    scale = max((abs(a) for group in shown for row in group.rows for a in _advantages(row)), default=0.0)
+    scale = largest_advantage(shown)
     signal = sum(group.has_signal for group in groups)
     left_out = f", {len(shown)} of them shown, those with signal first" if len(shown) < len(groups) else ""
     facts = f"{len(groups)} prompts{left_out} · signal in {signal} of {len(groups)} groups"
     return f"""<details class="step"{" open" if opened else ""}>
 <summary><h3>Step {step}</h3><span>{facts}</span></summary>
-{_legend(scale)}
-{"".join(_group_html(group, scale, decode) for group in shown)}
+{legend(scale)}
+{"".join(group_html(group, scale, decode) for group in shown)}
 </details>"""
 
 
-def _legend(scale: float) -> str:
+def largest_advantage(groups: Sequence[Group]) -> float:
+    """Of any token of theirs: what the deepest colour stands for."""
+    return max((abs(a) for group in groups for row in group.rows for a in _advantages(row)), default=0.0)
+
+
+def legend(scale: float) -> str:
+    """What the colours of tokens mean."""
     if scale == 0:
         return '<p class="legend">All advantages of this step are 0: nothing here moved a weight.</p>'
     shades = [f"n{i}" for i in range(_LEVELS, 0, -1)] + ["z"] + [f"p{i}" for i in range(1, _LEVELS + 1)]
@@ -113,7 +119,8 @@ def _legend(scale: float) -> str:
     )
 
 
-def _group_html(group: Group, scale: float, decode: Decode | None) -> str:
+def group_html(group: Group, scale: float, decode: Decode | None, most_rows: int = MAX_ROWS) -> str:
+    """A prompt and its answers, the best first."""
     prompt, note = cut(group.prompt, MAX_CHARACTERS)
     rewards = group.rewards
     unjudged = "no reward" if group.rows[0].get("scored", True) is None else "no reward could be computed"
@@ -123,11 +130,11 @@ def _group_html(group: Group, scale: float, decode: Decode | None) -> str:
     if group.rows[0].get("discarded"):
         facts += " · replaced by another group, not trained"
     rows = sorted(group.rows, key=lambda row: -(number(row.get("reward")) or 0.0))
-    more = f'<p class="hint">{len(rows) - MAX_ROWS} more answers in the file.</p>' if len(rows) > MAX_ROWS else ""
+    more = f'<p class="hint">{len(rows) - most_rows} more answers in the file.</p>' if len(rows) > most_rows else ""
     head = f'<pre class="prompt" dir="auto" tabindex="0">{escaped(prompt)}</pre>{_cut_note(note)}'
     return f"""<article class="group">
 <header>{head}<p class="facts">{facts}</p></header>
-{"".join(_row_html(row, scale, decode) for row in rows[:MAX_ROWS])}{more}
+{"".join(_row_html(row, scale, decode) for row in rows[:most_rows])}{more}
 </article>"""
 
 

@@ -153,6 +153,15 @@ def number(value: Any, default: float | None = None) -> float | None:
         return default
 
 
+def finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null, as in the files of a run."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def mapping(value: Any) -> Mapping[str, Any]:
     """The value if it is a mapping, else an empty one: for walking through files of unknown state."""
     return value if isinstance(value, Mapping) else {}

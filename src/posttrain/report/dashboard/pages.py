@@ -1,0 +1,298 @@
+"""What `posttrain dash` shows beside the report of a run: all runs, several on the same plots, what a step sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from posttrain.report.chart import Chart, draw
+from posttrain.report.charts import heldout_points
+from posttrain.report.dashboard.runs import Place, Standing
+from posttrain.report.document import cards, document
+from posttrain.report.plots import PLOTS, Plot
+from posttrain.report.samples import Group, group_html, groups_of, largest_advantage, legend, token_pieces
+from posttrain.report.spans import show_span, show_value
+from posttrain.report.store import RunRecord, read_rollouts
+from posttrain.report.svg import Series, compact, percent
+from posttrain.report.text import cut, escaped
+
+MOST_OVERLAID = 6
+"""As many colours as there are."""
+GROUPS_PER_PAGE, ROWS_PER_GROUP = 10, 64
+_REWARD = Plot(title="Reward", metrics={"reward": "mean"}, hint="Of the answers that were trained on.", low=None)
+_WORDS = {
+    "running": "running",
+    "finished": "finished",
+    "failed": "failed",
+    "stopped": "stopped",
+    "silent": "not finished",
+}
+_SHOW = {
+    "all": "all prompts",
+    "signal": "prompts whose answers got different rewards",
+    "cut": "prompts with an answer that was cut off",
+}
+
+
+def run_address(name: str) -> str:
+    """The report of a run; pages of comparisons lead there by the same relative links as on disk."""
+    return f"/runs/{quote(name)}/report.html"
+
+
+def rollouts_address(name: str, **query: Any) -> str:
+    return f"/runs/{quote(name)}/rollouts" + (f"?{urlencode(query)}" if query else "")
+
+
+# --- all runs ---------------------------------------------------------------------------------------------------------
+
+
+def overview(folder: Path, place: Place, found: Sequence[Standing]) -> str:
+    """All runs, those whose files changed last first, and the pages that put runs together."""
+    newest = sorted(found, key=lambda run: run.age)
+    running = sum(run.state == "running" for run in found)
+    facts = f"{len(found)} run{'' if len(found) == 1 else 's'}, {running} running"
+    if not place.complete:
+        facts += f"; there are more, of which nothing is shown: look at a part, `posttrain dash {folder}/PART`"
+    title = f'<header class="title"><h1 dir="auto">{escaped(folder)}</h1><p>{escaped(facts)}</p></header>'
+    sections = [("runs", "Runs", _runs_html(newest)), ("pages", "Comparisons", _pages_html(place.pages))]
+    footer = "Read from the files of the runs, which nothing here writes to."
+    return document("Runs", title, sections, [], footer=footer, asks=True)
+
+
+def _runs_html(found: Sequence[Standing]) -> str:
+    if not found:
+        return '<p class="lead">No run has begun below this folder. It is looked at again when the page is.</p>'
+    titles = {"run": "", "state": "", "step": "num", "held-out": "", "reward": "num", "changed": "num"}
+    head = "".join(f'<th scope="col" class="{kind}">{name}</th>' for name, kind in titles.items())
+    rows = "".join(map(_run_row, found))
+    draws = f'<p><button type="submit">Draw the chosen on the same plots</button> two to {MOST_OVERLAID} of them</p>'
+    return (
+        f'<form action="/overlay" method="get"><div class="scroll"><table class="runs"><tr><td></td>{head}</tr>'
+        f"{rows}</table></div>{draws if len(found) > 1 else ''}</form>"
+    )
+
+
+def _run_row(run: Standing) -> str:
+    brief, name = run.brief, escaped(run.name)
+    of = f" of {brief.steps}" if brief.steps is not None and brief.steps != brief.step else ""
+    model = Path(brief.model).name if Path(brief.model).is_absolute() else brief.model
+    what = " · ".join(escaped(cut(part, 80)[0]) for part in (model, brief.algorithm) if part)
+    alarms = f"{brief.alarms} alarm{'' if brief.alarms == 1 else 's'}" if brief.alarms else ""
+    cells = [
+        ("", f'<input type="checkbox" name="run" value="{name}" aria-label="choose {name}">'),
+        ("", f'<a href="{escaped(run_address(run.name))}" dir="auto">{name}</a>{_hint(what)}'),
+        ("", f'<span class="status {_colour(run.state)}">{_WORDS[run.state]}</span>{_hint(alarms)}'),
+        ("num", f"{brief.step}{of}"),
+        ("wide", f"{_heldout(run)}{_hint(escaped(cut(brief.error or brief.headline, 300)[0]))}"),
+        ("num", "" if brief.reward is None else escaped(compact(brief.reward))),
+        ("num", escaped(ago(run.age))),
+    ]
+    return "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for kind, cell in cells) + "</tr>"
+
+
+def _hint(html: str) -> str:
+    return f'<p class="hint" dir="auto">{html}</p>' if html else ""
+
+
+def _heldout(run: Standing) -> str:
+    brief = run.brief
+    first = "" if brief.baseline is None else show_value(brief.measure, brief.baseline.mean)
+    last = "" if brief.newest is None else show_span(brief.measure, brief.newest)
+    if not first and not last:
+        return ""
+    return f"{escaped(brief.measure)} {escaped(' → '.join(part for part in (first, last) if part))}"
+
+
+def _colour(state: str) -> str:
+    """Of the badge; the report knows three."""
+    return {"running": "running", "finished": "finished", "failed": "failed"}.get(state, "unfinished")
+
+
+def _pages_html(pages: Mapping[str, Path]) -> str:
+    if not pages:
+        return ""
+    items = "".join(f'<li><a href="{escaped(run_address(name))}">{escaped(name)}</a></li>' for name in pages)
+    lead = "Pages of comparisons, sweeps and pipelines, as they were written."
+    return f'<h2>Comparisons</h2><p class="lead">{lead}</p><ul>{items}</ul>'
+
+
+def ago(age: float) -> str:
+    """How long something has been so.
+
+    >>> [ago(seconds) for seconds in (2.0, 119.0, 7200.0, 3e5)]
+    ['2 s ago', '2 min ago', '2 h ago', '3 days ago']
+    """
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if age >= (2 * size if unit == "days" else size):
+            return f"{round(age / size)} {unit} ago"
+    return f"{round(age)} s ago"
+
+
+# --- several runs -----------------------------------------------------------------------------------------------------
+
+
+def overlay(runs: Mapping[str, RunRecord]) -> str:
+    """The same metrics of several runs on the same plots; what only one of them has is not drawn."""
+    drawn = [
+        _heldout_chart(runs),
+        *(_metric_chart(runs, plot, name) for plot in (_REWARD, *PLOTS) for name in plot.metrics),
+    ]
+    charts = [chart for chart in drawn if chart is not None]
+    links = "".join(
+        f'<li><i class="key s{colour}"></i><a href="{escaped(run_address(name))}" dir="auto">{escaped(name)}</a></li>'
+        for colour, name in enumerate(runs, start=1)
+    )
+    title = (
+        f'{up()}<header class="title"><h1>{len(runs)} runs on the same plots</h1>'
+        f'<ul class="legend-line">{links}</ul></header>'
+    )
+    body = cards(charts) if charts else '<p class="lead">They have no metric in common.</p>'
+    unread = "; ".join(f"{name}: {note}" for name, run in runs.items() for note in run.notes)
+    footer = f"Read from the files of the runs. {f'Not everything could be read: {unread}.' if unread else ''}"
+    return document("Several runs", title, [("plots", "Plots", body)], charts, footer=footer)
+
+
+def _heldout_chart(runs: Mapping[str, RunRecord]) -> Chart | None:
+    """Of the measure that most of them have."""
+    found = {name: heldout_points(run) for name, run in runs.items()}
+    measures = [measure for measure, points in found.values() if points]
+    if not measures:
+        return None
+    measure = max(measures, key=measures.count)
+    lines = [
+        Series(
+            name=name,
+            points=[(x, span.mean) for x, span in points],
+            band=[(x, span.low, span.high) for x, span in points if span.finite],
+            colour=colour,
+            dots=True,
+        )
+        for colour, (name, (own, points)) in enumerate(found.items(), start=1)
+        if own == measure and points
+    ]
+    if len(lines) < 2:
+        return None
+    form, hint = (percent, compact)[measure != "accuracy"], f"{measure.capitalize()}, with intervals."
+    return draw("Held-out score", lines, form, hint, y_range=(0.0, 1.0 if measure in ("accuracy", "auc") else None))
+
+
+def _metric_chart(runs: Mapping[str, RunRecord], plot: Plot, metric: str) -> Chart | None:
+    lines = []
+    for colour, (name, run) in enumerate(runs.items(), start=1):
+        if points := run.series(metric):
+            points = [(x, 1 - y) for x, y in points] if plot.invert else points
+            lines.append(Series(name=name, points=points, colour=colour))
+    if len(lines) < 2:
+        return None
+    title = plot.title if len(plot.metrics) == 1 else f"{plot.title}: {plot.metrics[metric]}"
+    hint = plot.hint if len(plot.metrics) == 1 else ""  # of several metrics it speaks of all that are drawn together
+    return draw(title, lines, plot.form, hint, y_range=(plot.low, plot.high), log=plot.log, names=[metric])
+
+
+# --- what a step sampled ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which answers somebody wants to see."""
+
+    step: int
+    page: int = 1
+    show: str = "all"
+    find: str = ""
+
+    @staticmethod
+    def of(query: Mapping[str, str], steps: Sequence[int]) -> Asked:
+        """What the address says; anything else is the last step, its first page, everything."""
+        step = int(query["step"]) if query.get("step", "").isdecimal() else -1
+        page = int(query["page"]) if query.get("page", "").isdecimal() else 1
+        return Asked(
+            step=step if step in steps else steps[-1] if steps else 0,
+            page=max(1, page),
+            show=query.get("show", "all") if query.get("show") in _SHOW else "all",
+            find=query.get("find", "")[:200],
+        )
+
+
+def rollouts(name: str, run: RunRecord, asked: Asked) -> str:
+    """The prompts of one step with their answers, a page of them at a time."""
+    notes: list[str] = []
+    groups = groups_of(read_rollouts(run.folder, asked.step, notes)) if run.rollout_steps else []
+    chosen = [group for group in groups if _is_asked_for(group, asked)]
+    pages = max(1, math.ceil(len(chosen) / GROUPS_PER_PAGE))
+    page = min(asked.page, pages)
+    shown = chosen[(page - 1) * GROUPS_PER_PAGE : page * GROUPS_PER_PAGE]
+    scale, decode = largest_advantage(shown), token_pieces(run.last_model)
+    facts = f"{len(chosen)} of {len(groups)} prompts, page {page} of {pages}"
+    hint = "" if decode else '<p class="hint">No tokenizer could be opened in the last checkpoint: tokens are ids.</p>'
+    body = "".join(group_html(group, scale, decode, ROWS_PER_GROUP) for group in shown)
+    if not run.rollout_steps:
+        body, facts = '<p class="lead">No step has been written yet.</p>', ""
+    links = _turn(name, asked, page, pages)
+    title = (
+        f'{up(name)}<header class="title"><h1><span dir="auto">{escaped(name)}</span></h1>'
+        f"<p>Answers of step {asked.step}. {escaped(facts)}</p></header>"
+    )
+    found = f"{_form(name, run, asked)}{hint}{legend(scale) if shown else ''}{links}{body}{links}"
+    footer = f"Read from the files of the run. {'; '.join(notes)}"
+    return document(name, title, [("samples", "Answers", found)], [], footer=footer, asks=True)
+
+
+def _is_asked_for(group: Group, asked: Asked) -> bool:
+    if asked.show == "signal" and not group.has_signal:
+        return False
+    if asked.show == "cut" and not any(row.get("finish_reason") == "length" for row in group.rows):
+        return False
+    texts = (group.prompt, *(str(row.get("completion") or "") for row in group.rows))
+    return not asked.find or any(asked.find in text for text in texts)
+
+
+def _form(name: str, run: RunRecord, asked: Asked) -> str:
+    steps = _options({str(step): str(step) for step in run.rollout_steps}, str(asked.step))
+    show = _options(_SHOW, asked.show)
+    return (
+        f'<form class="asks" action="{escaped(rollouts_address(name))}" method="get">'
+        f'<label>step <select name="step">{steps}</select></label> '
+        f'<label>show <select name="show">{show}</select></label> '
+        f'<label>that contain <input type="search" name="find" value="{escaped(asked.find)}"></label> '
+        '<button type="submit">Show</button></form>'
+    )
+
+
+def _options(texts: Mapping[str, str], chosen: str) -> str:
+    return "".join(
+        f'<option value="{escaped(value)}"{" selected" if value == chosen else ""}>{escaped(text)}</option>'
+        for value, text in texts.items()
+    )
+
+
+def _turn(name: str, asked: Asked, page: int, pages: int) -> str:
+    """To the pages before and after."""
+    more = {"show": asked.show, "find": asked.find} if asked.show != "all" or asked.find else {}
+    turns = [("previous page", page - 1), ("next page", page + 1)]
+    links = [
+        f'<a href="{escaped(rollouts_address(name, step=asked.step, page=to, **more))}">{words}</a>'
+        for words, to in turns
+        if 1 <= to <= pages
+    ]
+    return f"<p>{' · '.join(links)}</p>" if links else ""
+
+
+# --- around them ------------------------------------------------------------------------------------------------------
+
+
+def up(run: str = "", *more: tuple[str, str]) -> str:
+    """The way back: to all runs, to the report of a run, and elsewhere (words, address)."""
+    ways = [("all runs", "/"), *([("report", run_address(run))] if run else []), *more]
+    links = (f'<a href="{escaped(address)}">{words}</a>' for words, address in ways)
+    return f'<p class="up">{" · ".join(links)}</p>'
+
+
+def failure(words: str) -> str:
+    """A page that says what is not there."""
+    title = f'{up()}<header class="title"><h1>Not here</h1><p>{escaped(words)}</p></header>'
+    return document("Not here", title, [], [], footer="posttrain dash")

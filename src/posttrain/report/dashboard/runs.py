@@ -1,0 +1,215 @@
+"""Which runs there are below a folder, and how each stands: from its files alone, in whatever state they are."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from posttrain.report.alarms import alarms_of
+from posttrain.report.charts import heldout_points
+from posttrain.report.spans import Span
+from posttrain.report.store import RunRecord, number, read_run
+from posttrain.report.verdict import verdict
+
+State = Literal["running", "finished", "failed", "stopped", "silent"]
+"""`stopped`: unfinished, and its process is gone; `silent`: unfinished, and its process is of another machine."""
+
+DEEPEST = 6
+"""Folders in folders that are looked through: a sweep of pipelines needs five."""
+MOST_RUNS = 2000
+_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "evaluation.json", "error.json")
+_NOT_INSIDE = {"checkpoints", "rollouts", "judgements", "evidence", "alarms", "references", "evaluations", "export"}
+_OWNER = re.compile(r"pid (\d+) on (\S+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What lies below the folder: names are paths relative to it."""
+
+    runs: dict[str, Path]
+    pages: dict[str, Path]
+    """Folders of comparisons, sweeps and pipelines that have a page of their own."""
+    complete: bool = True
+    """False: there are more than `MOST_RUNS`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brief:
+    """One line about a run; None and empty where nothing is on file."""
+
+    model: str
+    algorithm: str
+    status: str
+    step: int
+    steps: int | None
+    measure: str
+    baseline: Span | None
+    newest: Span | None
+    """The last held-out measurement, where there is one besides the baseline."""
+    reward: float | None
+    headline: str
+    alarms: int
+    warnings: int
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A run as it stands now."""
+
+    name: str
+    folder: Path
+    state: State
+    age: float
+    """Seconds since its files changed."""
+    brief: Brief
+
+
+def find_runs(folder: Path) -> Place:
+    """Runs and pages below `folder`, itself included; links to other folders are not followed."""
+    runs, pages = dict[str, Path](), dict[str, Path]()
+    complete = True
+    for found in _folders(folder, DEEPEST):
+        relative = found.relative_to(folder).as_posix()
+        name = folder.resolve().name or "run" if relative == "." else relative
+        if not is_run(found):
+            if (found / "report.html").is_file():
+                pages[name] = found
+        elif len(runs) < MOST_RUNS:
+            runs[name] = found
+        else:
+            complete = False
+            break
+    return Place(runs=runs, pages=pages, complete=complete)
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() and (folder / "events.jsonl").is_file()
+
+
+def standing(name: str, folder: Path) -> Standing:
+    """How a run stands now. What has not changed on disk since somebody last looked is not read again."""
+    marks = tuple(_mark(folder / file) for file in _FILES)
+    brief = _brief(folder, marks)
+    changed = max((when for when, _ in marks), default=0) / 1e9
+    return Standing(
+        name=name,
+        folder=folder,
+        state=_state(folder, brief.status),
+        age=max(0.0, time.time() - changed),
+        brief=brief,
+    )
+
+
+def as_json(found: Standing) -> dict[str, Any]:
+    """For programs: what the page of all runs shows."""
+    brief = found.brief
+    spans = {name: None if span is None else span._asdict() for name, span in _spans(brief)}
+    return {
+        "name": found.name,
+        "folder": str(found.folder),
+        "state": found.state,
+        "seconds_since_change": round(found.age, 1),
+        "model": brief.model,
+        "algorithm": brief.algorithm,
+        "step": brief.step,
+        "steps": brief.steps,
+        "measure": brief.measure,
+        **spans,
+        "reward": brief.reward,
+        "headline": brief.headline,
+        "alarms": brief.alarms,
+        "warnings": brief.warnings,
+        "error": brief.error,
+    }
+
+
+def _spans(brief: Brief) -> Iterator[tuple[str, Span | None]]:
+    yield "baseline", brief.baseline
+    yield "newest", brief.newest
+
+
+@lru_cache(maxsize=2 * MOST_RUNS)
+def _brief(folder: Path, marks: tuple[tuple[int, int], ...]) -> Brief:
+    """`marks` are those of its files: another time or size, and it is read again."""
+    run = read_run(folder)
+    measure, points = heldout_points(run)
+    rewards, steps = run.series("reward"), number(run.setting("train.steps"))
+    return Brief(
+        model=str(run.setting("model.path") or ""),
+        algorithm=str(run.setting("algorithm.name") or ""),
+        status=run.status,
+        step=run.metrics[-1]["step"] if run.metrics else 0,
+        steps=None if steps is None else int(steps),
+        measure=measure,
+        baseline=points[0][1] if points and points[0][0] == 0 else None,
+        newest=points[-1][1] if points and points[-1][0] > 0 else None,
+        reward=rewards[-1][1] if rewards else None,
+        headline=verdict(run).headline if run.status == "finished" else "",
+        alarms=len(alarms_of(run)),
+        warnings=sum(event.get("kind") in ("warning", "guard") for event in run.events),
+        error=_error(run),
+    )
+
+
+def _error(run: RunRecord) -> str:
+    """The first line of what went wrong."""
+    if run.status != "failed" or run.error is None:
+        return ""
+    lines = str(run.error.get("message") or "").splitlines() or [""]
+    return f"{run.error.get('type', 'Error')}: {lines[0]}"
+
+
+def _state(folder: Path, status: str) -> State:
+    if status == "finished":
+        return "finished"
+    alive = _owner_lives(folder)
+    if status == "failed" and not alive:
+        return "failed"
+    return "silent" if alive is None else "running" if alive else "stopped"
+
+
+def _owner_lives(folder: Path) -> bool | None:
+    """Whether the process that writes the run is there; None where its machine is another one, or nobody says.
+
+    The lock is read and never taken: a run that is about to start must not find it held.
+    """
+    try:
+        owner = _OWNER.search((folder / ".lock").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    if owner is None or owner[2] != socket.gethostname():
+        return None
+    return psutil.pid_exists(int(owner[1]))
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    """The folder and those below it; what belongs to a run, and what may not be read, is passed over."""
+    yield folder
+    if depth == 0:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inner = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    for name in inner:
+        if not name.startswith(".") and name not in _NOT_INSIDE:
+            yield from _folders(folder / name, depth - 1)
