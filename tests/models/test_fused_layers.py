@@ -147,6 +147,17 @@ class ShiftedNorm(LlamaRMSNorm):
         return super().forward(hidden_states - hidden_states.mean(dim=-1, keepdim=True))
 
 
+class NormWithGate(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        normed = super().forward(hidden_states)
+        return normed if gate is None else normed * F.silu(gate)
+
+
+class NormOfPairs(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states[0]) + hidden_states[1]["missing"]
+
+
 def mlp(kind: type[LlamaMLP] = LlamaMLP, **changes: Any) -> LlamaMLP:
     torch.manual_seed(0)
     return kind(hf.LlamaConfig(**CONFIG | changes))
@@ -161,6 +172,8 @@ def test_what_is_a_norm_and_what_is_none():
     assert not is_rms_norm(Gemma3RMSNorm(64)), "it multiplies by 1 + weight"
     assert not is_rms_norm(noisy(Gemma3RMSNorm(64)))
     assert not is_rms_norm(noisy(ShiftedNorm(64)))
+    assert not is_rms_norm(NormWithGate(64)), "it takes something besides"
+    assert not is_rms_norm(NormOfPairs(64)), "it takes something else, and fails of this"
     assert not is_rms_norm(nn.LayerNorm(64, bias=False))
     assert not is_rms_norm(nn.RMSNorm(64)), "its epsilon depends on the precision"
     assert not is_rms_norm(LlamaRMSNorm(24)), "the kernels take sixteen numbers at a time"
@@ -196,6 +209,15 @@ def test_modules_that_others_have_replaced_are_left_alone():
     norm = model.model.norm
     norm.forward = lambda x: x
     assert not is_rms_norm(norm)
+
+
+def test_whoever_names_the_input_is_understood():
+    model = llama()
+    fuse_layers(model)
+    x = torch.randn(1, 3, 64)
+    with training_by(have()):
+        torch.testing.assert_close(model.model.norm(hidden_states=x), model.model.norm(x))
+        torch.testing.assert_close(model.model.layers[0].mlp(x=x), model.model.layers[0].mlp(x))
 
 
 # ---------------------------------------------------------------- in a model

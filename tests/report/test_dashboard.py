@@ -52,7 +52,11 @@ class Browser:
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
+        return (
+            answer.status,
+            {name.lower(): ", ".join(answer.headers.get_all(name, [])) for name in answer.headers},
+            text,
+        )
 
     def enter(self) -> Browser:
         status, headers, _ = self.ask(f"/?{urlsplit(self.address).query}")
@@ -131,7 +135,14 @@ def test_a_run_is_its_report_and_every_step_s_answers(browser):
     assert "Answers of step 60" in answers.text
     assert answers.text.count("mean reward") == 8
     assert "Answers of step 30" in Page(browser.ask("/runs/first/rollouts?step=30")[2]).text
-    assert browser.ask("/runs/versus/report.html")[2] == "<p>a comparison</p>"
+
+
+def test_a_page_that_lies_in_the_folder_is_shown_and_cannot_act(browser):
+    """It may have come with runs of somebody else."""
+    _, headers, text = browser.ask("/runs/versus/report.html")
+    assert text == "<p>a comparison</p>"
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "script" not in headers["content-security-policy"]
 
 
 def test_chosen_runs_are_drawn_on_the_same_plots(browser):
@@ -336,6 +347,7 @@ def test_what_a_crash_left_is_shown_with_what_could_not_be_read(tmp_path):
     [
         ("end", False, "pid {dead} on {here}", "finished"),
         ("error", True, "pid {dead} on {here}", "failed"),
+        ("error", True, "pid {alive} on {here}", "failed"),
         ("checkpoint", False, "pid {alive} on {here}", "running"),
         ("resume", True, "pid {alive} on {here}", "running"),
         ("checkpoint", False, "pid {dead} on {here}", "stopped"),

@@ -17,7 +17,7 @@ import psutil
 from posttrain.report.alarms import alarms_of
 from posttrain.report.charts import heldout_points
 from posttrain.report.spans import Span
-from posttrain.report.store import RunRecord, number, read_run
+from posttrain.report.store import RunRecord, Status, number, read_run
 from posttrain.report.verdict import verdict
 
 State = Literal["running", "finished", "failed", "stopped", "silent"]
@@ -48,7 +48,7 @@ class Brief:
 
     model: str
     algorithm: str
-    status: str
+    status: Status
     step: int
     steps: int | None
     measure: str
@@ -169,12 +169,10 @@ def _error(run: RunRecord) -> str:
     return f"{run.error.get('type', 'Error')}: {lines[0]}"
 
 
-def _state(folder: Path, status: str) -> State:
-    if status == "finished":
-        return "finished"
+def _state(folder: Path, status: Status) -> State:
+    if status != "unfinished":
+        return status
     alive = _owner_lives(folder)
-    if status == "failed" and not alive:
-        return "failed"
     return "silent" if alive is None else "running" if alive else "stopped"
 
 

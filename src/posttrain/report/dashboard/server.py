@@ -44,8 +44,11 @@ HOST, FIRST_PORT, PORTS = "127.0.0.1", 8765, 20
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 _AGAIN = {"running": 5, "silent": 30}
 """Seconds after which a page with such a run is loaded again."""
+_POLICY = "content-security-policy"
+_WITHOUT_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+"""For pages that lie in the folder: whoever wrote them, they can be read, and nothing in them can act."""
 _HEADERS = (
-    (b"content-security-policy", b"frame-ancestors 'none'"),
+    (_POLICY.encode(), b"frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -164,7 +167,8 @@ def _overview(folder: Path, _: Request) -> Response:
 def _report(folder: Path, request: Request) -> Response:
     place, name = find_runs(folder), request.path_params["name"]
     if name in place.pages:
-        return HTMLResponse((place.pages[name] / "report.html").read_text(encoding="utf-8", errors="replace"))
+        written = (place.pages[name] / "report.html").read_text(encoding="utf-8", errors="replace")
+        return HTMLResponse(written, headers={_POLICY: _WITHOUT_SCRIPT})
     run = read_run(_run(place, name))
     more = [("answers of every step", pages.rollouts_address(name))] if run.rollout_steps else []
     return HTMLResponse(render(run, pages.up("", *more)), headers=_again([standing(name, run.folder)]))
