@@ -46,17 +46,12 @@ class Browser:
         """(status, headers, text)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         sent = {"Cookie": self.cookie} if self.cookie else {}
-        connection.request(
-            method, path, headers=sent | {name.replace("_", "-"): text for name, text in headers.items()}
-        )
+        connection.request(method, path, headers=sent | headers)
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
-        return (
-            answer.status,
-            {name.lower(): ", ".join(answer.headers.get_all(name, [])) for name in answer.headers},
-            text,
-        )
+        found = {name.lower(): ", ".join(answer.headers.get_all(name, [])) for name in answer.headers}
+        return answer.status, found, text
 
     def enter(self) -> Browser:
         status, headers, _ = self.ask(f"/?{urlsplit(self.address).query}")
