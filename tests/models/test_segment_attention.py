@@ -151,6 +151,7 @@ def test_what_the_kernel_does_not_know_is_left_to_others(widths, dtype, options)
 def test_rows_that_are_too_long_and_threads_without_work_are_left_to_others(monkeypatch):
     monkeypatch.setattr(module, "MOST_KEYS", 30)
     assert families([Segment(0, 20), Segment(20, 11, 0, 20)]) is None
+    assert families([Segment(0, 20), Segment(20, 5, 0, 10), Segment(25, 5, 0, 12)]) is None, "one prefix in a family"
     of = families([Segment(0, 20), Segment(20, 10, 0, 20)])
     assert of is not None
     tensors = drawn((Segment(0, 30),), (2, 1), (32, 32))

@@ -26,9 +26,15 @@ MOST_KEYS = 4096
 
 
 def families(segments: Iterable[Segment]) -> Families | None:
-    """The segments for the kernel, those that begin alike together; None where a row is too long for it."""
+    """The segments for the kernel, those that begin alike together.
+
+    None where a row is too long for it, or where segments see different lengths of one beginning.
+    """
     ordered = sorted(segments, key=lambda segment: (_trunk(segment), segment.prefix_length > 0, segment.start))
     if max((segment.prefix_length + segment.length for segment in ordered), default=0) > MOST_KEYS:
+        return None
+    prefixes = {segment[2:] for segment in ordered if segment.prefix_length}
+    if len({start for start, _ in prefixes}) < len(prefixes):
         return None
     sizes = [len([*family]) for _, family in groupby(ordered, key=_trunk)]
     return Families(
