@@ -602,7 +602,7 @@ def test_a_compiler_that_never_ends_is_not_waited_for(tmp_path, monkeypatch):
         ("std::fill(score + seen_p", "if (0) std::fill(score + seen_p", "attend_rows"),
         ("factors[x] = 1 / softmax", "factors[x] = 1.01f / softmax", "attend_rows"),
         ("store(score + c, load(score + c) / found.sum)", "store(score + c, load(score + c))", "attend_segments"),
-        ("const float mean = sum(weighted)", "const float mean = 0", r"attend_segments \(queries\)"),
+        ("mean = sum(weighted) * share;", "mean = 0;", r"attend_segments \(queries\)"),
         ("dkeys_SD, D, true)", "dkeys_SD, D, false)", r"attend_segments \(keys\)"),
         ("dvalues_SE, E, true)", "dvalues_SE, E, false)", r"attend_segments \(values\)"),
         ("Backward && end - trunk > 1", "false", "attend_segments"),

@@ -117,6 +117,23 @@ def test_large_scores_do_not_overflow():
     assert_near(found, by_formula(segments, tensors, 1.0), 1e-3)
 
 
+@pytest.mark.parametrize("common", [0.0, 30.0, 300.0])
+def test_gradients_are_as_exact_as_the_formula_where_all_scores_are_large(common):
+    """As biases of keys make them: the logarithm of their sum is rounded by as much as they are large."""
+    segments = (Segment(0, 256),)
+    tensors = drawn(segments, (2, 2), (64, 64))
+    tensors[0][..., 0] += common**0.5
+    tensors[1][..., 0] += common**0.5
+    tensors[2] += 1.0
+    tensors = [x.float().double() for x in tensors]
+    exact, in_float32 = (by_formula(segments, [x.to(d) for x in tensors], 1.0) for d in (torch.float64, torch.float32))
+    found = by_kernel(families(segments), tensors, torch.float32, scaling=1.0)
+    assert found is not None
+    for actual, plain, expected in zip(found, in_float32, exact, strict=True):
+        allowed = max(2e-6 * expected.abs().max(), 2 * (plain - expected).abs().max())
+        assert (actual - expected).abs().max() <= allowed
+
+
 def test_the_same_bits_whatever_the_number_of_threads():
     segments = (Segment(0, 90), Segment(90, 70), Segment(160, 40, 0, 33), Segment(200, 7, 0, 33))
     tensors = drawn(segments, (4, 2), (32, 32))
@@ -219,10 +236,13 @@ def test_a_model_computes_what_it_computes_without_kernels(name, lora, dtype, mo
     assert worst <= (1e-5 if dtype == torch.float32 else 1.5 * worst_of_plain)
 
 
-def test_recomputed_activations_give_the_same():
+def test_recomputed_activations_give_the_same(monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(hf.LlamaConfig(**_SIZES), dtype=torch.float32).train()
+    counted = _Counted()
+    monkeypatch.setattr(Compute, "found_kernels", lambda self: counted)
     expected = trained(model, Compute(kernels="compiled"), torch.float32)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     found = trained(model, Compute(kernels="compiled"), torch.float32)
+    assert counted.calls.count(FORWARD) == 2 + 2 * 2, "the second time each layer is computed twice"
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

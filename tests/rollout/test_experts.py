@@ -27,6 +27,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from posttrain.errors import PublishError
 from posttrain.models.kernels import Kernels, kernels, why_none
 from posttrain.rollout import DeliveryProof, LocalSampler, plain_decoder
+from posttrain.rollout import experts as module
 from posttrain.rollout.decoding_path import decoding_path
 from posttrain.rollout.experts import HALF_ROWS, built_as_experts, by_formula, experts_by_kernel
 
@@ -84,6 +85,14 @@ def test_many_rows_in_bfloat16_are_left_to_the_products_of_the_processor():
     for rows, same in ((5 * HALF_ROWS // 2, False), (5 * HALF_ROWS // 2 + 1, True)):
         x = 3 * torch.randn(rows, 32).bfloat16()
         assert torch.equal(by_kernel(block)(x), block(x[None])[0]) == same
+
+
+def test_rows_get_the_same_bits_in_slabs_as_together(monkeypatch):
+    torch.manual_seed(0)
+    block, x = block_of(), torch.randn(23, 32)
+    together = by_kernel(block)(x)
+    monkeypatch.setattr(module, "SLAB", 7)
+    assert torch.equal(by_kernel(block)(x), together)
 
 
 def test_no_rows_give_no_rows():

@@ -515,7 +515,9 @@ def _adapted(changed: str = "") -> list[Any]:
         layers[0].merge()
     if changed == "off":
         peft_model.base_model.disable_adapter_layers()
-    if changed in ("lora_A", "base_layer"):
+    if changed == "something in the place of dropout":
+        layers[1].lora_dropout["default"] = nn.Tanh()
+    if changed in ("lora_A", "base_layer", "lora_dropout"):
         inside = getattr(layers[1], changed)
         (inside if changed == "base_layer" else inside["default"]).register_forward_hook(lambda *_: None)
     peft_model.eval().requires_grad_(False)
@@ -538,7 +540,9 @@ def test_adapters_are_merged_into_one_product(changed):
 
 
 @needs_kernels
-@pytest.mark.parametrize("changed", ["DoRA", "bias", "merged", "lora_A", "base_layer"])
+@pytest.mark.parametrize(
+    "changed", ["DoRA", "bias", "merged", "lora_A", "base_layer", "lora_dropout", "something in the place of dropout"]
+)
 def test_adapters_that_are_more_than_a_product_are_called(changed):
     layers, x = _adapted(changed), torch.randn(5, 6)
     torch.testing.assert_close(

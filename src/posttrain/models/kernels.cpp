@@ -30,7 +30,8 @@ struct Attention {
     int32_t threads;
 };
 
-// Neighbouring tokens of one row of training; those of a family see the first `prefix` tokens of its first segment, too.
+// Neighbouring tokens of one row of training; those of a family see the first `prefix` tokens of its first segment, too,
+// all of them the same number.
 struct Segment {
     int64_t start, length, prefix;
 };
@@ -410,14 +411,19 @@ struct Family {
             const float logsum = given.logsums[place];
             std::fill(score + mine, score + whole(columns), -INFINITY);
             std::fill(slope + mine, slope + whole(columns), 0.0f);
-            Floats weighted = {};
+            Floats weighted = {}, total = {};
             for (int64_t c = 0; c < whole(columns); c += W) {
                 Floats weight = exponential(load(score + c) - logsum);
                 weighted += weight * load(slope + c);
+                total += weight;
                 store(score + c, weight);
             }
-            const float mean = sum(weighted);
-            for (int64_t c = 0; c < whole(columns); c += W) store(slope + c, load(score + c) * (load(slope + c) - mean));
+            const float share = 1 / sum(total), mean = sum(weighted) * share;  // logsum is as exact as scores are large
+            for (int64_t c = 0; c < whole(columns); c += W) {
+                Floats weight = load(score + c) * share;
+                store(score + c, weight);
+                store(slope + c, weight * (load(slope + c) - mean));
+            }
         }
         product<true>(columns, scores, room, gradients, E, num * G, E, dvalues_SE, E, true);
         product<true>(columns, slopes, room, queries, D, num * G, D, dkeys_SD, D, true);

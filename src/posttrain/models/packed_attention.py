@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from posttrain.models.kernels import Families
+from posttrain.models.kernels import Families, in_training
 from posttrain.models.packing import Bucket, Segment, make_buckets
 from posttrain.models.segment_attention import families, segment_attention
 from posttrain.models.short_attention import sdpa
@@ -49,7 +49,7 @@ class RowAttention:
     cuts: _Cuts
     masks: tuple[Tensor | None, ...]
     is_causal: bool
-    """Every token sees all that come before it in its row, and itself."""
+    """Every token sees all that come before it in its row, and itself; False where there are no kernels to ask."""
 
 
 @contextmanager
@@ -70,7 +70,8 @@ def _packed_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tens
         # The pattern (causal, sliding window, chunks ...) looks only at positions within a row, so that of a bucket's
         # first and longest row serves all of them. Plain causality needs no mask; a custom overlay always does.
         masks = [plain_mask(**settings | _first_row(bucket, settings)) for bucket in cuts.buckets]
-        return RowAttention(cuts, tuple(masks), is_causal=all(map(_is_causal, masks)))
+        by_kernels = in_training() is not None  # who alone asks: on a GPU the answer would be waited for
+        return RowAttention(cuts, tuple(masks), is_causal=by_kernels and all(map(_is_causal, masks)))
 
     return mask
 

@@ -61,8 +61,8 @@ def segment_attention(
         return None
     if 2 * of.number * key_LKD.shape[1] < torch.get_num_threads():
         return None  # a thread takes a key head of a family: most would have nothing to do
-    scaling = settings.get("scaling") or query_LHD.shape[-1] ** -0.5
-    return _Attention.apply(*tensors, of, kernels, scaling)
+    scaling = settings.get("scaling")
+    return _Attention.apply(*tensors, of, kernels, query_LHD.shape[-1] ** -0.5 if scaling is None else scaling)
 
 
 def _trunk(segment: Segment) -> int:
@@ -70,8 +70,10 @@ def _trunk(segment: Segment) -> int:
 
 
 def _is_causal(module: nn.Module, settings: Mapping[str, Any]) -> bool:
-    """And nothing else: no dropout, no soft cap, no bias."""
-    if settings.get("dropout") or any(settings.get(name) is not None for name in ("softcap", "position_bias", "cache")):
+    """And nothing else: no dropout, no soft cap, no bias, no sinks."""
+    if settings.get("dropout") or any(
+        settings.get(name) is not None for name in ("softcap", "position_bias", "s_aux", "cache")
+    ):
         return False
     causal = settings.get("is_causal")
     return bool(getattr(module, "is_causal", True) if causal is None else causal)

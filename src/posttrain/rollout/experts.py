@@ -5,7 +5,7 @@
 The model's own code calls products for each expert that some row chose, which for a few rows takes far longer than
 reading the weights. The kernel groups the rows by expert itself. Whatever differs (another activation, a shared expert,
 biases, an adapter, a hook on the experts, other precisions) has other parts or is called as it is; what is built alike
-and computes something else is found by trying it (`computes_as_built`).
+and computes something else is found by trying it (`by_formula`).
 
 n rows, E width of the model, I of an expert, X experts, k of them per row.
 """
@@ -27,6 +27,8 @@ SILU = (nn.SiLU, SiLUActivation)
 HALF_ROWS = 16
 """Rows of an expert up to which the kernel is the faster one in bfloat16, whose products processors have instructions
 for; in float32 it always is."""
+SLAB = 1024
+"""Rows of a call: it keeps what every expert gives for each of them."""
 _BLOCK = {"gate", "experts"}
 _WEIGHTS = {"gate_up_proj", "down_proj"}
 
@@ -64,7 +66,8 @@ def experts_by_kernel(block: Any, kernels: Kernels | None) -> Callable[[Tensor],
         _, shares_nk, chosen_nk = block.gate(x_nE)
         if down_XEI.dtype == torch.bfloat16 and chosen_nk.numel() > HALF_ROWS * len(down_XEI):
             return experts(x_nE, chosen_nk, shares_nk)
-        return kernels.experts(x_nE, gate_up_XJE, down_XEI, chosen_nk, shares_nk)
+        slabs = zip(*(rows.split(SLAB) for rows in (x_nE, chosen_nk, shares_nk)), strict=True)
+        return torch.cat([kernels.experts(x, gate_up_XJE, down_XEI, chosen, shares) for x, chosen, shares in slabs])
 
     return routed
 

@@ -53,7 +53,9 @@ def merges_adapters(layer: nn.Module) -> bool:
     variants = any(name in layer.lora_variant or layer.lora_bias[name] for name in active)
     inside = [layer.base_layer, *(part[name] for part in (layer.lora_A, layer.lora_B) for name in active)]
     exact = {parameter.dtype for module in inside for parameter in module.parameters()}
-    return not variants and not any(map(is_hooked, inside)) and exact in ({torch.float32}, {torch.float64})
+    dropouts = [layer.lora_dropout[name] for name in active]  # which do nothing in decoding
+    variants |= any(type(dropout) not in (nn.Identity, nn.Dropout) for dropout in dropouts)
+    return not variants and not any(map(is_hooked, inside + dropouts)) and exact in ({torch.float32}, {torch.float64})
 
 
 def is_hooked(module: nn.Module) -> bool:
