@@ -334,14 +334,14 @@ def walker() -> Walker:
 
 def describe_fields() -> tuple[FieldDoc, ...]:
     """Every setting: path, type, default and documentation. Settings of the algorithms are in `posttrain explain`."""
-    return tuple(walker().fields())
+    return walker().fields
 
 
 def setting_names(algorithm: str | None = None) -> list[str]:
     """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
     own = ["preset", *(doc.path.replace(".N", "") for doc in describe_fields())]
     names = algorithm_names() if algorithm is None else [algorithm]
-    of_algorithms = [doc.path for name in names for doc in SOURCE.get().walker(name).fields()]
+    of_algorithms = [doc.path for name in names for doc in SOURCE.get().walker(name).fields]
     return list(dict.fromkeys([*own, *(f"algorithm.{path}" for path in of_algorithms)]))
 
 

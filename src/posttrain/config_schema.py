@@ -10,6 +10,7 @@ import difflib
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -110,16 +111,19 @@ class Walker:
         """
         return _alternatives([word for v in self.variants(node) for word in _describe(v, self)])
 
-    def fields(self, node: Schema | None = None, path: tuple[str, ...] = ()) -> Iterator[FieldDoc]:
-        """Every leaf below a node, in the order of declaration."""
-        node = self.root if node is None else node
+    @cached_property
+    def fields(self) -> tuple[FieldDoc, ...]:
+        """Every leaf, in the order of declaration."""
+        return tuple(self._fields(self.root, ()))
+
+    def _fields(self, node: Schema, path: tuple[str, ...]) -> Iterator[FieldDoc]:
         for variant in self.variants(node):
             for name, below in variant.get("properties", {}).items():
                 yield from self._field((*path, name), below, required=name in variant.get("required", ()))
 
     def _field(self, path: tuple[str, ...], node: Schema, required: bool) -> Iterator[FieldDoc]:
         items = next((v["items"] for v in self.variants(node) if "items" in v), {})
-        below = [*self.fields(node, path), *self.fields(items, (*path, "N"))]
+        below = [*self._fields(node, path), *self._fields(items, (*path, "N"))]
         if below and not any(v.get("type") == "null" for v in self.variants(node)) and not items:
             yield from below
             return

@@ -478,6 +478,14 @@ def test_logits_that_are_no_numbers_give_no_log_probability(dtype, found):
 # ---------------------------------------------------------------- compiling
 
 
+@pytest.fixture
+def short(tmp_path):
+    """A source that is compiled in a moment: what is asked is what becomes of the library."""
+    source = tmp_path / "short.cpp"
+    source.write_text('extern "C" int one() { return 1; }')
+    return source
+
+
 @needs_compiler
 def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
@@ -494,24 +502,24 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
 
 @needs_compiler
 @pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: whole[:9000], lambda whole: whole[:-1] + b"x"])
-def test_a_damaged_library_is_made_anew(damage, tmp_path, monkeypatch):
+def test_a_damaged_library_is_made_anew(damage, short, tmp_path, monkeypatch):
     """To load one that was cut off is a fault of the bus, which no exception handler sees."""
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
-    library = compiled(SOURCE, find_compiler())
+    library = compiled(short, find_compiler())
     whole = library.read_bytes()
     library.write_bytes(damage(whole))
-    assert compiled(SOURCE, find_compiler()) == library
+    assert compiled(short, find_compiler()) == library
     assert library.read_bytes() == whole
 
 
 @needs_compiler
-def test_another_compiler_makes_a_library_of_its_own(tmp_path, monkeypatch):
+def test_another_compiler_makes_a_library_of_its_own(short, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
-    first = compiled(SOURCE, find_compiler())
+    first = compiled(short, find_compiler())
     monkeypatch.setenv("CXX", "g++ -ffp-contract=off")
     other = find_compiler()
     assert other.command[1:] == ("-ffp-contract=off",)
-    assert compiled(SOURCE, other) != first
+    assert compiled(short, other) != first
 
 
 @needs_compiler
@@ -549,19 +557,19 @@ def test_why_there_is_no_compiler_is_said(tmp_path, monkeypatch):
 
 
 @needs_compiler
-def test_why_a_library_cannot_be_kept_is_said(tmp_path, monkeypatch):
+def test_why_a_library_cannot_be_kept_is_said(short, tmp_path, monkeypatch):
     taken = tmp_path / "file"
     taken.write_text("")
     monkeypatch.setenv("POSTTRAIN_CACHE", str(taken))
     with pytest.raises(Unavailable, match="cache folder cannot be used"):
-        compiled(SOURCE, find_compiler())
+        compiled(short, find_compiler())
 
     def homeless(name: str) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(compiling, "cache_folder", homeless)
     with pytest.raises(Unavailable, match=r"cache folder cannot be used \(Could not determine home"):
-        compiled(SOURCE, find_compiler())
+        compiled(short, find_compiler())
 
 
 @needs_compiler
@@ -575,7 +583,7 @@ def test_a_source_that_does_not_compile_is_quoted(tmp_path, monkeypatch):
 
 
 @needs_compiler
-def test_a_compiler_that_never_ends_is_not_waited_for(tmp_path, monkeypatch):
+def test_a_compiler_that_never_ends_is_not_waited_for(short, tmp_path, monkeypatch):
     slow = tmp_path / "slow"
     slow.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 60\n')
     slow.chmod(0o755)
@@ -584,7 +592,7 @@ def test_a_compiler_that_never_ends_is_not_waited_for(tmp_path, monkeypatch):
     compiler = find_compiler()
     monkeypatch.setattr(compiling, "MOST_SECONDS", 0.2)
     with pytest.raises(Unavailable, match=r"slow took more than 0\.2 seconds"):
-        compiled(SOURCE, compiler)
+        compiled(short, compiler)
 
 
 @needs_compiler
