@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +152,17 @@ _EXTRACTION = {"latex": math_verify.LatexExtractionConfig, "expr": math_verify.E
 
 def _math_verify(gold: str, given: str, case: dict[str, Any]) -> bool:
     """With the settings of its own test, as far as the case declares them."""
-    kinds = [_EXTRACTION[kind]() for kind in case.get("extract", ("latex", "expr"))]
-    settings = {name: case[key] for key, name in _SETTINGS.items() if key in case}
+    settings = tuple((name, case[key]) for key, name in _SETTINGS.items() if key in case)
+    return _verdict(gold, given, tuple(case.get("extract", ("latex", "expr"))), settings)
+
+
+@cache
+def _verdict(gold: str, given: str, kinds: tuple[str, ...], settings: tuple[tuple[str, Any], ...]) -> bool:
+    """Cached: the pairs are judged once for each way of ours to read them."""
+    found = [_EXTRACTION[kind]() for kind in kinds]
     try:
-        read = [math_verify.parse(text, kinds, parsing_timeout=_PATIENCE) for text in (gold, given)]
-        return math_verify.verify(read[0], read[1], timeout_seconds=_PATIENCE, **settings)
+        read = [math_verify.parse(text, found, parsing_timeout=_PATIENCE) for text in (gold, given)]
+        return math_verify.verify(read[0], read[1], timeout_seconds=_PATIENCE, **dict(settings))
     except Exception:  # it gives up on some golds in its own way
         return False
 
