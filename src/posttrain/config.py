@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -73,7 +73,7 @@ from posttrain.config_text import (
     show,
     write_tree,
 )
-from posttrain.config_values import Part, PathText, as_whole, expand
+from posttrain.config_values import Part, PathText, as_list, as_whole, expand
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -160,6 +160,9 @@ class RunConfig(Part):
     """All randomness of the run is a function of it."""
     report: bool = True
     """Write report.html."""
+    report_to: Annotated[list[Literal["tensorboard", "trackio", "wandb"]], BeforeValidator(as_list)] = []
+    """Trackers that are told of the run while it goes on, by a process for each (`posttrain track` does so afterwards).
+    The run folder is written in any case."""
 
 
 DERIVED = {("algorithm", "max_completion_length"): ("sampling", "max_completion_length")}

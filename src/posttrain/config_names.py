@@ -84,7 +84,7 @@ _NO_ENGINE = Nothing(
 )
 _NO_SHARDING = Nothing("This version trains on one device; there is nothing to shard")
 _OVERLONG = _near("rewards", "{name: soft_overlong, weight: 1, settings: {max_length: ..., buffer: ...}}")
-_NO_TRACKER = Nothing("The run folder has every metric (metrics.jsonl, report.html); nothing is sent anywhere")
+_TRACKERS = _near("report_to", "a list: tensorboard, trackio, wandb; the run folder has every metric in any case")
 _NO_QUANTISED = Nothing("Weights are held in float32; model.precision is the precision of the computation")
 _A_REWARD_MODEL = (
     "a list: [{model: FOLDER}]; {model: reward_model} is the one that the section reward_model trains first, "
@@ -287,7 +287,6 @@ TRL: dict[str, Entry] = {
     "logging_strategy": _ALWAYS_LOGGED,
     "log_completions": _ALWAYS_LOGGED,
     "num_completions_to_print": _ALWAYS_LOGGED,
-    "report_to": _NO_TRACKER,
     "run_name": Ours("output", "the folder of the run"),
     "output_dir": Ours("output"),
     "overwrite_output_dir": Nothing("A run never overwrites another; output names a new folder"),
@@ -416,7 +415,7 @@ VERL: dict[str, Entry] = {
     "trainer.default_local_dir": Ours("output"),
     "trainer.experiment_name": Ours("output", "the folder of the run"),
     "trainer.project_name": Ours("output", "the folder of the run"),
-    "trainer.logger": _NO_TRACKER,
+    "trainer.logger": _TRACKERS,
     "trainer.n_gpus_per_node": _NO_SHARDING,
     "trainer.nnodes": _NO_SHARDING,
     "trainer.resume_mode": _RESUMED,
@@ -511,8 +510,8 @@ OPENRLHF: dict[str, Entry] = {
     "ckpt_path": Ours("output"),
     "max_ckpt_num": Ours("checkpoint.keep"),
     "load_checkpoint": _RESUMED,
-    "use_wandb": _NO_TRACKER,
-    "use_tensorboard": _NO_TRACKER,
+    "use_wandb": _TRACKERS,
+    "use_tensorboard": _TRACKERS,
     "async_train": Nothing("Asynchronous training is not available in this version"),
 }  # fmt: skip
 
@@ -553,10 +552,10 @@ FAMILIES: dict[str, Nothing] = {
     "ds3_": _NO_SHARDING,
     "ddp_": _NO_SHARDING,
     "megatron": _NO_SHARDING,
-    "hub_": Nothing("Nothing is sent anywhere; the folder checkpoints/<last>/model can be uploaded as it is"),
-    "push_to_hub": Nothing("Nothing is sent anywhere; the folder checkpoints/<last>/model can be uploaded as it is"),
+    "hub_": Nothing("Nothing is uploaded; the folder checkpoints/<last>/model can be uploaded as it is"),
+    "push_to_hub": Nothing("Nothing is uploaded; the folder checkpoints/<last>/model can be uploaded as it is"),
     "dataloader_": Nothing("Data is read once, at the start"),
-    "wandb": _NO_TRACKER,
+    "wandb": Nothing("Say report_to: [wandb]; WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE are obeyed"),
     "reward_model": _REWARD_MODELS,
     "ray_": _NO_SHARDING,
     "profiler": Nothing("The time of each phase is in metrics.jsonl (time/...)"),

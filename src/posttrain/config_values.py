@@ -27,6 +27,13 @@ def as_whole(value: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
+def as_list(value: Any) -> Any:
+    """One name is a list of one, and `none` an empty one, as in other libraries."""
+    if not isinstance(value, str):
+        return value
+    return [] if value == "none" else [value]
+
+
 def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, PathLike) else value
 

@@ -373,6 +373,7 @@ CASES = [
     Case("output", "elsewhere/mine", "folder"),
     Case("seed", 1, "rollouts/completion"),
     Case("report", True, "files"),
+    Case("report_to", ["tensorboard"], "files"),
     Case("reinforce.baseline", "none", "weights"),
     Case("reinforce.baseline_decay", 0.1, "weights", given=MOVING_AVERAGE),
     Case("reinforce.clip_low", 0.1, "weights", given=CLIPPED),

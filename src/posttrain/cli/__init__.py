@@ -32,6 +32,7 @@ from posttrain.cli import (
     resume,
     reward,
     sweep,
+    track,
     train,
 )
 from posttrain.cli.output import silence_libraries
@@ -61,6 +62,7 @@ for verb in (
     compare,
     sweep,
     dash,
+    track,
     resume,
     evaluate,
     chat,

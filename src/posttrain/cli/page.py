@@ -73,9 +73,10 @@ def _section(name: str, command: Any) -> str:
 
 def _parameter(parameter: Any) -> tuple[str, str, str]:
     """How it is written, its default and its help."""
-    default = "" if parameter.default is None or parameter.default is False else f"`{parameter.default}`"
+    given = parameter.default is not None and parameter.default is not False
+    default = "required" if parameter.required else f"`{parameter.default}`" if given else ""
     if parameter.param_type_name == "argument":
-        return f"`{parameter.metavar}`", "required" if parameter.required else default, parameter.help
+        return f"`{parameter.metavar}`", default, parameter.help
     return f"`{', '.join(sorted(parameter.opts, key=len, reverse=True))}`", default, parameter.help
 
 

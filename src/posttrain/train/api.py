@@ -24,6 +24,7 @@ from posttrain.models.reading import called, find_source
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
+from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train import same_data, same_model, same_rewards
@@ -40,6 +41,7 @@ from posttrain.train.planning import plan_first
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore, holds_run, never_began
+from posttrain.train.tracking import tracking
 
 MOSTLY_REJECTED = 0.5
 """Share of tokens that an off-policy correction may reject before a warning says so."""
@@ -66,9 +68,11 @@ def train(
 def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> Run:
     """The same for a config that is resolved already."""
     check(resolved.config)
+    require(resolved.config.report_to)
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     view = view or TerminalView(quiet=True)
-    with recording(store, view), within_memory(), ExitStack() as resources:
+    followed = tracking(store.folder, resolved.config.report_to, view)
+    with followed, recording(store, view), within_memory(), ExitStack() as resources:
         store.event(
             "start",
             f"{resolved.config.algorithm.name} on {resolved.config.model.path}",
@@ -96,8 +100,10 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
     with ExitStack() as unresumed:
         unresumed.push(store)  # whoever cannot resume a run leaves it as it is
         resolved, checkpoint = resumable(store, steps)
+        require(resolved.config.report_to)
         unresumed.pop_all()
-    with recording(store, view), within_memory(), ExitStack() as resources:
+    followed = tracking(store.folder, resolved.config.report_to, view)
+    with followed, recording(store, view), within_memory(), ExitStack() as resources:
         stage = reward_model_stage(resolved.config, store, view)
         run = set_up(resolved, store, view, resources)
         if checkpoint is None:  # killed before the first one was written

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
-
-import psutil
+from typing import Any
 
 from posttrain.report.alarms import alarms_of
 from posttrain.report.charts import heldout_points
+from posttrain.report.living import State, state_of
 from posttrain.report.spans import Span
 from posttrain.report.store import RunRecord, Status, number, read_run
 from posttrain.report.verdict import verdict
-
-State = Literal["running", "finished", "failed", "stopped", "silent"]
-"""`stopped`: unfinished, and its process is gone; `silent`: unfinished, and its process is of another machine."""
 
 DEEPEST = 6
 """Folders in folders that are looked through: a sweep of pipelines needs five."""
 MOST_RUNS = 2000
 _FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "evaluation.json", "error.json")
-_NOT_INSIDE = {"checkpoints", "rollouts", "judgements", "evidence", "alarms", "references", "evaluations", "export"}
-_OWNER = re.compile(r"pid (\d+) on (\S+)")
+_NOT_INSIDE = {
+    "checkpoints", "rollouts", "judgements", "evidence", "alarms", "references", "evaluations", "export", "tensorboard",
+    "tracking",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,7 @@ def standing(name: str, folder: Path) -> Standing:
     return Standing(
         name=name,
         folder=folder,
-        state=_state(folder, brief.status),
+        state=state_of(folder, brief.status),
         age=max(0.0, time.time() - changed),
         brief=brief,
     )
@@ -167,27 +163,6 @@ def _error(run: RunRecord) -> str:
         return ""
     lines = str(run.error.get("message") or "").splitlines() or [""]
     return f"{run.error.get('type', 'Error')}: {lines[0]}"
-
-
-def _state(folder: Path, status: Status) -> State:
-    if status != "unfinished":
-        return status
-    alive = _owner_lives(folder)
-    return "silent" if alive is None else "running" if alive else "stopped"
-
-
-def _owner_lives(folder: Path) -> bool | None:
-    """Whether the process that writes the run is there; None where its machine is another one, or nobody says.
-
-    The lock is read and never taken: a run that is about to start must not find it held.
-    """
-    try:
-        owner = _OWNER.search((folder / ".lock").read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    if owner is None or owner[2] != socket.gethostname():
-        return None
-    return psutil.pid_exists(int(owner[1]))
 
 
 def _mark(path: Path) -> tuple[int, int]:

@@ -1,0 +1,170 @@
+"""A follower: reads what is added to the files of a run, and tells one tracker.
+
+tracking/NAME.json   what it has sent, so that nothing is sent twice, by whoever goes on
+tracking/NAME.lock   held by the one follower that sends
+tracking/NAME.log    what the tracker's package printed, where the run itself has started the follower
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import ConfigError
+from posttrain.files import write_atomically
+from posttrain.report.living import state_of
+from posttrain.report.store import mapping, number, read_run
+from posttrain.report.tracking.trackers import TRACKERS, Subject, Tracker
+
+TOLD = ("alarm", "guard", "error")
+"""Events that a reader should not miss."""
+SETTINGS = {"samples", "confidence", "temperature", "top_p", "max_completion_length", "seed", "n"}
+"""What an evaluation says about how it was made: no measurement."""
+POLL_SECONDS = 10.0
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """What a tracker has been told of a run. `file` holds it."""
+
+    file: Path
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    step: int = -1
+    """Metrics up to this one."""
+    events: list[str] = field(default_factory=list)
+    where: str = ""
+
+    @classmethod
+    def of(cls, folder: Path, name: str) -> Sent:
+        """As it is on file; a file that cannot be read counts for none."""
+        file = folder / "tracking" / f"{name}.json"
+        try:
+            found = mapping(json.loads(file.read_text(encoding="utf-8")))
+            return cls(file=file, id=str(found["id"]), step=int(found["step"]), events=list(map(str, found["events"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(file=file)
+
+    def save(self) -> None:
+        content = {name: value for name, value in asdict(self).items() if name != "file"}
+        write_atomically(self.file, json.dumps(content, indent=1))
+
+
+class Lines:
+    """The objects in a file of JSON lines that grows, each once; a resume may put a shorter file in its place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._file = path, 0, 0
+
+    def new(self) -> Iterator[Mapping[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                now = os.fstat(file.fileno())
+                if now.st_ino != self._file or now.st_size < self._offset:
+                    self._file, self._offset = now.st_ino, 0
+                file.seek(self._offset)
+                whole, end, _ = file.read().rpartition(b"\n")  # the last line may still be written
+        except FileNotFoundError:
+            return
+        self._offset += len(whole) + len(end)
+        for line in whole.splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, Mapping):
+                yield row
+
+
+def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> Sent:
+    """Tell the tracker `name` everything that it does not know of the run, until nothing else comes.
+
+    `ended` waits a while and says whether the run is over. Without it the files of the run say so; a run that nobody
+    on this machine writes is over at once. Raises ConfigError where there is no run, or for an unknown tracker; what
+    the tracker's package raises goes through.
+    """
+    if name not in TRACKERS:
+        raise ConfigError(given=f"there is no tracker {name!r}", allowed=", ".join(TRACKERS))
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(given=f"{folder} holds no run (it has no config.yaml)", allowed="the folder of a run")
+    (folder / "tracking").mkdir(exist_ok=True)
+    with _alone(folder / "tracking" / f"{name}.lock"):
+        sent = Sent.of(folder, name)
+        run = read_run(folder)
+        subject = Subject(folder=folder, config=run.config, config_text=run.config_text, id=sent.id)
+        tracker = TRACKERS[name](subject)
+        sent.where = tracker.where
+        try:
+            _send_until(ended or (lambda: _is_over(folder)), folder, tracker, sent)
+        finally:
+            tracker.close(failed=read_run(folder).status != "finished")
+    return sent
+
+
+def _send_until(over: Callable[[], bool], folder: Path, tracker: Tracker, sent: Sent) -> None:
+    metrics, events = Lines(folder / "metrics.jsonl"), Lines(folder / "events.jsonl")
+    last = False
+    while True:
+        for row in metrics.new():
+            _send_metrics(row, tracker, sent)
+        for event in events.new():
+            _send_event(event, tracker, sent)
+        sent.save()
+        if last:
+            return
+        last = over()  # what was written up to here is read once more
+
+
+def _send_metrics(row: Mapping[str, Any], tracker: Tracker, sent: Sent) -> None:
+    step = number(row.get("step"))
+    if step is None or step <= sent.step:
+        return
+    values = {name: value for name in row if name != "step" and (value := number(row[name])) is not None}
+    tracker.log(int(step), values)
+    sent.step = int(step)
+
+
+def _send_event(event: Mapping[str, Any], tracker: Tracker, sent: Sent) -> None:
+    kind, step, text = str(event.get("kind")), int(number(event.get("step"), 0)), str(event.get("message"))
+    if kind not in (*TOLD, "evaluation") or (known := f"{kind} {step} {text}") in sent.events:
+        return
+    if kind == "evaluation":
+        tracker.log(step, dict(measurements(mapping(event.get("evaluation")), "eval")))
+    else:
+        tracker.tell(step, kind, text)
+    sent.events.append(known)
+
+
+def measurements(found: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
+    """(name, number) of what an evaluation measured, the limits of intervals beside their means.
+
+    >>> dict(measurements({"seed": 7, "greedy": {"accuracy": {"mean": 0.5, "low": 0.2, "high": 0.8, "n": 8}}}, "eval"))
+    {'eval/greedy/accuracy': 0.5, 'eval/greedy/accuracy/low': 0.2, 'eval/greedy/accuracy/high': 0.8}
+    """
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from measurements(value, f"{path}/{name}")
+        elif name not in SETTINGS and (known := number(value)) is not None:
+            yield path if name == "mean" else f"{path}/{name}", known
+
+
+def _is_over(folder: Path) -> bool:
+    if state_of(folder, read_run(folder).status) != "running":
+        return True
+    time.sleep(POLL_SECONDS)
+    return False
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One follower sends. Another one waits: that of a run which was killed may still be ending."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
