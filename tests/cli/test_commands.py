@@ -18,8 +18,8 @@ from posttrain.errors import ConfigError
 from posttrain.tasks import demo
 
 VERBS = (
-    "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "dash", "resume", "eval", "chat", "explain",
-    "explore", "data check", "reward test", "reward audit", "export",
+    "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "dash", "track", "resume", "eval", "chat",
+    "explain", "explore", "data check", "reward test", "reward audit", "export",
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from posttrain.cli import run as command
 from posttrain.errors import ConfigError
 from posttrain.report.dashboard import pages
 from posttrain.report.dashboard.runs import find_runs, standing
-from posttrain.report.dashboard.server import Dashboard
+from posttrain.report.dashboard.server import Dashboard, _again
 from posttrain.report.store import read_run
 
 
@@ -158,6 +158,15 @@ def test_programs_read_the_same_as_json(browser, folder):
     assert one["metrics"] == read_run(folder / "versus" / "arms" / "grpo 1").metrics
 
 
+def test_a_program_needs_the_token_alone_and_is_answered_as_json(server):
+    query = urlsplit(server.address).query
+    status, _, text = server.ask(f"/api/runs/first?{query}")
+    assert (status, json.loads(text)["name"]) == (200, "first")
+    status, headers, text = server.ask(f"/api/runs/nobody?{query}")
+    assert (status, headers["content-type"]) == (404, "application/json")
+    assert json.loads(text) == {"error": "There is no run of the name 'nobody' here."}
+
+
 def test_looking_writes_nothing(browser, folder):
     def files() -> dict[str, tuple[int, int]]:
         return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
@@ -206,7 +215,7 @@ def test_a_name_that_is_made_to_point_here_is_refused(browser, host):
     assert "first" not in text
 
 
-@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:{port}", "[::1]:{port}"])
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:{port}", "[::1]:{port}", "127.0.0.1", "LocalHost:80"])
 def test_names_of_this_machine_and_tunnels_to_it_are_not(browser, host):
     assert browser.ask("/", Host=host.format(port=browser.port))[0] == 200
 
@@ -348,6 +357,7 @@ def test_what_a_crash_left_is_shown_with_what_could_not_be_read(tmp_path):
         ("checkpoint", False, "pid {dead} on {here}", "stopped"),
         ("checkpoint", False, "pid {alive} on another", "silent"),
         ("checkpoint", False, "", "silent"),
+        ("checkpoint", False, "pid {alive}99999999999999 on {here}", "stopped"),
     ],
 )
 def test_how_a_run_stands_is_told_by_its_files_and_its_process(tmp_path, last, error, owner, state):
@@ -362,6 +372,73 @@ def test_how_a_run_stands_is_told_by_its_files_and_its_process(tmp_path, last, e
     found = standing("run", folder)
     assert found.state == state
     assert found.brief.error == ("NonFiniteError: loss is nan" if state == "failed" else "")
+
+
+def test_a_process_that_ended_unasked_for_and_another_one_with_its_number_are_not_the_run(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_lines(folder / "events.jsonl", [{"step": 0, "kind": "start"}])
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    (folder / ".lock").write_text(f"pid {ended.pid} on {socket.gethostname()}")
+    assert standing("run", folder).state == "stopped"
+    ended.wait()
+    (folder / ".lock").write_text(f"pid {os.getpid()} on {socket.gethostname()}")
+    assert standing("run", folder).state == "running"
+    long_ago = psutil.Process().create_time() - 1000
+    os.utime(folder / ".lock", (long_ago, long_ago))
+    assert standing("run", folder).state == "stopped"
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "AlarmStop"])
+def test_a_run_that_somebody_stopped_has_not_failed(kind, tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_lines(folder / "events.jsonl", [{"step": 0, "kind": "start"}, {"step": 3, "kind": "error"}])
+    (folder / "error.json").write_text(json.dumps({"type": kind, "message": "stopped after step 3"}))
+    found = standing("run", folder)
+    assert (found.state, found.brief.error) == ("stopped", f"{kind}: stopped after step 3")
+
+
+def test_one_odd_run_does_not_hide_the_others(tmp_path, monkeypatch):
+    write_run(tmp_path / "sound")
+    write_run(tmp_path / "export")  # a name that means something inside of a run alone
+    for name in (b"caf\xe9", b"two\nlines"):
+        write_run(tmp_path / "named").rename(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
+    write_lines(write_run(tmp_path / "huge") / "metrics.jsonl", [{"step": 10**400}, {"step": True}, {"step": -1}])
+    pipe = write_run(tmp_path / "pipe") / "metrics.jsonl"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    place = find_runs(tmp_path)
+    assert set(place.runs) == {
+        "caf\N{REPLACEMENT CHARACTER}",
+        "export",
+        "huge",
+        "pipe",
+        "sound",
+        "two\N{REPLACEMENT CHARACTER}lines",
+    }
+    found = {name: standing(name, path) for name, path in place.runs.items()}
+    assert (found["huge"].brief.step, found["pipe"].brief.step, found["sound"].brief.step) == (0, 0, 60)
+    pages.overview(tmp_path, place, list(found.values())).encode()
+
+    def failing(run: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr("posttrain.report.dashboard.runs.heldout_points", failing)
+    again = standing("sound", write_run(tmp_path / "sound again"))
+    assert (again.state, again.brief.error) == ("failed", "its files could not be read (RecursionError: too deep)")
+
+
+def test_a_page_that_takes_long_is_loaded_again_less_often(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_lines(folder / "events.jsonl", [{"step": 0, "kind": "start"}])
+    (folder / ".lock").write_text(f"pid {os.getpid()} on {socket.gethostname()}")
+    running = standing("run", folder)
+    assert [_again([running], taken)["refresh"] for taken in (0.1, 3.0)] == ["5", "30"]
+
+
+def test_a_step_of_any_number_of_digits_can_be_asked_for():
+    assert pages.Asked.of({"step": "9" * 5000, "page": "9" * 5000}, [1, 2]) == pages.Asked(step=2)
 
 
 def test_what_changed_is_read_again_and_what_did_not_is_not(tmp_path, monkeypatch):

@@ -36,7 +36,8 @@ def compare(
 ) -> int:
     """Compare algorithms, or configs, on one task with equal seeds and budget: intervals, curves, and a verdict.
 
-    Each run is a process of its own; one that fails is counted and loses no other. The same command again goes on.
+    Each run is a process of its own; one that fails is counted and loses no other, and the exit code is 1. The same
+    command again goes on.
 
     \b
     Examples:
@@ -60,4 +61,4 @@ def compare(
     )
     content = found.to_json()
     answer(content, f"\n{found.render()}\n\ncomparison {found.folder}\nreport     {content['report']}", as_json=json)
-    return 0 if found.comparable else 1
+    return 0 if found.comparable and found.complete else 1

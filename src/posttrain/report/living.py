@@ -12,7 +12,10 @@ import psutil
 from posttrain.report.store import Status
 
 State = Literal["running", "finished", "failed", "stopped", "silent"]
-"""`stopped`: unfinished, and its process is gone; `silent`: unfinished, and its process is of another machine."""
+"""`stopped`: by somebody, or its process is gone; `silent`: unfinished, and its process is of another machine."""
+
+CLOCK_SECONDS = 60.0
+"""By which the start of a process and the time of a file may be apart though they are not."""
 
 _OWNER = re.compile(r"pid (\d+) on (\S+)")
 
@@ -32,8 +35,17 @@ def _owner_lives(folder: Path) -> bool | None:
     """
     try:
         owner = _OWNER.search((folder / ".lock").read_text(encoding="utf-8", errors="replace"))
+        locked = (folder / ".lock").stat().st_mtime
     except OSError:
         return None
     if owner is None or owner[2] != socket.gethostname():
         return None
-    return psutil.pid_exists(int(owner[1]))
+    try:
+        process = psutil.Process(int(owner[1]))
+        if process.status() == psutil.STATUS_ZOMBIE:  # it has ended, and nobody has asked how
+            return False
+        return process.create_time() <= locked + CLOCK_SECONDS  # else the number is another process's by now
+    except (psutil.NoSuchProcess, OverflowError, ValueError):
+        return False
+    except psutil.AccessDenied:
+        return True

@@ -180,6 +180,9 @@ def _status(events: list[dict[str, Any]], error: Mapping[str, Any] | None) -> St
 
 
 def _read_text(path: Path, notes: list[str]) -> str:
+    if path.exists() and not path.is_file():  # to read a pipe might never end
+        notes.append(f"{path.name} is no file")
+        return ""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -231,8 +234,12 @@ def _parse_config(text: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _by_step(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    steps = {row["step"]: row for row in rows if isinstance(row.get("step"), int)}
+    steps = {row["step"]: row for row in rows if _is_step(row.get("step"))}
     return [steps[step] for step in sorted(steps)]
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _steps_in(folder: Path, suffix: str) -> list[int]:

@@ -247,10 +247,15 @@ def seconds(value: float) -> str:
 
 
 def smooth(points: Sequence[Point], window: int) -> list[Point]:
-    """Mean over the last `window` points: what was known at that step, without looking ahead."""
+    """Mean over the last `window` points: what was known at that step, without looking ahead.
+
+    Of many points, at about `_MAX_POINTS` of them, the last included: a line through more would look the same.
+    """
+    every = max(1, len(points) // _MAX_POINTS)
     return [
         (x, math.fsum(y for _, y in points[max(0, i - window + 1) : i + 1]) / min(i + 1, window))
         for i, (x, _) in enumerate(points)
+        if (len(points) - 1 - i) % every == 0
     ]
 
 

@@ -18,7 +18,7 @@ from posttrain.config_pipeline_links import MARK
 from posttrain.config_pipeline_stages import holds_stages
 from posttrain.config_stages import REWARD_MODEL, reward_model_config
 from posttrain.data.split import read_auxiliary, read_split
-from posttrain.errors import CheckpointError, ConfigError, PosttrainError
+from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
 from posttrain.models.reading import called, find_source
 from posttrain.report.page import write_report
@@ -339,9 +339,10 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
         return f"Nothing was trained; {folder} has the details in error.json and can be used again."
     if isinstance(error, CheckpointError):  # says itself what to do: there may be nothing to continue from
         return f"The run is in {folder}."
+    change = ", in which they can be changed" if isinstance(error, GuardStop) else ""
     return (
         f"The run is in {folder}; `posttrain resume {folder}` continues it from its newest checkpoint, with the "
-        f"settings of {folder}/config.yaml."
+        f"settings of {folder}/config.yaml{change}."
     )
 
 

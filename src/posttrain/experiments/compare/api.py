@@ -50,6 +50,11 @@ class Comparison:
         """Are there at least two arms of which something was measured?"""
         return sum(arm.score.seeds > 0 for arm in self.analysis.arms) >= 2
 
+    @property
+    def complete(self) -> bool:
+        """Has every run finished?"""
+        return not any(arm.lost for arm in self.analysis.arms)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; what is not finite becomes None."""
         places = {"folder": str(self.folder), "report": str(self.folder / "report.html")}

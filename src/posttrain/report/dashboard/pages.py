@@ -208,14 +208,17 @@ class Asked:
     @staticmethod
     def of(query: Mapping[str, str], steps: Sequence[int]) -> Asked:
         """What the address says; anything else is the last step, its first page, everything."""
-        step = int(query["step"]) if query.get("step", "").isdecimal() else -1
-        page = int(query["page"]) if query.get("page", "").isdecimal() else 1
+        step, page = _whole(query.get("step", ""), -1), _whole(query.get("page", ""), 1)
         return Asked(
             step=step if step in steps else steps[-1] if steps else 0,
             page=max(1, page),
             show=query.get("show", "all") if query.get("show") in _SHOW else "all",
             find=query.get("find", "")[:200],
         )
+
+
+def _whole(text: str, default: int) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else default
 
 
 def rollouts(name: str, run: RunRecord, asked: Asked) -> str:

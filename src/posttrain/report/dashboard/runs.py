@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from posttrain.report.verdict import verdict
 DEEPEST = 6
 """Folders in folders that are looked through: a sweep of pipelines needs five."""
 MOST_RUNS = 2000
+INTERRUPTIONS = ("KeyboardInterrupt", "AlarmStop")
+"""Errors that say that somebody stopped the run, or that it waits for somebody."""
 _FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "evaluation.json", "error.json")
 _NOT_INSIDE = {
     "checkpoints", "rollouts", "judgements", "evidence", "alarms", "references", "evaluations", "export", "tensorboard",
@@ -56,6 +59,8 @@ class Brief:
     alarms: int
     warnings: int
     error: str
+    interrupted: bool = False
+    """By a person, or to wait for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +81,7 @@ def find_runs(folder: Path) -> Place:
     complete = True
     for found in _folders(folder, DEEPEST):
         relative = found.relative_to(folder).as_posix()
-        name = folder.resolve().name or "run" if relative == "." else relative
+        name = _shown(folder.resolve().name or "run" if relative == "." else relative)
         if not is_run(found):
             if (found / "report.html").is_file():
                 pages[name] = found
@@ -88,6 +93,11 @@ def find_runs(folder: Path) -> Place:
     return Place(runs=runs, pages=pages, complete=complete)
 
 
+def _shown(name: str) -> str:
+    """A name that can be printed and stand in an address: what cannot is replaced."""
+    return re.sub(r"[\x00-\x1f\x7f]", "\N{REPLACEMENT CHARACTER}", os.fsencode(name).decode(errors="replace"))
+
+
 def is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "events.jsonl").is_file()
 
@@ -95,12 +105,15 @@ def is_run(folder: Path) -> bool:
 def standing(name: str, folder: Path) -> Standing:
     """How a run stands now. What has not changed on disk since somebody last looked is not read again."""
     marks = tuple(_mark(folder / file) for file in _FILES)
-    brief = _brief(folder, marks)
+    try:
+        brief = _brief(folder, marks)
+    except Exception as reason:  # whatever stands in its files, the other runs are shown
+        brief = _unreadable(f"its files could not be read ({type(reason).__name__}: {str(reason)[:200]})")
     changed = max((when for when, _ in marks), default=0) / 1e9
     return Standing(
         name=name,
         folder=folder,
-        state=state_of(folder, brief.status),
+        state="stopped" if brief.interrupted else state_of(folder, brief.status),
         age=max(0.0, time.time() - changed),
         brief=brief,
     )
@@ -154,6 +167,25 @@ def _brief(folder: Path, marks: tuple[tuple[int, int], ...]) -> Brief:
         alarms=len(alarms_of(run)),
         warnings=sum(event.get("kind") in ("warning", "guard") for event in run.events),
         error=_error(run),
+        interrupted=run.status == "failed" and (run.error or {}).get("type") in INTERRUPTIONS,
+    )
+
+
+def _unreadable(why: str) -> Brief:
+    return Brief(
+        model="",
+        algorithm="",
+        status="failed",
+        step=0,
+        steps=None,
+        measure="",
+        baseline=None,
+        newest=None,
+        reward=None,
+        headline="",
+        alarms=0,
+        warnings=0,
+        error=why,
     )
 
 
@@ -183,6 +215,7 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
             inner = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return
+    of_run = is_run(folder)
     for name in inner:
-        if not name.startswith(".") and name not in _NOT_INSIDE:
+        if not name.startswith(".") and not (name in _NOT_INSIDE and of_run):
             yield from _folders(folder / name, depth - 1)

@@ -12,8 +12,11 @@ Pages forbid every source but their own style and script, as reports do (documen
 from __future__ import annotations
 
 import errno
+import re
 import secrets
 import socket
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +45,7 @@ except ImportError:
 
 HOST, FIRST_PORT, PORTS = "127.0.0.1", 8765, 20
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
+_OURS = re.compile(rf"(?:{'|'.join(map(re.escape, _NAMES))})(?::\d+)?", re.IGNORECASE)
 _AGAIN = {"running": 5, "silent": 30}
 """Seconds after which a page with such a run is loaded again."""
 _POLICY = "content-security-policy"
@@ -124,12 +128,14 @@ class Guarded:
         await (refused or self._app)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        if (request.headers.get("host") or "").rpartition(":")[0] not in _NAMES:
+        if not _OURS.fullmatch(request.headers.get("host") or ""):
             return PlainTextResponse(f"Ask for {' or '.join(_NAMES)}, by the address that was printed.\n", 421)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("Nothing can be changed here: GET alone.\n", 405, {"allow": "GET, HEAD"})
         given = request.query_params.get("token")
         if given is not None and self._is_token(given):
+            if _is_api(request):  # a program keeps no cookies
+                return None
             rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
             path = "/" + request.url.path.lstrip("/")  # with two slashes it would be the name of another machine
             response = RedirectResponse(path + (f"?{urlencode(rest)}" if rest else ""), 303)
@@ -153,15 +159,30 @@ def _answering(folder: Path, page: Callable[[Path, Request], Response]) -> Calla
         try:
             return page(folder, request)
         except (LookupError, OSError) as reason:
-            return HTMLResponse(pages.failure(str(reason.args[-1] if reason.args else reason)), 404)
+            return _failure(request, str(reason.args[-1] if reason.args else reason), 404)
+        except Exception as reason:
+            traceback.print_exc()
+            return _failure(
+                request, f"It could not be shown ({type(reason).__name__}); the terminal has the details.", 500
+            )
 
     return answer
 
 
+def _failure(request: Request, words: str, status: int) -> Response:
+    if _is_api(request):
+        return JSONResponse({"error": words}, status)
+    return HTMLResponse(pages.failure(words), status)
+
+
+def _is_api(request: Request) -> bool:
+    return request.url.path.startswith("/api/")
+
+
 def _overview(folder: Path, _: Request) -> Response:
-    place = find_runs(folder)
+    started, place = time.monotonic(), find_runs(folder)
     found = _all(place)
-    return HTMLResponse(pages.overview(folder, place, found), headers=_again(found))
+    return HTMLResponse(pages.overview(folder, place, found), headers=_again(found, time.monotonic() - started))
 
 
 def _report(folder: Path, request: Request) -> Response:
@@ -169,9 +190,10 @@ def _report(folder: Path, request: Request) -> Response:
     if name in place.pages:
         written = (place.pages[name] / "report.html").read_text(encoding="utf-8", errors="replace")
         return HTMLResponse(written, headers={_POLICY: _WITHOUT_SCRIPT})
-    run = read_run(_run(place, name))
+    started, run = time.monotonic(), read_run(_run(place, name))
     more = [("answers of every step", pages.rollouts_address(name))] if run.rollout_steps else []
-    return HTMLResponse(render(run, pages.up("", *more)), headers=_again([standing(name, run.folder)]))
+    page = render(run, pages.up("", *more))
+    return HTMLResponse(page, headers=_again([standing(name, run.folder)], time.monotonic() - started))
 
 
 def _rollouts(folder: Path, request: Request) -> Response:
@@ -212,9 +234,10 @@ def _run(place: Place, name: str) -> Path:
     return place.runs[name]
 
 
-def _again(found: Sequence[Standing]) -> dict[str, str]:
+def _again(found: Sequence[Standing], taken: float = 0.0) -> dict[str, str]:
+    """A page that took long to make is loaded again less often: a tenth of the time at most goes into it."""
     waits = [_AGAIN[run.state] for run in found if run.state in _AGAIN]
-    return {"refresh": str(min(waits))} if waits else {}
+    return {"refresh": str(max(min(waits), round(10 * taken)))} if waits else {}
 
 
 def _listen(port: int | None) -> socket.socket:
