@@ -158,6 +158,32 @@ class NormOfPairs(LlamaRMSNorm):
         return super().forward(hidden_states[0]) + hidden_states[1]["missing"]
 
 
+class OutsideTheRoot(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        root = hidden_states.square().mean(dim=-1, keepdim=True).sqrt()
+        return self.weight * hidden_states / (root + self.variance_epsilon)
+
+
+class OtherEpsilon(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return F.rms_norm(hidden_states, self.weight.shape, self.weight, 1e-3)
+
+
+class ClampedNorm(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states.clamp(-50, 50))
+
+
+class NormOfHeads(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states.unflatten(-1, (-1, len(self.weight)))).flatten(-2)
+
+
+class TripledMLP(LlamaMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * super().forward(x)
+
+
 def mlp(kind: type[LlamaMLP] = LlamaMLP, **changes: Any) -> LlamaMLP:
     torch.manual_seed(0)
     return kind(hf.LlamaConfig(**CONFIG | changes))
@@ -181,6 +207,9 @@ def test_what_is_a_norm_and_what_is_none():
     nn.init.zeros_(zero.weight)
     assert not is_rms_norm(zero), "whatever it is, it gives zeros"
     assert not is_rms_norm(nn.Linear(64, 64))
+    assert not is_rms_norm(OutsideTheRoot(64)), "it differs for small numbers alone"
+    assert not is_rms_norm(OtherEpsilon(64)), "so does this"
+    assert not is_rms_norm(ClampedNorm(64)), "it differs for large numbers alone"
 
 
 @torch.no_grad()
@@ -191,6 +220,17 @@ def test_what_is_a_gated_mlp_and_what_is_none():
     assert not is_gated_mlp(mlp(hidden_act="gelu"))
     assert not is_gated_mlp(mlp(CappedMLP)), "it differs for large gates alone"
     assert not is_gated_mlp(nn.Sequential(nn.Linear(64, 64)))
+    for part in ("up_proj", "down_proj"):
+        hidden = mlp(TripledMLP)
+        nn.init.zeros_(getattr(hidden, part).weight)
+        assert not is_gated_mlp(hidden), "zeros tell nothing"
+    mixed = mlp()
+    mixed.down_proj.double()
+    assert not is_gated_mlp(mixed)
+    quantised = mlp()
+    for part in (quantised.gate_proj, quantised.up_proj, quantised.down_proj):
+        part.weight = nn.Parameter(part.weight.to(torch.int8), requires_grad=False)
+    assert not is_gated_mlp(quantised)
 
 
 def test_whoever_waits_for_a_part_is_not_passed_by():
@@ -202,6 +242,44 @@ def test_whoever_waits_for_a_part_is_not_passed_by():
     with training_by(have()):
         model(input_ids=torch.arange(9)[None])
     assert seen == ["norm", "gate", "mlp"]
+
+
+def test_what_changes_after_it_was_fused_is_not_passed_by():
+    model = llama()
+    fuse_layers(model)
+    part, x = model.model.layers[0].mlp, torch.randn(1, 3, 64, requires_grad=True)
+    seen: list[str] = []
+    with training_by(have()):
+        with part.act_fn.register_full_backward_hook(lambda *_: seen.append("backward")):
+            part(x).sum().backward()
+        with nn.modules.module.register_module_forward_hook(
+            lambda module, *_: seen.append("forward") if module is part.act_fn else None
+        ):
+            part(x)
+        assert seen == ["backward", "forward"]
+        part.act_fn = nn.GELU()
+        torch.testing.assert_close(part(x), part.down_proj(F.gelu(part.gate_proj(x)) * part.up_proj(x)))
+        heads: Any = fused(noisy(NormOfHeads(16)))
+        x = torch.randn(2, 64)
+        torch.testing.assert_close(heads(x), NormOfHeads.forward(heads, x))
+
+
+def test_classes_and_methods_that_others_make_of_it_work():
+    model = llama()
+    fuse_layers(model)
+    norm, x = model.model.norm, torch.randn(2, 64)
+    expected = norm(x)
+    bound = norm.forward
+    norm.forward = lambda *given: bound(*given)  # as accelerate's hooks do
+    norm._old_forward = bound
+    for by in (None, have()):
+        with training_by(by):
+            torch.testing.assert_close(copy.deepcopy(model).model.norm._old_forward(x), expected)
+    del norm.forward, norm._old_forward
+    nn.utils.parametrize.register_parametrization(norm, "weight", nn.Identity())
+    assert kind_of(norm) is LlamaRMSNorm
+    with training_by(have()):
+        torch.testing.assert_close(norm(x), expected)
 
 
 def test_modules_that_others_have_replaced_are_left_alone():
@@ -279,19 +357,43 @@ def test_less_is_kept_for_the_backward_pass(dtype):
     assert kept(have()) < 0.85 * kept(None)
 
 
+def hidden_of(model: Any) -> Tensor:
+    return model(input_ids=(torch.arange(12) * 7 % 61)[None], output_hidden_states=True).hidden_states[-1]
+
+
 def test_one_rounded_copy_is_made_for_products_and_none_for_other_readers():
     model = llama()
-    fuse_layers(model)
+    fuse_layers(model, lambda: hidden_of(model))
     layer, x = model.model.layers[0], torch.randn(1, 5, 64)
     with training_by(have()), torch.autocast("cpu", dtype=torch.bfloat16):
         rounded, whole = layer.input_layernorm(x), model.model.norm(x)
         assert layer.post_attention_layernorm(x).dtype == torch.bfloat16
     assert torch.equal(rounded, layer.input_layernorm(x).bfloat16())
     assert whole.dtype == torch.float32
-    adapted: Any = apply_lora(llama(), LoRAConfig(rank=4))
-    fuse_layers(adapted)
+    for adapted in (apply_lora(llama(), LoRAConfig(rank=4)), apply_lora(model, LoRAConfig(rank=4))):
+        fuse_layers(adapted, lambda adapted=adapted: hidden_of(adapted))
+        norm: Any = adapted.base_model.model.model.layers[0].input_layernorm  # type: ignore[union-attr]
+        with training_by(have()), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert norm(x).dtype == torch.float32, "adapters read it, whenever they came"
+
+
+def test_a_residual_stream_that_begins_behind_a_norm_is_not_rounded():
+    """As in MiniMax, whose full-attention layers look like those of any other model."""
+    config = hf.MiniMaxConfig(
+        **CONFIG, head_dim=16, num_local_experts=4, num_experts_per_tok=2, layer_types=["full_attention"] * 2
+    )
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fuse_layers(model, lambda: hidden_of(model))
+    norm, x = model.model.layers[0].input_layernorm, torch.randn(1, 5, 64)
     with training_by(have()), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert adapted.base_model.model.model.layers[0].input_layernorm(x).dtype == torch.float32
+        assert kind_of(norm) is not type(norm), "it is computed by a kernel"
+        assert norm(x).dtype == torch.float32
+    fuse_layers(model)
+    plain = llama()
+    fuse_layers(plain)
+    with training_by(have()), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert plain.model.layers[0].input_layernorm(x).dtype == torch.float32, "nothing was tried"
 
 
 def test_copies_have_the_class_that_the_model_came_with():

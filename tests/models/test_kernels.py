@@ -548,6 +548,9 @@ def test_why_there_is_no_compiler_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Unavailable, match=r"no C\+\+ compiler was found \(g\+\+\)"):
         find_compiler()
+    monkeypatch.setenv("CXX", "g++ '")
+    with pytest.raises(Unavailable, match=r"CXX is no command line \(No closing quotation\)"):
+        find_compiler()
     monkeypatch.setenv("CXX", "/nowhere/icpx -O2")
     with pytest.raises(Unavailable, match=r"no C\+\+ compiler was found \(/nowhere/icpx\)"):
         find_compiler()

@@ -165,6 +165,18 @@ def test_what_the_kernel_does_not_know_is_left_to_others(widths, dtype, options)
     assert by_kernel(families(segments), drawn(segments, (2, 2), (32, 32)), torch.float32) is not None
 
 
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [((4, 2, 32), (4, 2, 32)), ((12, 2, 32), (12, 2, 32)), ((8, 2, 32), (8, 1, 32)), ((8, 2, 16), (8, 2, 32))],
+)
+def test_tensors_that_are_not_of_these_tokens_are_not_read(keys, values):
+    tensors = torch.randn(8, 4, 32), torch.randn(keys), torch.randn(values)
+    with training_by(kernels()):
+        assert segment_attention(nn.Module(), *tensors, families([Segment(0, 8)]), {}) is None
+        whole = torch.randn(8, 4, 32), torch.randn(8, 2, 32), torch.randn(8, 2, 32)
+        assert segment_attention(nn.Module(), *whole, families([Segment(0, 8)]), {}) is not None
+
+
 def test_rows_that_are_too_long_and_threads_without_work_are_left_to_others(monkeypatch):
     monkeypatch.setattr(module, "MOST_KEYS", 30)
     assert families([Segment(0, 20), Segment(20, 11, 0, 20)]) is None

@@ -36,7 +36,10 @@ class Compiler:
 
 def find_compiler() -> Compiler:
     """That of CXX, which may have arguments, or g++. Raises Unavailable."""
-    command = shlex.split(os.environ.get("CXX", "")) or [COMPILER]
+    try:
+        command = shlex.split(os.environ.get("CXX", "")) or [COMPILER]
+    except ValueError as error:
+        raise Unavailable(f"CXX is no command line ({error})") from error
     found = shutil.which(command[0])
     if found is None:
         raise Unavailable(f"no C++ compiler was found ({command[0]})")

@@ -7,8 +7,8 @@ run that is resumed computes as it did before, whatever a measurement would say 
     dtype     bfloat16 or float32; `precision: auto` takes bfloat16 only where it gains much and the model is large
     matmul    float32 products of training: as PyTorch runs them, or through oneDNN
     sampler   decodes with the very modules of the policy, or with a copy whose weights are packed (onednn.py)
-    kernels   of decoding and of attention in training: operations of PyTorch, or compiled ones where the machine has a
-              compiler (kernels.py)
+    kernels   of decoding, and of attention, norms and gates in training: operations of PyTorch, or compiled ones where
+              the machine has a compiler (kernels.py)
 
 A faster way is taken only if it is as exact as the config says: in float32, no more than `EXACT` times further from the
 product in float64 than PyTorch's plain float32 is. Nothing is measured on a GPU, nor for models too small to gain.

@@ -114,8 +114,9 @@ def forward_path(model: nn.Module) -> ForwardPath:
     path = _paths.get(lm)
     if path is None or path.implementation != _implementation(lm):
         with _exact(lm):
-            path = _paths[lm] = _find_path(lm)
-            fuse_layers(path.body)
+            path = _find_path(lm)
+            fuse_layers(path.body, partial(_some_hidden, lm, path))
+            _paths[lm] = path
     return path
 
 
@@ -124,8 +125,9 @@ def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
     path = _paths.get(model)
     if path is None or path.implementation != _implementation(model):
         with _exact(model):
-            path = _paths[model] = _find_body_path(model, body)
-            fuse_layers(body)
+            path = _find_body_path(model, body)
+            fuse_layers(body, partial(_some_hidden, model, path))
+            _paths[model] = path
     return path
 
 
@@ -266,6 +268,13 @@ def _probe_rows(lm: PreTrainedModel) -> Tokens:
     row_B1 = torch.tensor([0, 1, 2, 3])[:, None].where(places_T >= prefix, torch.tensor([0, 0, 2, 0])[:, None])
     ids_BT = ((row_B1 * 18 + places_T) * 5 + 3) % lm.config.get_text_config().vocab_size
     return Tokens(input_ids_BT=ids_BT.to(lm.device), lengths_B=lengths_B)
+
+
+def _some_hidden(lm: PreTrainedModel, path: ForwardPath) -> Tensor:
+    """`[L, D]` of a few short rows."""
+    tokens = _probe_rows(lm)
+    packed = path.pack_whole(tokens)
+    return path.hidden(tokens.input_ids_BT.flatten()[packed.token_index_L.to(lm.device)], packed)
 
 
 def _single(tokens: Tokens) -> list[Tensor]:

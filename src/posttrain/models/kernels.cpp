@@ -1,7 +1,7 @@
-// What a plain decoder does with the few rows of a decoding pass, on a CPU.
+// What a decoder does between its products, on a CPU: in decoding with a few rows, in training with packed tokens.
 //
-// A pass over a few rows takes as long as the calls that it makes. Each function here is one call in place of 4 to 17,
-// and computes in float32 whatever it reads and writes: float32, or bfloat16, which is rounded to once, at the end. The
+// A pass over a few rows takes as long as the calls that it makes. Each function here is one call in place of 4 to 17
+// (in training it keeps less and passes over memory less often), and computes in float32 whatever it reads and writes: float32, or bfloat16, which is rounded to once, at the end. The
 // product of a few rows with a float32 weight is here, too: it is up to twice as fast as what PyTorch calls for it.
 // kernels.py compiles this file and checks every function against the formula that it stands for.
 //

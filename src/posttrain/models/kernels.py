@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,11 @@ class Families:
     def number(self) -> int:
         return len(self.starts) - 1
 
+    @cached_property
+    def tokens(self) -> int:
+        """Of all segments, each of them once."""
+        return int(self.segments[:, 1].sum())
+
 
 @dataclass(frozen=True)
 class RowPlaces:
@@ -123,7 +128,7 @@ class RowPlaces:
 
 
 class Kernels:
-    """The functions of a compiled library. All tensors are on the CPU, in float32 or all in bfloat16."""
+    """The functions of a compiled library. All tensors are on the CPU, in float32 or bfloat16."""
 
     def __init__(self, library: Path) -> None:
         """Raises Unavailable for what cannot be loaded."""

@@ -59,6 +59,10 @@ def segment_attention(
         return None
     if any(x.shape[-1] % LANES for x in tensors) or query_LHD.shape[1] % key_LKD.shape[1]:
         return None
+    if query_LHD.shape[2] != key_LKD.shape[2] or key_LKD.shape[1] != value_LKE.shape[1]:
+        return None
+    if any(len(x) != of.tokens for x in tensors):  # keys of a cache beside them
+        return None
     if 2 * of.number * key_LKD.shape[1] < torch.get_num_threads():
         return None  # a thread takes a key head of a family: most would have nothing to do
     scaling = settings.get("scaling")
