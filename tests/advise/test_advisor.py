@@ -234,12 +234,12 @@ def test_adapters_where_training_all_weights_does_not_fit():
 def test_the_config_fits_where_settings_make_it_fit(size, gpus, memory):
     best = advise(data="pairs", size=size, gpus=gpus, gpu_memory=memory).best
     assert best.cost.bytes <= memory * 2**30
-    assert "more than there is" not in best.cost.note
+    assert "it does not fit" not in best.cost.note
 
 
 def test_what_nothing_makes_fit_is_said_to_be_too_large():
     best = advise(data="pairs", size="7b", gpus=1, gpu_memory=24).best
-    assert "more than there is, whatever is set to save memory" in best.cost.note
+    assert ": it does not fit, whatever is set to save memory" in best.cost.note
 
 
 def test_a_mixture_of_experts_is_known_by_its_name():

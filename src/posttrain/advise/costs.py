@@ -79,9 +79,7 @@ def _note(memory: MemoryPlan, facts: Facts) -> str:
     model = "" if facts.model else f" for {model_for(facts)}"
     room = facts.gpu_memory if facts.gpus else None
     fits = (
-        ""
-        if room is None or memory.bytes <= room * GIGABYTE
-        else ", which is more than there is, whatever is set to save memory"
+        "" if room is None or memory.bytes <= room * GIGABYTE else ": it does not fit, whatever is set to save memory"
     )
     of = f", of {room:g} GiB{fits}" if room else ""
     return f"{each}computed{model}{of}; posttrain plan says more"

@@ -38,7 +38,7 @@ def advise(
     Examples:
       posttrain advise
       posttrain advise --data verifier --goal reasoning --size 7b --gpus 8xH100
-      posttrain advise --data pairs --priority memory --size 7b --gpus 1x24 --write run.yaml
+      posttrain advise --data pairs --priority memory --size 3b --gpus 1x24 --write run.yaml
       posttrain advise --data thumbs --json
     """
     from posttrain.advise.advisor import advise as advise_on

@@ -46,6 +46,8 @@ def test_devices_are_found_as_people_write_them(text, count, key):
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
+        ("1x24", "24 GB have l4, a10g, rtx-4090, rtx-3090: for example --gpus l4."),
+        ("8x80gb", "80 GB have h100, a100-80gb: for example --gpus 8xh100."),
         ("8xh900", "Did you mean --gpus 8xh"),
         ("RTX 4080", "Did you mean --gpus rtx-4090?"),
         ("8x NVIDIA RTX 4080", "Did you mean --gpus 8xrtx-4090?"),

@@ -179,6 +179,11 @@ def _short(name: str) -> str:
 
 def _nearest(name: str, count: int) -> str:
     """What may have been meant, as it is written on the command line."""
+    if memory := re.fullmatch(r"(\d+)(?:-?gb)?", name):
+        of_it = [key for key, device in devices().items() if f" {memory[1]} GB" in device.title]
+        if of_it:
+            example = f"{count}x{of_it[0]}" if count > 1 else of_it[0]
+            return f"{memory[1]} GB have {', '.join(of_it)}: for example --gpus {example}."
     part = known_device(name)
     close = [part.key] if part else [_names()[one] for one in difflib.get_close_matches(name, _names(), n=1)]
     if not close:
