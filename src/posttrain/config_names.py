@@ -534,6 +534,10 @@ COMMON: dict[str, Entry] = {
     "max_tokens": Ours("sampling.max_completion_length"),
     "num_samples": Ours("sampling.group_size"),
     "tokenizer": Nothing("The tokenizer is the one in the model's folder"),
+    "checkpoint_every": Ours("checkpoint.every"),
+    "eval_every": Ours("evaluation.every"),
+    "chosen": _COLUMNS,
+    "rejected": _COLUMNS,
 }
 
 FOREIGN: Mapping[str, Mapping[str, Entry]] = {

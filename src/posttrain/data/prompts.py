@@ -58,7 +58,7 @@ class Renderer:
             raise DataError(
                 given="data.chat = true, but the tokenizer has no chat template",
                 allowed="true only with a chat template",
-                fix="Set data.chat = false, or name a template in model.chat_template.",
+                fix="Set data.chat = false, or give model.chat_template the path of a Jinja file.",
             )
         return Renderer(
             tokenizer=tokenizer,
@@ -111,7 +111,7 @@ class Renderer:
             raise DataError(
                 given="the data has chat messages, but the tokenizer has no chat template",
                 allowed="plain text, or a tokenizer with a chat template",
-                fix="Name a template in model.chat_template, or give the data as text.",
+                fix="Give model.chat_template the path of a Jinja file, or give the data as text.",
             )
         options |= dict(self.template_kwargs or {}) | ({} if tools is None else {"tools": list(tools)})
         try:
