@@ -340,6 +340,7 @@ def test_what_a_crash_left_is_shown_with_what_could_not_be_read(tmp_path):
     found = standing("broken", folder)
     run = read_run(folder)
     assert (found.state, found.brief.step, found.brief.model) == ("finished", 60, "")
+    assert found.brief.error.startswith("config.yaml"), "what could not be read is said where all runs stand"
     assert "2 runs" not in pages.overview(tmp_path, find_runs(tmp_path), [found])
     page = Page(pages.rollouts("broken", run, pages.Asked.of({}, run.rollout_steps)))
     assert "step-000060.parquet could not be read" in page.text

@@ -190,7 +190,9 @@ def _unreadable(why: str) -> Brief:
 
 
 def _error(run: RunRecord) -> str:
-    """The first line of what went wrong."""
+    """The first line of what went wrong; of a run that has ended well, what of its files could not be read."""
+    if run.status == "finished" and run.notes:
+        return run.notes[0]
     if run.status != "failed" or run.error is None:
         return ""
     lines = str(run.error.get("message") or "").splitlines() or [""]
