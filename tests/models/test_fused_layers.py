@@ -20,7 +20,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from posttrain.config import LoRAConfig
 from posttrain.models.adapters import apply_lora
-from posttrain.models.fused_layers import fuse_layers, is_gated_mlp, is_rms_norm, kind_of
+from posttrain.models.fused import kind_of
+from posttrain.models.fused_layers import fuse_layers, is_gated_mlp, is_rms_norm
 from posttrain.models.kernels import LANES, Kernels, kernels, training_by, why_none
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")

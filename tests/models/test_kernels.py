@@ -606,7 +606,11 @@ def test_a_compiler_that_never_ends_is_not_waited_for(short, tmp_path, monkeypat
     ("right", "wrong", "name"),
     [
         ("sum(squares) / E + epsilon", "sum(squares) / E", "rms_norm"),
-        ("a * load(cosine + d) + b", "a * load(cosine + d) - b", "rotate"),
+        ("a * cos_low + b * sin_low", "a * cos_low - b * sin_low", "rotate"),
+        ("to_high + l * D + d) * high_sign", "to_high + l * D + d)", r"rotate \(as transformers"),
+        ("to_low + l * D + d) * low_sign", "to_low + l * D + d)", r"rotate \(as transformers"),
+        ("given.q) + (token + x / G) * given.q_stride", "given.q) + (token + x / G) * given.H * D", "attend_segments"),
+        ("given.dk) + (first + i) * given.k_stride", "given.dk) + (first + i) * given.K * D", "attend_segments"),
         ("return x * (x < 0 ? small : all(1))", "return x * small", "silu_gate"),
         ("value * shared) * factor", "value) * factor", r"rms_norm \(x\)"),
         ("store(own + e, load(own + e) + ", "store(own + e, ", r"rms_norm \(weight\)"),

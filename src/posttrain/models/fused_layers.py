@@ -2,9 +2,8 @@
 
 In operations of PyTorch, as transformers has them, a norm keeps its input, the normed input and, under autocast, a copy
 of the result for each product that reads it; here its input, one number of each row and one copy. A gate keeps
-`silu(gate)` besides gate and up; here those two alone. What is recognised, by what it computes when it is tried, gets
-another class, which computes as before wherever there are no kernels (`kernels.training_by`) or something waits for a
-part of it to be called. Copies have the class that the model came with. Gradients of gradients are not defined.
+`silu(gate)` besides gate and up; here those two alone. How modules are replaced is said in fused.py; attention has a
+file of its own (fused_attention.py).
 
 L tokens, E width of the model, I of the MLP.
 """
@@ -13,31 +12,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules import module as hooks_of_all
 from transformers.activations import SiLUActivation
 
+from posttrain.models.fused import Fused, are_near, fuse, is_plain, kind_of, noise
+from posttrain.models.fused_attention import HEAD_NORMS, PROJECTIONS, fuse_attention
 from posttrain.models.kernels import LANES, Kernels, can_compute, in_training
 
 SILU = (nn.SiLU, SiLUActivation)
 _PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+_ATTENTION = {*PROJECTIONS, "o_proj", *HEAD_NORMS}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_HOOKS_OF_ALL = (
-    hooks_of_all._global_forward_hooks,
-    hooks_of_all._global_forward_pre_hooks,
-    hooks_of_all._global_backward_hooks,
-    hooks_of_all._global_backward_pre_hooks,
-)
 
 
 def fuse_layers(body: nn.Module, run: Callable[[], Tensor] | None = None) -> None:
-    """Let kernels compute the norms and gates of this model that are nothing else; for training alone.
+    """Let kernels compute norms, gates and attention of this model where they are nothing else; for training alone.
 
     `run` gives hidden states of the model for some tokens. Norms round their result under autocast once for all that
     read it, in place of each by itself, where those stay the same bits by that; without `run` none does.
@@ -45,12 +38,14 @@ def fuse_layers(body: nn.Module, run: Callable[[], Tensor] | None = None) -> Non
     if next(body.parameters()).device.type != "cpu":
         return
     for module in body.modules():
-        if isinstance(module, _Fused):
+        if isinstance(module, Fused):
             continue
         if is_rms_norm(module):
-            module.__class__ = _fused(type(module), _Norm)
+            fuse(module, _Norm)
         elif is_gated_mlp(module):
-            module.__class__ = _fused(type(module), _GatedMLP)
+            fuse(module, _GatedMLP)
+        else:
+            fuse_attention(module)
     for layer in body.modules():
         parts = dict(layer.named_children())
         if parts.keys() == _LAYER:
@@ -63,24 +58,19 @@ def fuse_layers(body: nn.Module, run: Callable[[], Tensor] | None = None) -> Non
             norm.reader = ()
 
 
-def kind_of(module: nn.Module) -> type[nn.Module]:
-    """The class that the model came with."""
-    return getattr(type(module), "came_as", type(module))
-
-
 def is_rms_norm(module: nn.Module) -> bool:
     """Whether this is `x / sqrt(mean(x^2) + epsilon) * weight` and nothing else, for small and large numbers."""
     weight, epsilon = getattr(module, "weight", None), _epsilon(module)
     if epsilon is None or not isinstance(weight, Tensor) or weight.dim() != 1 or len(weight) % LANES:
         return False
-    if [*module.children()] or len([*module.parameters()]) != 1 or not weight.any() or not _is_plain(module):
+    if [*module.children()] or len([*module.parameters()]) != 1 or not weight.any() or not is_plain(module):
         return False
     return all(_is_rms_norm(module, weight, epsilon, size) for size in (max(epsilon, 0) ** 0.5, 1.0, 10.0, 1000.0))
 
 
 def _is_rms_norm(module: nn.Module, weight: Tensor, epsilon: float, size: float) -> bool:
     """For numbers of about this size; at the root of epsilon it counts as much as they do."""
-    x = _noise(3, len(weight), like=weight, size=size)
+    x = noise(3, len(weight), like=weight, size=size)
     exact = x.float()
     expected = exact * (exact.square().mean(dim=-1, keepdim=True) + epsilon).rsqrt() * weight.float()
     return size == 0 or _gives(module, x, lambda: expected)
@@ -89,12 +79,12 @@ def _is_rms_norm(module: nn.Module, weight: Tensor, epsilon: float, size: float)
 def is_gated_mlp(module: nn.Module) -> bool:
     """Whether this is `down(silu(gate(x)) * up(x))` and nothing else, for small and large numbers."""
     mlp: Any = module
-    if {name for name, _ in module.named_children()} != _PARTS or not _is_silu(mlp.act_fn) or not _is_plain(module):
+    if {name for name, _ in module.named_children()} != _PARTS or not _is_silu(mlp.act_fn) or not is_plain(module):
         return False
     width, like = getattr(mlp.gate_proj, "in_features", None), next(iter(mlp.parameters()), None)
     if width is None or like is None or not like.is_floating_point():
         return False
-    return all(_is_gated_mlp(mlp, _noise(1, 3, width, like=like), size) for size in (1.0, 100.0))
+    return all(_is_gated_mlp(mlp, noise(1, 3, width, like=like), size) for size in (1.0, 100.0))
 
 
 def _is_gated_mlp(mlp: Any, x: Tensor, size: float) -> bool:
@@ -106,20 +96,7 @@ def _is_gated_mlp(mlp: Any, x: Tensor, size: float) -> bool:
     return _gives(mlp, x, lambda: mlp.down_proj(nn.functional.silu(mlp.gate_proj(x)) * mlp.up_proj(x)).float())
 
 
-class _Fused(nn.Module):
-    """What both have in common: a copy, pickled or not, is of the class that the model came with.
-
-    A class that others derive from this one, or a method of it that they bind to a copy, works as well: what is not
-    computed here is what `kind_of` says.
-    """
-
-    came_as: type[nn.Module]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _new, (kind_of(self),), {name: value for name, value in vars(self).items() if name != "reader"}
-
-
-class _Norm(_Fused):
+class _Norm(Fused):
     weight: Tensor
     reader: tuple[nn.Module, ...] = ()
     """What alone reads the result, by matrix products, for each of which autocast would round it."""
@@ -137,7 +114,7 @@ class _Norm(_Fused):
         return _NormFunction.apply(x, weight_E, kernels, epsilon, dtype)
 
 
-class _GatedMLP(_Fused):
+class _GatedMLP(Fused):
     gate_proj: nn.Module
     up_proj: nn.Module
     down_proj: nn.Module
@@ -186,17 +163,6 @@ class _GateFunction(torch.autograd.Function):
         return *ctx.kernels.silu_gate_backward(gradient_LI, *ctx.saved_tensors), None
 
 
-@cache
-def _fused(base: type[nn.Module], how: type[_Fused]) -> type[nn.Module]:
-    """That class, computed in this way; errors and printed models call it as before."""
-    about = {"__module__": base.__module__, "__qualname__": base.__qualname__, "came_as": base}
-    return type(base.__name__, (how, base), about)
-
-
-def _new(base: type[nn.Module]) -> nn.Module:
-    return base.__new__(base)
-
-
 def _feeds_products(norm: nn.Module) -> bool:
     """Still: an adapter may have been put in the place of a product."""
     reader: tuple[nn.Module, ...] = getattr(norm, "reader", ())
@@ -231,7 +197,7 @@ def _reads_by_products(module: nn.Module) -> bool:
     if isinstance(module, _GatedMLP):
         readers = ["gate_proj", "up_proj"]
     else:
-        readers = ["q_proj", "k_proj", "v_proj"]
+        readers = [*PROJECTIONS]
         if not {*readers, "o_proj"} <= parts.keys() <= _ATTENTION:
             return False
     return all(type(parts[name]) is nn.Linear for name in readers)
@@ -241,35 +207,16 @@ def _epsilon(norm: nn.Module) -> float | None:
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Nothing waits for it to be called."""
-    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not (any(own) or "forward" in vars(module) or any(_HOOKS_OF_ALL))
-
-
 def _is_silu(module: nn.Module) -> bool:
-    return type(module) in SILU and _is_plain(module)
-
-
-def _noise(*shape: int, like: Tensor, size: float = 10.0) -> Tensor:
-    return size * torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
+    return type(module) in SILU and is_plain(module)
 
 
 def _gives(module: nn.Module, x: Tensor, formula: Callable[[], Tensor]) -> bool:
-    """Whether it computes this of `x`, and takes nothing besides: a second input may change what it does.
-
-    Zeros say nothing: a projection that is zero at the start hides what stands before it.
-    """
+    """Whether it computes this of `x`, and takes nothing besides: a second input may change what it does."""
     if len(inspect.signature(module.forward).parameters) != 1:
         return False
     try:
         actual, expected = module.forward(x), formula()
     except Exception:  # whatever an architecture makes of such an input: it is called as it is
         return False
-    tolerance = 2e-2 if x.dtype in (torch.float16, torch.bfloat16) else 1e-5
-    return (
-        isinstance(actual, Tensor)
-        and actual.shape == expected.shape
-        and bool(expected.any())
-        and bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
-    )
+    return are_near(actual, expected)

@@ -46,12 +46,29 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
         "linear": (made.linear(exact, in_panels(weight_MK), bias_M, 80), exact @ weight_MK.T + bias_M),
         "rms_norm": (made.rms_norm(x_LE, weight_E, 0.1), _normed(exact, weight_E)),
         "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
+        **_rotation_pairs(made, noise(5, 6, 32), noise(5, 32).float()),
         "silu_gate": (made.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
         "attend_rows": _attention_pair(made, noise),
         **_segment_pairs(made, noise),
         **_backward_pairs(made, noise, weight_E),
         "experts": _experts_pair(made, noise),
         **_choice_pairs(made, 3 * noise(40, 700)),
+    }
+
+
+def _rotation_pairs(made: Kernels, x_LND: Tensor, angles_LD: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Four of six heads, by other angles in either half; and what that hands back."""
+    there, back, exact = x_LND.clone(), x_LND.clone(), x_LND[:, :4].float()
+    cos, sin = angles_LD.cos(), angles_LD.sin()
+    made.rotate_heads_(there[:, :4], cos, sin, back=False)
+    made.rotate_heads_(back[:, :4], cos, sin, back=True)
+    (low, high), weighted = exact.chunk(2, dim=-1), (exact * sin[:, None]).chunk(2, dim=-1)
+    rotated = exact * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
+    returned = exact * cos[:, None] + torch.cat([weighted[1], -weighted[0]], dim=-1)
+    rest = x_LND[:, 4:].float()
+    return {
+        "rotate (as transformers)": (there, torch.cat([rotated, rest], dim=1)),
+        "rotate (as transformers, back)": (back, torch.cat([returned, rest], dim=1)),
     }
 
 
@@ -131,7 +148,8 @@ def _segment_pairs(made: Kernels, noise: Callable[..., Tensor]) -> dict[str, tup
     """Of a row of 40 tokens, one of 21 that begins with 17 of those, and one alone; four query heads, two key heads."""
     rows = [[*range(40)], [*range(17), *range(40, 44)], [*range(44, 64)]]
     families = Families(torch.tensor([[0, 40, 0], [40, 4, 17], [44, 20, 0]]), torch.tensor([0, 2, 3]))
-    tensors = noise(64, 4, 32), noise(64, 2, 32), noise(64, 2, 16)
+    qk_LND = noise(64, 6, 32)
+    tensors = qk_LND[:, :4], qk_LND[:, 4:], noise(64, 2, 16)
     query, key, value = (x.float().requires_grad_() for x in tensors)
     expected, own = torch.zeros(64, 4, 16, dtype=torch.float32), [0, 17, 0]
     for row, first in zip(rows, own, strict=True):
@@ -143,7 +161,9 @@ def _segment_pairs(made: Kernels, noise: Callable[..., Tensor]) -> dict[str, tup
     gradient = noise(64, 4, 16)
     gradients = torch.autograd.grad(expected, (query, key, value), gradient.float())
     out, logsums = made.attend_segments(*tensors, families, 0.2)
-    found = made.attend_segments_backward(gradient, *tensors, logsums, families, 0.2)
+    dqk_LND = torch.zeros_like(qk_LND)
+    found = dqk_LND[:, :4], dqk_LND[:, 4:], torch.empty_like(tensors[2])
+    made.attend_segments_backward(gradient, tensors, found, logsums, families, 0.2)
     names = ("queries", "keys", "values")
     pairs = {f"attend_segments ({name})": pair for name, *pair in zip(names, found, gradients, strict=True)}
     return {"attend_segments": (out, expected.detach()), **{name: (a, b) for name, (a, b) in pairs.items()}}

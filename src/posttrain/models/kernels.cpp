@@ -37,14 +37,15 @@ struct Segment {
 };
 
 struct Segments {
-    const void *q, *k, *v;  // [L, H, D], [L, K, D], [L, K, E], rotated
+    const void *q, *k, *v;  // [L, H, D], [L, K, D], [L, K, E], rotated; heads lie side by side, tokens a stride apart
     void* out;              // [L, H, E], of the forward pass alone
     float* logsums;         // [L, H]: log of the sum of exponentials of a query's scores
     const void* gradient;   // [L, H, E] of out; this and what follows for the backward pass alone
-    void *dq, *dk, *dv;
+    void *dq, *dk, *dv;     // with the strides of q, k and v
     const Segment* segments;   // those of a family beside each other
     const int64_t* families;   // [num_families + 1]: where families begin
     int64_t num_families, H, K, D, E;
+    int64_t q_stride, k_stride, v_stride;
     float scaling;
     int32_t threads;
 };
@@ -343,8 +344,8 @@ struct Family {
     // Keys and values of `num` tokens from `first` on, as columns from `column` on.
     void read(int64_t first, int64_t num, int64_t column, bool backward) {
         for (int64_t i = 0; i < num; i++) {
-            const T* key = static_cast<const T*>(given.k) + ((first + i) * given.K + k) * D;
-            const T* value = static_cast<const T*>(given.v) + ((first + i) * given.K + k) * E;
+            const T* key = static_cast<const T*>(given.k) + (first + i) * given.k_stride + k * D;
+            const T* value = static_cast<const T*>(given.v) + (first + i) * given.v_stride + k * E;
             const int64_t c = column + i;
             for (int64_t d = 0; d < D; d++) keys_DS[d * room + c] = value_of(key[d]);
             for (int64_t e = 0; e < E; e += W) store(values_SE + c * E + e, load(value + e));
@@ -359,8 +360,8 @@ struct Family {
 
     void write_gradients(int64_t first, int64_t num, int64_t column) {
         for (int64_t i = 0; i < num; i++) {
-            T* dkey = static_cast<T*>(given.dk) + ((first + i) * given.K + k) * D;
-            T* dvalue = static_cast<T*>(given.dv) + ((first + i) * given.K + k) * E;
+            T* dkey = static_cast<T*>(given.dk) + (first + i) * given.k_stride + k * D;
+            T* dvalue = static_cast<T*>(given.dv) + (first + i) * given.v_stride + k * E;
             for (int64_t d = 0; d < D; d += W) store(dkey + d, load(dkeys_SD + (column + i) * D + d));
             for (int64_t e = 0; e < E; e += W) store(dvalue + e, load(dvalues_SE + (column + i) * E + e));
         }
@@ -369,7 +370,7 @@ struct Family {
     // Scaled queries of `num` tokens from `token` on, and their scores with the first `columns` keys.
     void score(int64_t token, int64_t num, int64_t columns) {
         for (int64_t x = 0; x < num * G; x++) {
-            const T* query = static_cast<const T*>(given.q) + ((token + x / G) * given.H + k * G + x % G) * D;
+            const T* query = static_cast<const T*>(given.q) + (token + x / G) * given.q_stride + (k * G + x % G) * D;
             for (int64_t d = 0; d < D; d += W) store(queries + x * D + d, load(query + d) * given.scaling);
         }
         product(num * G, queries, D, keys_DS, room, D, whole(columns), scores, room, false);
@@ -429,7 +430,7 @@ struct Family {
         product<true>(columns, slopes, room, queries, D, num * G, D, dkeys_SD, D, true);
         product(num * G, slopes, room, keys_SD, D, columns, D, queries, D, false);
         for (int64_t x = 0; x < num * G; x++) {
-            T* to = static_cast<T*>(given.dq) + ((token + x / G) * given.H + k * G + x % G) * D;
+            T* to = static_cast<T*>(given.dq) + (token + x / G) * given.q_stride + (k * G + x % G) * D;
             for (int64_t d = 0; d < D; d += W) store(to + d, load(queries + x * D + d) * given.scaling);
         }
     }
@@ -506,17 +507,21 @@ void rms_norm_backward(const Y* gradient, const X* x, const float* weight, const
         for (int64_t e = 0; e < E; e += W) store(dw + e, load(dw + e) + load(sums.data() + part * E + e));
 }
 
-template <class T>
-void rotate(T* x, const T* cosines, const T* sines, int64_t L, int64_t heads, int64_t D, int64_t stride, int threads) {
+// Of each head, in place: low = low cos + high (sign sin), high = high cos' + low (sign' sin'), where cosines are those of
+// both halves, one after the other, and sines are given for what is added to either half. Sines lie as cosines do.
+template <class T, class C>
+void rotate(T* x, const C* cosines, const C* to_low, const C* to_high, float low_sign, float high_sign, int64_t L,
+            int64_t heads, int64_t D, int64_t stride, int threads) {
 #pragma omp parallel for num_threads(threads) if (L * heads * D > ALONE)
     for (int64_t l = 0; l < L; l++)
-        for (int64_t h = 0; h < heads; h++) {
-            T *low = x + l * stride + h * D, *high = low + D / 2;
-            const T *cosine = cosines + l * D, *sine = sines + l * D;
-            for (int64_t d = 0; d < D / 2; d += W) {
-                Floats a = load(low + d), b = load(high + d);
-                store(low + d, a * load(cosine + d) + b * load(sine + d));
-                store(high + d, b * load(cosine + D / 2 + d) + a * load(sine + D / 2 + d));
+        for (int64_t d = 0; d < D / 2; d += W) {
+            const Floats cos_low = load(cosines + l * D + d), cos_high = load(cosines + l * D + D / 2 + d);
+            const Floats sin_low = load(to_low + l * D + d) * low_sign, sin_high = load(to_high + l * D + d) * high_sign;
+            for (int64_t h = 0; h < heads; h++) {
+                T *low = x + l * stride + h * D + d, *high = low + D / 2;
+                Floats a = load(low), b = load(high);
+                store(low, a * cos_low + b * sin_low);
+                store(high, b * cos_high + a * sin_high);
             }
         }
 }
@@ -763,10 +768,17 @@ void posttrain_rms_norm_backward(bool half, bool half_out, const void* gradient,
                  : rms_norm_backward(from32, x32, weight, factors, (float*)dx, dw, L, E, threads);
 }
 
-void posttrain_rotate(bool half, void* x, const void* cosines, const void* sines, int64_t L, int64_t heads, int64_t D,
-                      int64_t stride, int threads) {
-    half ? rotate((bfloat16*)x, (const bfloat16*)cosines, (const bfloat16*)sines, L, heads, D, stride, threads)
-         : rotate((float*)x, (const float*)cosines, (const float*)sines, L, heads, D, stride, threads);
+void posttrain_rotate(bool half, bool half_tables, void* x, const void* cosines, const void* to_low, const void* to_high,
+                      float low_sign, float high_sign, int64_t L, int64_t heads, int64_t D, int64_t stride, int threads) {
+    const auto with = [&](auto* x, const auto* cosines, const auto* low, const auto* high) {
+        rotate(x, cosines, low, high, low_sign, high_sign, L, heads, D, stride, threads);
+    };
+    const auto *cos16 = (const bfloat16*)cosines, *low16 = (const bfloat16*)to_low, *high16 = (const bfloat16*)to_high;
+    const auto *cos32 = (const float*)cosines, *low32 = (const float*)to_low, *high32 = (const float*)to_high;
+    if (half)
+        half_tables ? with((bfloat16*)x, cos16, low16, high16) : with((bfloat16*)x, cos32, low32, high32);
+    else
+        half_tables ? with((float*)x, cos16, low16, high16) : with((float*)x, cos32, low32, high32);
 }
 
 void posttrain_choose(bool half, const void* logits, const double* uniforms, int64_t* ids, float* logprobs, int64_t B,

@@ -40,6 +40,8 @@ PANEL = 64
 """Outputs of a linear layer whose weights are stored together."""
 CHUNK_ROWS = 8
 """Rows of one prompt that are computed together: its keys and values are read once for all of them."""
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Queries `[L, H, D]`, keys `[L, K, D]` and values `[L, K, E]`, or their gradients."""
 Stored = tuple[Tensor, Tensor]
 """Keys `[slots, K, D, C]` and values `[slots, K, C, D]`."""
 COPIED_WEIGHTS = 2**21
@@ -68,6 +70,7 @@ class _Segments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "logsums", "gradient", "dq", "dk", "dv")),
         *((name, ctypes.c_void_p) for name in ("segments", "families")),
         *((name, ctypes.c_int64) for name in ("num_families", "H", "K", "D", "E")),
+        *((name, ctypes.c_int64) for name in ("q_stride", "k_stride", "v_stride")),
         ("scaling", ctypes.c_float),
         ("threads", ctypes.c_int32),
     ]
@@ -152,7 +155,7 @@ class Kernels:
         self._rms_norm_backward = _function(
             functions, "rms_norm_backward", *two_kinds, *four, pointer, pointer, size, size, threads
         )
-        self._rotate = _function(functions, "rotate", half, pointer, pointer, pointer, size, *sizes, threads)
+        self._rotate = _function(functions, "rotate", *two_kinds, *four, number, number, *sizes, size, threads)
         self._silu_gate = _function(functions, "silu_gate", half, *four[:3], *sizes, threads)
         self._silu_gate_backward = _function(functions, "silu_gate_backward", half, *four, pointer, size, size, threads)
         self._experts = _function(functions, "experts", half, ctypes.POINTER(_Experts))
@@ -219,7 +222,7 @@ class Kernels:
     ) -> tuple[Tensor, Tensor]:
         """`[L, H, E]` causal attention within segments, and `[L, H]` what its backward pass needs.
 
-        All tensors are contiguous, every token is in one segment, D and E are multiples of `LANES`.
+        Heads of a token lie side by side, every token is in one segment, D and E are multiples of `LANES`.
         """
         length, num_heads, _ = query_LHD.shape
         out_LHE = query_LHD.new_empty(length, num_heads, value_LKE.shape[-1])
@@ -229,21 +232,13 @@ class Kernels:
         return out_LHE, logsums_LH
 
     def attend_segments_backward(
-        self,
-        gradient_LHE: Tensor,
-        query_LHD: Tensor,
-        key_LKD: Tensor,
-        value_LKE: Tensor,
-        logsums_LH: Tensor,
-        of: Families,
-        scaling: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of queries, keys and values, given that of the output."""
-        given = (query_LHD, key_LKD, value_LKE)
-        found = torch.empty_like(query_LHD), torch.empty_like(key_LKD), torch.empty_like(value_LKE)
+        self, gradient_LHE: Tensor, given: Parts, found: Parts, logsums_LH: Tensor, of: Families, scaling: float
+    ) -> None:
+        """The gradients of the `given` queries, keys and values are written to `found`, which lies in the same way."""
+        assert all(map(_beside_each_other, found)), "heads lie side by side"
+        assert [x.stride(0) for x in given] == [x.stride(0) for x in found], "the same way"
         backward = (*given, None, logsums_LH, gradient_LHE.contiguous(), *found)
-        self._attend_segments(_HALF[query_LHD.dtype], True, _segments(backward, of, scaling))
-        return found
+        self._attend_segments(_HALF[given[0].dtype], True, _segments(backward, of, scaling))
 
     def rms_norm(self, x: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
         """`x / sqrt(mean(x^2) + epsilon) * weight`; the weight is float32, E a multiple of `LANES`."""
@@ -281,10 +276,25 @@ class Kernels:
 
         Heads of a token lie side by side; what else there is of a token may lie behind them.
         """
+        half = sin_L1D.shape[-1] // 2 * sin_L1D.element_size()
+        self._rotated(x_LND, cos_L1D, (1.0, 1.0), (sin_L1D.data_ptr(), sin_L1D.data_ptr() + half))
+
+    def rotate_heads_(self, x_LND: Tensor, cos_LD: Tensor, sin_LD: Tensor, *, back: bool) -> None:
+        """`x cos + [-x_high, x_low] sin`, in place, as transformers rotates; or what that hands `back` to `x`.
+
+        Cosines and sines are contiguous and may be of another kind than `x`.
+        """
+        low, high = sin_LD.data_ptr(), sin_LD.data_ptr() + sin_LD.shape[-1] // 2 * sin_LD.element_size()
+        assert sin_LD.dtype == cos_LD.dtype, "tables of one kind"
+        assert sin_LD.shape == cos_LD.shape == (len(x_LND), x_LND.shape[-1]), "an angle for each number of a head"
+        self._rotated(x_LND, cos_LD, *(((1.0, -1.0), (high, low)) if back else ((-1.0, 1.0), (low, high))))
+
+    def _rotated(self, x_LND: Tensor, cos: Tensor, signs: tuple[float, float], sines: tuple[int, int]) -> None:
         length, heads, width = x_LND.shape
-        assert x_LND.stride()[1:] == (width, 1), "heads lie side by side"
-        pointers = x_LND.data_ptr(), cos_L1D.data_ptr(), sin_L1D.data_ptr()
-        self._rotate(_HALF[x_LND.dtype], *pointers, length, heads, width, x_LND.stride(0), torch.get_num_threads())
+        assert _beside_each_other(x_LND), "heads lie side by side"
+        kinds = _HALF[x_LND.dtype], _HALF[cos.dtype]
+        sizes = length, heads, width, x_LND.stride(0)
+        self._rotate(*kinds, x_LND.data_ptr(), cos.data_ptr(), *sines, *signs, *sizes, torch.get_num_threads())
 
     def silu_gate(self, gate_up_LI: Tensor) -> Tensor:
         """`silu(gate) * up` of the two halves of the last dimension, each a multiple of `LANES`."""
@@ -358,11 +368,17 @@ class Kernels:
 
 def _segments(tensors: Sequence[Tensor | None], of: Families, scaling: float) -> _Segments:
     """In the order of the struct: queries, keys and values first."""
-    query_LHD, _, value_LKE = (x for x in tensors[:3] if x is not None)
+    parts = query_LHD, _, value_LKE = [x for x in tensors[:3] if x is not None]
+    assert all(map(_beside_each_other, parts)), "heads lie side by side"
     pointers = [None if x is None else x.data_ptr() for x in (*tensors, of.segments, of.starts)]
     num_keys, width = value_LKE.shape[1:]
     sizes = of.number, query_LHD.shape[1], num_keys, query_LHD.shape[2], width
-    return _Segments(*pointers, *sizes, scaling, torch.get_num_threads())
+    return _Segments(*pointers, *sizes, *(x.stride(0) for x in parts), scaling, torch.get_num_threads())
+
+
+def _beside_each_other(x_LND: Tensor) -> bool:
+    """Whether the heads of a token are, without a gap."""
+    return x_LND.stride(2) == 1 and (x_LND.shape[1] == 1 or x_LND.stride(1) == x_LND.shape[2])
 
 
 def in_panels(weight_MK: Tensor) -> Tensor:

@@ -52,6 +52,19 @@ class RowAttention:
     """Every token sees all that come before it in its row, and itself; False where there are no kernels to ask."""
 
 
+KERNELS_ATTEND = "packed_sdpa"
+"""The attention implementation that leaves attention to compiled kernels where they can compute it."""
+
+
+class Overheard:
+    """In place of a mask: what a layer would attend with is written down, and what it is given in return is known."""
+
+    def __init__(self, out_1LHD: Tensor) -> None:
+        self.out_1LHD = out_1LHD
+        self.heard: list[tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]] = []
+        """Queries, keys and values `[1, heads, L, D]`, and the settings that came with them."""
+
+
 @contextmanager
 def packed_rows(segments: Sequence[Segment], device: torch.device) -> Iterator[None]:
     """Models called inside take their input for rows packed like this."""
@@ -103,6 +116,9 @@ def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Cal
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
     ) -> tuple[Tensor, Any]:
+        if isinstance(attention_mask, Overheard):
+            attention_mask.heard.append(((query, key, value), settings))
+            return attention_mask.out_1LHD, None
         if not isinstance(attention_mask, RowAttention):
             return plain_attention(module, query, key, value, attention_mask, **settings)
         buckets, masks = attention_mask.cuts.buckets, attention_mask.masks
@@ -189,7 +205,7 @@ def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Te
     raise NotImplementedError(f"{type(module).__name__} has no eager attention function beside it")
 
 
-AttentionInterface.register("packed_sdpa", _packed_attention(sdpa))
-AttentionMaskInterface.register("packed_sdpa", _packed_mask(sdpa_mask))
+AttentionInterface.register(KERNELS_ATTEND, _packed_attention(sdpa))
+AttentionMaskInterface.register(KERNELS_ATTEND, _packed_mask(sdpa_mask))
 AttentionInterface.register("packed_eager", _packed_attention(_eager_attention))
 AttentionMaskInterface.register("packed_eager", _packed_mask(eager_mask))

@@ -53,7 +53,7 @@ def segment_attention(
 ) -> Tensor | None:
     """`[L, H, E]`, of causal attention within segments; None where there is more to it, or no kernel for it."""
     kernels, tensors = in_training(), (query_LHD, key_LKD, value_LKE)
-    if kernels is None or of is None or not _is_causal(module, settings):
+    if kernels is None or of is None or not attends_alone(module, settings):
         return None
     if not can_compute(query_LHD.device, query_LHD.dtype) or len({x.dtype for x in tensors}) > 1:
         return None
@@ -63,24 +63,29 @@ def segment_attention(
         return None
     if any(len(x) != of.tokens for x in tensors):  # keys of a cache beside them
         return None
-    if 2 * of.number * key_LKD.shape[1] < torch.get_num_threads():
-        return None  # a thread takes a key head of a family: most would have nothing to do
+    if not keeps_busy(of, key_LKD.shape[1]):
+        return None
     scaling = settings.get("scaling")
     return _Attention.apply(*tensors, of, kernels, query_LHD.shape[-1] ** -0.5 if scaling is None else scaling)
 
 
-def _trunk(segment: Segment) -> int:
-    return segment.prefix_start if segment.prefix_length else segment.start
-
-
-def _is_causal(module: nn.Module, settings: Mapping[str, Any]) -> bool:
-    """And nothing else: no dropout, no soft cap, no bias, no sinks."""
+def attends_alone(module: nn.Module, settings: Mapping[str, Any]) -> bool:
+    """Whether attention with these settings is causal and nothing else: no dropout, soft cap, bias or sinks."""
     if settings.get("dropout") or any(
         settings.get(name) is not None for name in ("softcap", "position_bias", "s_aux", "cache")
     ):
         return False
     causal = settings.get("is_causal")
     return bool(getattr(module, "is_causal", True) if causal is None else causal)
+
+
+def keeps_busy(of: Families, num_keys: int) -> bool:
+    """A thread takes a key head of a family: with few of them most threads would have nothing to do."""
+    return 2 * of.number * num_keys >= torch.get_num_threads()
+
+
+def _trunk(segment: Segment) -> int:
+    return segment.prefix_start if segment.prefix_length else segment.start
 
 
 class _Attention(torch.autograd.Function):
@@ -101,5 +106,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient_LHE: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         kernels: Kernels = ctx.kernels
         query, key, value, logsums_LH = ctx.saved_tensors
-        found = kernels.attend_segments_backward(gradient_LHE, query, key, value, logsums_LH, ctx.of, ctx.scaling)
+        found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        given = query, key, value
+        kernels.attend_segments_backward(gradient_LHE, given, found, logsums_LH, ctx.of, ctx.scaling)
         return *found, None, None, None

@@ -18,7 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.models.fused_layers import kind_of
+from posttrain.models.fused import kind_of
 from posttrain.models.kernels import COPIED_WEIGHTS, Kernels
 from posttrain.rollout.decoding import PaddedRows, accepted_arguments, base_model
 from posttrain.rollout.engine import Rows
