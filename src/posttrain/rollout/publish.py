@@ -3,9 +3,9 @@
 1. **Version**: the sampler says that it has the version that was published.
 2. **Content**: every parameter and buffer of the trained model equals the tensor of that name in the model that
    decodes, exactly after the cast to its precision. A stale copy is found however small the learning rate was.
-3. **Path**: whatever a forward pass of that model reads from memory, decoding reads from the same memory, so the
-   tensors that were compared are the ones that are used and not others kept beside them. Of a packed layer that the
-   forward pass calls, decoding reads the packed weight, which is what was unpacked and compared.
+3. **Path**: whatever a forward pass of that model reads from memory (reads.py), decoding reads from the same memory, so
+   the tensors that were compared are the ones that are used and not others kept beside them. Of a packed layer that
+   the forward pass calls, decoding reads the packed weight, which is what was unpacked and compared.
 4. **Probe**: a fixed text gets the same log-probabilities from the trainer's forward pass and from the sampler's
    decoding, within a tolerance for rounding. Alone it would miss changes below the tolerance, which are the usual ones.
 
@@ -15,20 +15,17 @@ A step that changed nothing (learning rate 0, no signal) passes: the old weights
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.errors import NonFiniteError, PublishError
-from posttrain.models import onednn
 from posttrain.rollout.modes import evaluating
-from posttrain.rollout.packed_linear import PackedLinear
+from posttrain.rollout.reads import Reads, read_by_forward
 from posttrain.rollout.routing import routing_difference
 from posttrain.rollout.sampler import InProcessSampler
 from posttrain.rollout.weights import check_names, dense, merged_tensors, named_tensors
@@ -107,16 +104,11 @@ class DeliveryProof:
 
     def _decode(self, sampler: InProcessSampler) -> Sequence[Sequence[float]]:
         """The sampler's side of the probe. It has to read the tensors that a plain forward pass of its model reads."""
-        with evaluating(sampler.model), _Reads() as forward, _packed_layers_that_run(sampler.model) as ran:
-            device = next(sampler.model.parameters()).device
-            sampler.model(input_ids=torch.tensor([[*self.prompt_ids[0], self.completion_ids[0][0]]], device=device))
-        with _Reads() as decoding:
+        model, one_prompt = sampler.model, [*self.prompt_ids[0], self.completion_ids[0][0]]
+        needed = read_by_forward(model, one_prompt)
+        with Reads() as decoding:
             decoded = sampler.score(self.prompt_ids, self.completion_ids, temperature=self.temperature)
-        unread = [
-            name
-            for name, tensor in named_tensors(sampler.model)
-            if tensor.numel() and (tensor in forward or name in ran) and tensor not in decoding
-        ]
+        unread = [name for name, tensor in named_tensors(model) if name in needed and tensor not in decoding]
         if unread:
             raise PublishError(
                 given=f"decoding does not read {unread[0]} ({len(unread)} tensors), but the model's forward pass does",
@@ -215,57 +207,3 @@ def _differences(
         for t, (ours, theirs) in enumerate(zip(ours_T, theirs_T, strict=True)):
             difference = 0.0 if ours == theirs else abs(ours - theirs)
             yield (math.inf if math.isnan(difference) else difference), row, t, ours, theirs
-
-
-class _Reads(TorchDispatchMode):
-    """Records the memory that the tensor operations inside of the `with` block take as input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._memory: set[int] = set()
-        self._packed: list[Tensor] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        self._note(args)
-        self._note(kwargs.values())
-        return func(*args, **kwargs)
-
-    def _note(self, inputs: Iterable[object]) -> None:
-        """Tensors, alone or in lists: an operator takes no deeper ones, and a walk of trees takes longer than small
-        operators do."""
-        for x in inputs:
-            if isinstance(x, list | tuple):
-                self._note(x)
-            elif not isinstance(x, Tensor):
-                continue
-            elif onednn.is_packed(x):
-                self._packed.append(x)  # it has no address to ask for: the object itself is known again
-            else:
-                self._memory.add(_memory(x))
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        if onednn.is_packed(tensor):
-            return any(tensor is packed for packed in self._packed)
-        return _memory(tensor) in self._memory
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-@contextmanager
-def _packed_layers_that_run(model: nn.Module) -> Iterator[set[str]]:
-    """The names of the weights of those that are called inside of the `with` block."""
-    ran: set[str] = set()
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, PackedLinear)]
-
-    def note(name: str) -> Callable[[nn.Module, object], None]:
-        return lambda *_: ran.add(f"{name}.weight")
-
-    hooks = [layer.register_forward_pre_hook(note(name)) for name, layer in layers]
-    try:
-        yield ran
-    finally:
-        for hook in hooks:
-            hook.remove()
