@@ -47,7 +47,7 @@ class ModelConfig(Part):
     """Variables of the chat template, for example enable_thinking."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the computation; master weights are float32 always. auto is bfloat16 on a GPU that has it. On a CPU it is
-    bfloat16 for a model of 50 million parameters or more where the processor has it and a short measurement shows it to
+    bfloat16 for a model of a million parameters or more where the processor has it and a short measurement shows it to
     be 1.2 times as fast as float32, else float32. float32 never computes in less. What was chosen is saved with the
     run and shown at its start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -85,6 +85,49 @@ def test_a_linear_layer_reads_a_view_with_strides_of_its_own_as_what_it_is(found
     torch.testing.assert_close(found.linear(x, in_panels(weight), None, 48), x @ weight.T)
 
 
+def skip_without_pairs(found: Kernels) -> None:
+    if not found.can_multiply(torch.bfloat16, 2, LANES):
+        pytest.skip("no products of bfloat16 in pairs on this processor, or better ones in tiles")
+
+
+@needs_compiler
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.lists(st.integers(0, 40), min_size=1, max_size=2),
+    pairs=st.integers(1, 70),
+    outputs=st.integers(1, 15),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_bfloat16_linear_layer_is_its_formula_rounded_once_for_any_shape(rows, pairs, outputs, bias, seed):
+    have = kernels()
+    assert have is not None, why_none()
+    skip_without_pairs(have)
+    torch.manual_seed(seed)
+    outputs, inputs = outputs * LANES, 2 * pairs
+    x, weight, offset = torch.randn(*rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    x, weight, offset = x.bfloat16(), weight.bfloat16(), offset.bfloat16()
+    found = have.linear(x, in_panels(weight), offset if bias else None, outputs)
+    exact = x.double() @ weight.T.double() + (offset.double() if bias else 0)
+    assert (found.shape, found.dtype) == (exact.shape, torch.bfloat16)
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=2e-6 * inputs)
+
+
+@needs_compiler
+def test_a_view_in_bfloat16_that_begins_at_an_odd_number_is_read_from_there(found):
+    skip_without_pairs(found)
+    numbers, weight = torch.randn(1 + 5 * 8).bfloat16(), torch.randn(48, 8).bfloat16()
+    x = numbers[1:].view(5, 8)
+    torch.testing.assert_close(found.linear(x, in_panels(weight), None, 48), x @ weight.T)
+
+
+def test_panels_of_bfloat16_keep_pairs_of_inputs_together():
+    weight = torch.arange(80 * 4).view(80, 4).bfloat16()
+    first, rest = in_panels(weight).split([64 * 4, 16 * 4])
+    assert torch.equal(first.view(2, 64, 2), weight[:64].view(64, 2, 2).transpose(0, 1))
+    assert torch.equal(rest.view(2, 16, 2), weight[64:].view(16, 2, 2).transpose(0, 1))
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("x", "bias", "outputs"),
@@ -94,11 +137,22 @@ def test_a_linear_layer_reads_a_view_with_strides_of_its_own_as_what_it_is(found
         (torch.ones(2, 4), torch.ones(15), 16),
         (torch.ones(2, 4), None, 24),
         (torch.ones(2, 0), None, 16),
+        (torch.ones(2, 4, dtype=torch.float64), None, 16),
     ],
 )
 def test_what_a_linear_layer_would_misread_is_refused(x, bias, outputs, found):
     with pytest.raises(AssertionError):
         found.linear(x, in_panels(torch.ones(outputs, x.shape[-1])), bias, outputs)
+
+
+@needs_compiler
+def test_bfloat16_of_a_float32_weight_and_an_odd_number_of_inputs_are_refused(found):
+    half = torch.ones(2, 4).bfloat16()
+    with pytest.raises(AssertionError):
+        found.linear(half, in_panels(torch.ones(16, 4)), None, 16)
+    with pytest.raises(AssertionError):
+        found.linear(half, in_panels(torch.ones(16, 4).bfloat16()), torch.ones(16), 16)
+    assert not found.can_multiply(torch.bfloat16, 5, 16)
 
 
 @needs_compiler
@@ -113,9 +167,12 @@ def test_a_linear_layer_is_as_exact_as_that_of_pytorch(inputs, found):
 
 
 @needs_compiler
-def test_a_row_of_a_linear_layer_gets_the_same_bits_in_any_batch_and_with_any_threads(found, threads):
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_a_row_of_a_linear_layer_gets_the_same_bits_in_any_batch_and_with_any_threads(dtype, found, threads):
+    if dtype == torch.bfloat16:
+        skip_without_pairs(found)
     torch.manual_seed(0)
-    x, panels = torch.randn(37, 50), in_panels(torch.randn(208, 50))
+    x, panels = torch.randn(37, 50).to(dtype), in_panels(torch.randn(208, 50).to(dtype))
     x[5, 7] = float("nan")
     together = found.linear(x, panels, None, 208)
     assert together[5].isnan().all()

@@ -4,7 +4,7 @@ On a CPU the same product takes very different times by the way it is called, an
 processor to processor. So the ways are timed at the model's own shapes, and what is chosen is kept for the whole run: a
 run that is resumed computes as it did before, whatever a measurement would say now.
 
-    dtype     bfloat16 or float32; `precision: auto` takes bfloat16 only where it gains much and the model is large
+    dtype     bfloat16 or float32; `precision: auto` takes bfloat16 where the processor has it and it gains much
     matmul    float32 products of training: as PyTorch runs them, or through oneDNN
     sampler   decodes with the very modules of the policy, or with a copy whose weights are packed (onednn.py)
     kernels   of decoding, and of attention, norms and gates in training: operations of PyTorch, or compiled ones where
@@ -37,8 +37,6 @@ from posttrain.models.processor import has_bfloat16, machine
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALL = 1_000_000
 """Parameters below which a model is not worth a measurement."""
-LARGE = 50_000_000
-"""Parameters from which on `precision: auto` may take bfloat16 on a CPU."""
 FASTER = 1.2
 """Times by which another way has to be faster than the plain one to be taken."""
 EXACT = 4.0
@@ -162,8 +160,7 @@ def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) ->
     float32_seconds = training["onednn" if matmul else "plain"]
     dtype = DTYPES.get(precision)
     if dtype is None:
-        large = size >= LARGE and has_bfloat16()
-        faster = large and gains("bfloat16", float32_seconds, training["bfloat16"])
+        faster = has_bfloat16() and gains("bfloat16", float32_seconds, training["bfloat16"])
         dtype = torch.bfloat16 if faster else torch.float32
     shared, packed = (measured.decoding[Decoder(dtype, is_packed)] for is_packed in (False, True))
     inexact = measured.inexact["packed"] if dtype == torch.float32 else 0.0

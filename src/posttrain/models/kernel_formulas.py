@@ -41,9 +41,8 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
     swapped = heads_LND.float().roll(16, dims=-1)
     expected = heads_LND.float() * angles_L1D.cos().float() + swapped * angles_L1D.sin().float()
     gate, up = gate_up_LI.float().chunk(2, dim=-1)
-    weight_MK, bias_M = noise(80, 48).float(), noise(80).float()
     return {
-        "linear": (made.linear(exact, in_panels(weight_MK), bias_M, 80), exact @ weight_MK.T + bias_M),
+        **_linear_pair(made, x_LE, noise(80, 48), noise(80)),
         "rms_norm": (made.rms_norm(x_LE, weight_E, 0.1), _normed(exact, weight_E)),
         "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
         **_rotation_pairs(made, noise(5, 6, 32), noise(5, 32).float()),
@@ -54,6 +53,13 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
         "experts": _experts_pair(made, noise),
         **_choice_pairs(made, 3 * noise(40, 700)),
     }
+
+
+def _linear_pair(made: Kernels, x_LE: Tensor, weight_ME: Tensor, bias_M: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    if not made.can_multiply(x_LE.dtype, weight_ME.shape[1], len(weight_ME)):
+        return {}
+    actual = made.linear(x_LE, in_panels(weight_ME), bias_M, len(weight_ME))
+    return {"linear": (actual, x_LE.float() @ weight_ME.float().T + bias_M.float())}
 
 
 def _rotation_pairs(made: Kernels, x_LND: Tensor, angles_LD: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

@@ -1,8 +1,9 @@
 // What a decoder does between its products, on a CPU: in decoding with a few rows, in training with packed tokens.
 //
 // A pass over a few rows takes as long as the calls that it makes. Each function here is one call in place of 4 to 17
-// (in training it keeps less and passes over memory less often), and computes in float32 whatever it reads and writes: float32, or bfloat16, which is rounded to once, at the end. The
-// product of a few rows with a float32 weight is here, too: it is up to twice as fast as what PyTorch calls for it.
+// (in training it keeps less and passes over memory less often), and computes in float32 whatever it reads and writes:
+// float32, or bfloat16, which is rounded to once, at the end. The product of a few rows with a weight is here, too: it is
+// up to twice as fast as what PyTorch calls for it.
 // kernels.py compiles this file and checks every function against the formula that it stands for.
 //
 // L tokens, n rows, P prompts, E width of the model, I of a gated MLP, H query heads, K key-value heads, G = H / K
@@ -12,7 +13,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
+
+// bfloat16 is multiplied in pairs where a processor can. Where it has tiles (AMX), oneDNN's products are for them.
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#define PAIRS
+#include <immintrin.h>
+#endif
 
 // The new tokens of n rows, their keys and values so far, and where each row's are.
 struct Attention {
@@ -211,6 +219,66 @@ void linear(const float* x, const float* weight, const float* bias, float* out, 
                     bias || k > 0);
     }
 }
+
+#ifdef PAIRS
+// Q rows of x times B W columns of a panel, both as pairs of neighbours: products are added up in float32 in registers.
+template <int Q, int B>
+inline void tile_of_pairs(const bfloat16* x, int64_t K, const bfloat16* panel, int64_t wide, const bfloat16* bias,
+                          bfloat16* out, int64_t M) {
+    __m512 sums[Q][B];
+    for (int q = 0; q < Q; q++)
+        for (int m = 0; m < B; m++) sums[q][m] = bias ? as<__m512>(load(bias + m * W)) : _mm512_setzero_ps();
+    for (int64_t k = 0; k < K; k += 2) {
+        __m512bh columns[B];
+        for (int m = 0; m < B; m++) columns[m] = as<__m512bh>(_mm512_loadu_si512(panel + k * wide + 2 * m * W));
+        for (int q = 0; q < Q; q++) {
+            int pair;
+            std::memcpy(&pair, x + q * K + k, sizeof pair);
+            for (int m = 0; m < B; m++)
+                sums[q][m] = _mm512_dpbf16_ps(sums[q][m], as<__m512bh>(_mm512_set1_epi32(pair)), columns[m]);
+        }
+    }
+    for (int q = 0; q < Q; q++)
+        for (int m = 0; m < B; m++) {
+            const __m256bh rounded = _mm512_cvtneps_pbh(sums[q][m]);
+            std::memcpy(out + q * M + m * W, &rounded, sizeof rounded);
+        }
+}
+
+template <int Q>
+void panel_of_pairs(const bfloat16* x, int64_t K, const bfloat16* panel, int64_t wide, const bfloat16* bias, bfloat16* out,
+                    int64_t M) {
+    int64_t m = 0;
+    const auto tile = [&](auto columns) {
+        constexpr int B = decltype(columns)::value;
+        tile_of_pairs<Q, B>(x, K, panel + 2 * m, wide, bias ? bias + m : nullptr, out + m, M);
+        m += B * W;
+    };
+    while (m + 4 * W <= wide) tile(std::integral_constant<int, 4>());
+    while (m + 2 * W <= wide) tile(std::integral_constant<int, 2>());
+    while (m < wide) tile(std::integral_constant<int, 1>());
+}
+
+// The same in bfloat16: a panel has two numbers of an output beside each other, then those of the next. K is even.
+void linear(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* out, int64_t N, int64_t K, int64_t M,
+            int threads) {
+    const int64_t blocks = (N + ROWS - 1) / ROWS, panels = (M + PANEL - 1) / PANEL;
+#pragma omp parallel for num_threads(threads) schedule(static) if (panels * blocks > 1 && N * K * M > 4 * ALONE)
+    for (int64_t task = 0; task < panels * blocks; task++) {
+        const int64_t m = task / blocks * PANEL, end = std::min(N, (task % blocks + 1) * ROWS);
+        const int64_t wide = std::min(PANEL, M - m);
+        int64_t n = task % blocks * ROWS;
+        const auto rows = [&](auto number) {
+            constexpr int Q = decltype(number)::value;
+            panel_of_pairs<Q>(x + n * K, K, weight + m * K, wide, bias ? bias + m : nullptr, out + n * M + m, M);
+            n += Q;
+        };
+        while (n + 6 <= end) rows(std::integral_constant<int, 6>());
+        while (n + 2 <= end) rows(std::integral_constant<int, 2>());
+        while (n < end) rows(std::integral_constant<int, 1>());
+    }
+}
+#endif
 
 // --- attention of rows -----------------------------------------------------------------------------------------------
 
@@ -791,6 +859,13 @@ void posttrain_linear(const float* x, const float* weight, const float* bias, fl
                       int threads) {
     linear(x, weight, bias, out, N, K, M, threads);
 }
+
+#ifdef PAIRS
+void posttrain_linear_of_pairs(const void* x, const void* weight, const void* bias, void* out, int64_t N, int64_t K,
+                               int64_t M, int threads) {
+    linear((const bfloat16*)x, (const bfloat16*)weight, (const bfloat16*)bias, (bfloat16*)out, N, K, M, threads);
+}
+#endif
 
 void posttrain_experts(bool half, const Experts* given) {
     half ? experts<bfloat16>(*given) : experts<float>(*given);

@@ -147,7 +147,9 @@ class Kernels:
             ctypes.c_int,
         )
         four, sizes = [pointer] * 4, [size] * 3
-        self._linear = _function(functions, "linear", *four, *sizes, threads)
+        self._linear = {torch.float32: _function(functions, "linear", *four, *sizes, threads)}
+        if hasattr(functions, "posttrain_linear_of_pairs"):
+            self._linear[torch.bfloat16] = _function(functions, "linear_of_pairs", *four, *sizes, threads)
         self._attend_rows = _function(functions, "attend_rows", half, ctypes.POINTER(_Attention))
         self._attend_segments = _function(functions, "attend_segments", half, half, ctypes.POINTER(_Segments))
         two_kinds = half, half
@@ -162,20 +164,29 @@ class Kernels:
         self._choose = _function(functions, "choose", half, *four, size, size, number, threads)
 
     def linear(self, x: Tensor, panels: Tensor, bias_M: Tensor | None, outputs: int) -> Tensor:
-        """`x @ weight.T + bias` in float32, for `x` of any leading shape, with the weight `in_panels`."""
+        """`x @ weight.T + bias`, for `x` of any leading shape, with the weight `in_panels`: see `can_multiply`."""
         inputs = x.shape[-1]
-        assert inputs > 0, "numbers to sum"
-        assert outputs % LANES == 0, "whole registers of sums"
+        assert self.can_multiply(x.dtype, inputs, outputs), (
+            "numbers to sum, in whole registers, of a kind that is known"
+        )
         assert panels.numel() == inputs * outputs, "a weight for each number of a row"
-        assert x.dtype == panels.dtype == torch.float32, "other numbers are not what the kernel reads"
+        assert x.dtype == panels.dtype, "other numbers are not what the kernel reads"
         x, out = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
         bias = None
         if bias_M is not None:
-            assert (bias_M.dtype, bias_M.shape) == (torch.float32, (outputs,)), "a number for each sum"
+            assert (bias_M.dtype, bias_M.shape) == (x.dtype, (outputs,)), "a number for each sum"
             bias = bias_M.data_ptr()
         pointers = x.data_ptr(), panels.data_ptr(), bias, out.data_ptr()
-        self._linear(*pointers, x.numel() // inputs, inputs, outputs, torch.get_num_threads())
+        self._linear[x.dtype](*pointers, x.numel() // inputs, inputs, outputs, torch.get_num_threads())
         return out
+
+    def can_multiply(self, dtype: torch.dtype, inputs: int, outputs: int) -> bool:
+        """Whether `linear` is for weights `[outputs, inputs]` of this kind here.
+
+        bfloat16 takes a processor with instructions for pairs of numbers, whose products oneDNN does not take in tiles.
+        """
+        whole = inputs > 0 and not outputs % LANES and not (dtype == torch.bfloat16 and inputs % 2)
+        return dtype in self._linear and whole
 
     def attend_rows(
         self,
@@ -382,7 +393,12 @@ def _beside_each_other(x_LND: Tensor) -> bool:
 
 
 def in_panels(weight_MK: Tensor) -> Tensor:
-    """A copy of a weight as `Kernels.linear` reads it, flat: transposed, `PANEL` outputs after the other."""
+    """A copy of a weight as `Kernels.linear` reads it, flat: transposed, `PANEL` outputs after the other.
+
+    In bfloat16 two neighbouring inputs stay together.
+    """
+    if weight_MK.dtype == torch.bfloat16:
+        return in_panels(weight_MK.contiguous().view(torch.int32)).view(torch.bfloat16)
     whole = len(weight_MK) // PANEL * PANEL
     panels, rest = weight_MK[:whole].unflatten(0, (-1, PANEL)), weight_MK[whole:]
     return torch.cat([panels.transpose(1, 2).flatten(), rest.T.flatten()])

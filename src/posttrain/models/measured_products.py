@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posttrain.models import onednn
-from posttrain.models.kernels import LANES, Kernels, in_panels
+from posttrain.models.kernels import Kernels, in_panels
 
 Way = Literal["plain", "onednn", "bfloat16"]
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -91,7 +91,7 @@ def measure(
 ) -> Measured:
     """Time and probe the products of layers of these shapes. The random state of PyTorch is not touched.
 
-    `compiled`: what multiplies a few rows by float32 weights that are not packed, where PyTorch does not.
+    `compiled`: what multiplies a few rows, if it can, by float32 weights that are not packed and by bfloat16 copies.
     """
     generator = torch.Generator().manual_seed(0)
     training, decoding = Counter[Way](), Counter[Decoder]()
@@ -156,12 +156,14 @@ def _decoder(way: Decoder, weights: Sequence[Tensor], x_NK: Tensor, compiled: Ke
     x = x_NK.to(way.dtype)
     ready = [weight.to(way.dtype) for weight in weights]
     product: Callable[[Tensor, Tensor], Tensor] = linear
-    if way.packed:
+    outputs, inputs = ready[0].shape
+    for_kernel = way in (Decoder(torch.float32, False), Decoder(torch.bfloat16, True))
+    if compiled is not None and for_kernel and compiled.can_multiply(way.dtype, inputs, outputs):
+        product = partial(compiled.linear, bias_M=None, outputs=outputs)
+        ready = [in_panels(weight) for weight in ready]
+    elif way.packed:
         ready = [onednn.pack(weight) for weight in ready]
         product = partial(onednn.packed_linear, bias_M=None)
-    elif compiled is not None and way.dtype == torch.float32 and not len(ready[0]) % LANES:
-        product = partial(compiled.linear, bias_M=None, outputs=len(ready[0]))
-        ready = [in_panels(weight) for weight in ready]
 
     def decode() -> None:
         for weight in ready:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from peft.tuners.lora.layer import Linear as LoRALinear
 from torch import Tensor, nn
 
 from posttrain.models import onednn
-from posttrain.models.kernels import COPIED_WEIGHTS, LANES, Kernels, in_panels
+from posttrain.models.kernels import COPIED_WEIGHTS, Kernels, in_panels
 from posttrain.rollout.packed_linear import PackedLinear
 
 
@@ -26,7 +27,7 @@ def joint_linear(layers: Sequence[nn.Module], kernels: Kernels | None = None) ->
 
     Weights are put together now, from what the layers hold now: for as long as the function lives, a call of the
     sampler. Layers that are more than a product (something waits for their call) are called one by one. With `kernels`
-    the product is theirs where they know it: of dense float32 weights.
+    the product is theirs where they know it: of dense float32 weights, and of bfloat16 ones, packed or not.
     """
     if len(layers) > 1 and not _can_be_joined(layers):
         each = [joint_linear([layer], kernels) for layer in layers]
@@ -36,12 +37,13 @@ def joint_linear(layers: Sequence[nn.Module], kernels: Kernels | None = None) ->
     plain, weights = [_without_adapters(layer) for layer in layers], [_weight(layer) for layer in layers]
     biases = [layer.bias for layer in plain]
     bias_M = None if biases[0] is None else torch.cat(biases)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    if type(plain[0]) is PackedLinear:
-        weight_MK = onednn.pack(torch.cat([onednn.unpack(weight) for weight in weights]))
-        return partial(onednn.packed_linear, packed_MK=weight_MK, bias_M=bias_M)
-    weight_MK = weights[0] if len(weights) == 1 else torch.cat(weights)
+    packed = type(plain[0]) is PackedLinear
+    dense = [onednn.unpack(weight) for weight in weights] if packed else weights
+    weight_MK = dense[0] if len(dense) == 1 else torch.cat(dense)
     if kernels is not None and _has_kernel(layers, kernels):
         return partial(kernels.linear, panels=in_panels(weight_MK), bias_M=bias_M, outputs=len(weight_MK))
+    if packed:
+        return partial(onednn.packed_linear, packed_MK=onednn.pack(weight_MK), bias_M=bias_M)
     return partial(F.linear, weight=weight_MK, bias=bias_M)
 
 
@@ -100,9 +102,9 @@ def _can_be_joined(layers: Sequence[nn.Module]) -> bool:
 
 def _has_kernel(layers: Sequence[nn.Module], kernels: Kernels | None) -> bool:
     """Of layers that can be joined."""
-    plain = [_without_adapters(layer) for layer in layers]
-    if kernels is None or type(plain[0]) is not nn.Linear:
+    plain: list[Any] = [_without_adapters(layer) for layer in layers]
+    numbers = {tensor.dtype for layer in plain for tensor in (layer.weight, layer.bias) if tensor is not None}
+    outputs, dtype = sum(layer.out_features for layer in plain), plain[0].weight.dtype
+    if kernels is None or numbers != {dtype} or not kernels.can_multiply(dtype, plain[0].in_features, outputs):
         return False
-    tensors = [tensor for layer in plain for tensor in layer.parameters()]
-    floats = {tensor.dtype for tensor in tensors} == {torch.float32} and plain[0].in_features > 0  # pyright: ignore
-    return floats and not sum(layer.out_features for layer in plain) % LANES  # pyright: ignore
+    return type(plain[0]) is nn.Linear or dtype == torch.bfloat16

@@ -129,7 +129,7 @@ def test_a_processor_says_whether_it_multiplies_bfloat16(facts, has):
 
 
 def test_only_instructions_for_bfloat16_make_it_faster_and_the_choice_of_auto():
-    """Precision `auto` takes it for large models alone, as models/compute.py does."""
+    """Precision `auto` takes it only there, as models/compute.py does."""
     flags = ("avx512f avx512_bf16", "avx512f")
     with_it, without = (this_processor(2**40, (1e11, 1e10), facts={"flags": words}) for words in flags)
     assert with_it.rate("bfloat16") == pytest.approx(1.6 * with_it.rate("float32"))

@@ -31,5 +31,5 @@ PROBE_ROWS = 4
 """rollout/publish.py: prompts with which every delivery of weights is proved."""
 PROBE_TOKENS, PROBE_SCORED = 32, 4
 """The same: tokens of each of them, and how many of those are scored."""
-SMALL, LARGE = 1_000_000, 50_000_000
+SMALL = 1_000_000
 """models/compute.py: parameters from which a run on a CPU measures its ways of computing, and may take bfloat16."""

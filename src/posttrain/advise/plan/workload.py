@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.advise.plan.architecture import Architecture, architecture_of, read_architecture
-from posttrain.advise.plan.library import LARGE, SMALL
+from posttrain.advise.plan.library import SMALL
 from posttrain.advise.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
 from posttrain.config_stages import REWARD_MODEL
 from posttrain.tasks.base import ALPHABET
@@ -44,11 +44,11 @@ class Computing:
 
     @staticmethod
     def assumed(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Computing:
-        """What a run chooses mostly: bfloat16 where the device has it (`bfloat16`), on a CPU for large models alone; a
-        CPU decodes from a copy, and multiplies through oneDNN where the model is worth the measurement."""
+        """What a run chooses mostly: bfloat16 where the device has it (`bfloat16`). On a CPU only for models that are
+        worth a measurement, which decode from a copy, and whose float32 products go through oneDNN."""
         asked, on_cpu = config.model.precision, device == "cpu"
-        half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (not on_cpu or parameters >= LARGE))
         measured = on_cpu and parameters >= SMALL
+        half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (measured or not on_cpu))
         return Computing(precision="bfloat16" if half else "float32", onednn=measured and not half, packed=measured)
 
 
