@@ -59,6 +59,29 @@ def test_the_page_says_of_every_part_on_what_machine_and_of_which_version_it_was
         assert f"on {origin['date']} of commit {origin['commit']}" in text
 
 
+@measured
+def test_the_readme_says_what_was_measured():
+    def speed(part: str, model: str, pair: str) -> float:
+        (goal,) = [
+            each
+            for each in goals.GOALS
+            if (each.part, each.model, each.pair) == (part, model, pair) and each.key == "speed"
+        ]
+        found = goals.reached(goal, RESULT)
+        assert found
+        return found[0]
+
+    said = " ".join((page.ROOT / "README.md").read_text().split())
+    steps = [speed("grpo", model, "posttrain / TRL") for model in ("small", "large")]
+    assert f"{steps[0]:.1f} times as fast as TRL's with 2.7M parameters and {steps[1]:.1f} times with 110M" in said
+    sampled = [
+        speed("sampling", model, f"posttrain {precision} / vLLM {precision}")
+        for model in ("small", "large")
+        for precision in ("float32", "bfloat16")
+    ]
+    assert f"sampling alone is {min(sampled):.1f} to {max(sampled):.1f} times as fast as vLLM" in said
+
+
 def gate_after(turns: int, **settings: bool) -> Gate:
     gate = Gate.__new__(Gate)  # without its pipes
     gate.warm, gate._turns, gate._varying = turns > 0, turns, settings.get("varying", False)
