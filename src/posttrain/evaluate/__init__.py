@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 class _CallablePackage(ModuleType):
-    def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
+    def __call__(
+        self, model: Any, data: Any = None, rewards: Any = None, *, k: int | None = None, **how: Any
+    ) -> Evaluation:
+        """Answer held-out prompts greedily and `k` times sampled, and judge the answers: posttrain.evaluate.api."""
         with uncollected():
             from posttrain.evaluate.api import evaluate
 
-        return evaluate(*args, **kwargs)
+        return evaluate(model, data, rewards, k=k, **how)
 
 
 sys.modules[__name__].__class__ = _CallablePackage
