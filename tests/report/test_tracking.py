@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -9,9 +10,11 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -24,10 +27,10 @@ from wandb.proto.wandb_internal_pb2 import Record
 import posttrain as pt
 from posttrain.cli import run as command
 from posttrain.config import RunConfig
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.report.store import number, read_run
 from posttrain.report.tracking.follow import Lines, Sent, follow
-from posttrain.report.tracking.trackers import TRACKERS, require
+from posttrain.report.tracking.trackers import TRACKERS, Subject, TensorBoard, Tracker, require
 from posttrain.train import tracking as followers
 
 Series = dict[str, list[tuple[int, float]]]
@@ -126,6 +129,13 @@ def assert_complete(folder: Path, tracker: str, *, but: tuple[str, ...] = ()) ->
             assert [v for _, v in theirs[name]] == pytest.approx([v for _, v in points], rel=1e-6), name  # float32
 
 
+def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not in {seconds:.0f} seconds"
+        time.sleep(0.02)
+
+
 def add_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -199,7 +209,7 @@ def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(tmp_path, capfd):
     assert command(["train", str(tmp_path / "config.yaml")]) == 0
     said = capfd.readouterr().out
     assert "warning: report_to tensorboard: it failed (" in said
-    assert f"`posttrain track {folder} --to tensorboard` sends what is missing" in said
+    assert f"`posttrain track {folder} --to tensorboard` sends the rest" in said
     (folder / "tensorboard").unlink()
     assert command(["track", str(folder), "--to", "tensorboard"]) == 0
     assert_complete(folder, "tensorboard")
@@ -221,6 +231,54 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_is_made(tmp_pat
     with pytest.raises(ConfigError, match=r"wandb cannot be imported here(?s:.*)pip install \"posttrain\[track\]\""):
         pt.train(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mere_folder_of_a_trackers_name_is_no_tracker(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(ConfigError, match="wandb cannot be imported here"):
+        require(["wandb"])
+
+
+def test_a_tracker_that_is_named_twice_is_told_once(tmp_path, capfd):
+    config = config_in(tmp_path, report_to=["tensorboard", "tensorboard"], train={"steps": 2, "prompts_per_step": 2})
+    run = pt.train(config)
+    assert_complete(run.folder, "tensorboard")
+    assert len(list((run.folder / "tensorboard").iterdir())) == 1
+    assert "report_to" not in capfd.readouterr().out
+
+
+def test_a_follower_that_is_killed_is_said_to_be(tmp_path):
+    said = list[str]()
+    view = SimpleNamespace(event=lambda kind, text: said.append(text))
+    folder = write_run(tmp_path / "run")
+    with followers.tracking(folder, ["tensorboard"], view):  # type: ignore[arg-type]
+        lock = folder / "tracking" / "tensorboard.lock"
+        wait_until(lambda: lock.exists() and lock.read_text() != "")
+        os.kill(int(lock.read_text()), signal.SIGKILL)
+    assert said == [
+        f"report_to tensorboard: it was ended by SIGKILL; `posttrain track {folder} --to tensorboard` sends the rest"
+    ]
+
+
+def test_an_attempt_that_never_began_is_another_run_to_a_tracker(tmp_path):
+    config = config_in(tmp_path, report_to=["tensorboard"])
+    prompts = tmp_path / "prompts.jsonl"
+    whole = prompts.read_text()
+    prompts.write_text("{}\n")
+    with pytest.raises(DataError):
+        pt.train(config)
+    folder = tmp_path / "run"
+    assert (folder / "error.json").exists()
+    first = Sent.of(folder, "tensorboard")
+    assert first.events
+    prompts.write_text(whole)
+    run = pt.train(config)
+    assert Sent.of(folder, "tensorboard").id != first.id
+    assert_complete(run.folder, "tensorboard")
+    assert in_tensorboard(folder)[1] == []
 
 
 def test_settings_and_trackers_have_the_same_names():
@@ -254,10 +312,11 @@ def test_a_run_that_is_over_can_be_sent_and_only_what_is_new_is_sent_again(track
     assert all("saved" not in text for _, text in told)
 
 
-def test_the_command_says_where_to_look(tmp_path, capsys):
+def test_the_command_says_where_to_look(tmp_path):
     folder = write_run(tmp_path / "run")
-    assert command(["track", str(folder), "--to", "trackio", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    asked = [sys.executable, "-m", "posttrain", "track", str(folder), "--to", "trackio", "--json"]
+    answered = subprocess.run(asked, capture_output=True, text=True, check=True)  # whole: the package has a last word
+    said = json.loads(answered.stdout)
     assert said["tracker"] == "trackio"
     assert said["step"] == read_run(folder).metrics[-1]["step"]
     assert said["where"] == "trackio show --project posttrain"
@@ -275,6 +334,104 @@ def test_weights_and_biases_is_written_to_files_where_nobody_is_logged_in(tmp_pa
     sent = follow(folder, "wandb")
     assert len(wandb_files(folder)) == 1
     assert sent.where == f"wandb sync {wandb_files(folder)[0].parent}"
+
+
+def test_of_several_times_every_folder_is_named_in_order(tmp_path):
+    folder = write_run(tmp_path / "run")
+    follow(folder, "wandb")
+    add_lines(folder / "metrics.jsonl", [{"step": 1000, "reward/mean": 0.5}])
+    time.sleep(1.1)  # the name of a folder has whole seconds
+    second = follow(folder, "wandb")
+    folders = [file.parent for file in wandb_files(folder)]
+    assert len(folders) == 2
+    assert second.where == "; ".join(f"wandb sync {each}" for each in folders)
+
+
+def test_where_there_is_nothing_new_no_tracker_is_opened(tmp_path):
+    folder = write_run(tmp_path / "run")
+    first = follow(folder, "wandb")
+    again = follow(folder, "wandb")
+    assert len(wandb_files(folder)) == 1
+    assert (again.id, again.where) == (first.id, first.where)
+
+
+class Breaks(TensorBoard):
+    """It takes two steps and fails at the third."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if step >= 3:
+            raise RuntimeError("no more")
+        super().log(step, values)
+
+
+def test_after_a_crash_amid_the_rows_nothing_is_sent_twice(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setitem(TRACKERS, "tensorboard", Breaks)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="no more"):
+            follow(folder, "tensorboard")
+    broken = Sent.of(folder, "tensorboard")
+    assert broken.step == 2
+    assert follow(folder, "tensorboard").id == broken.id
+    assert_complete(folder, "tensorboard")
+
+
+def test_one_that_cannot_be_opened_has_its_name_nevertheless(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+
+    def refuse(run: Subject) -> Tracker:
+        raise RuntimeError(run.id)
+
+    with monkeypatch.context() as patched:
+        patched.setitem(TRACKERS, "tensorboard", refuse)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError) as refused:
+            follow(folder, "tensorboard")
+    assert follow(folder, "tensorboard").id == str(refused.value)
+
+
+def test_who_waits_for_another_follower_says_for_whom(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    (folder / "tracking").mkdir()
+    lock = folder / "tracking" / "tensorboard.lock"
+    with lock.open("w") as held:
+        held.write("4711")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waits = threading.Thread(target=follow, args=(folder, "tensorboard"))
+        waits.start()
+        said = ""
+
+        def asked() -> bool:
+            nonlocal said
+            said += capsys.readouterr().err
+            return bool(said)
+
+        wait_until(asked)
+        assert waits.is_alive()
+    waits.join()
+    assert said == "waiting for process 4711, which still sends to tensorboard; `kill 4711` ends it\n"
+    assert lock.read_text() == str(os.getpid())
+    assert_complete(folder, "tensorboard")
+
+
+def test_an_error_is_told_as_often_as_it_ended_the_run_at_the_step_it_came_to(tmp_path):
+    folder = write_run(tmp_path / "run")
+    last = read_run(folder).metrics[-1]["step"]
+    same = {"kind": "error", "message": "the disk is full"}
+    add_lines(
+        folder / "events.jsonl", [same | {"time": "2026-01-01T00:00:00Z"}, same | {"time": "2026-01-01T01:00:00Z"}]
+    )
+    follow(folder, "tensorboard")
+    follow(folder, "tensorboard")
+    told = [found for found in in_tensorboard(folder)[1] if found[1] == "the disk is full"]
+    assert told == [(last, "the disk is full")] * 2
+
+
+@pytest.mark.parametrize(("mode", "message"), [("disabled", "WANDB_MODE = disabled"), ("online", "(?s:.*)wandb login")])
+def test_a_mode_of_weights_and_biases_that_cannot_be_is_refused(mode, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    with pytest.raises(ConfigError, match=message):
+        follow(write_run(tmp_path / "run"), "wandb")
 
 
 # ---------------------------------------------------------------- files that change while they are read

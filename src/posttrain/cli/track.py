@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -37,6 +38,7 @@ def track(
     require([to])
     with redirect_stdout(sys.stderr):  # their packages print
         sent = follow(folder, to)
+    atexit.register(setattr, sys, "stdout", sys.stderr)  # and print at the end of the process, after the answer
     found = {"run": str(folder), "tracker": to, "id": sent.id, "step": max(sent.step, 0), "where": sent.where}
     answer(found, f"sent       {folder}, up to step {max(sent.step, 0)}\nsee        {sent.where}", as_json=json)
     return 0

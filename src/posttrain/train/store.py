@@ -28,6 +28,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,6 +85,9 @@ class RunStore:
             if never_began(folder):
                 for name in ("error.json", "events.jsonl", "config.yaml", "compute.json", "plan.json"):
                     (folder / name).unlink(missing_ok=True)
+                for name in ("tracking", "tensorboard"):  # to a tracker the next attempt is another run
+                    if (folder / name).is_dir() and not (folder / name).is_symlink():
+                        shutil.rmtree(folder / name)
             elif any((folder / mark).exists() for mark in _MARKS):
                 lock.release()
                 raise ConfigError(

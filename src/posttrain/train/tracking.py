@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ LAST_SECONDS = 60.0
 def tracking(folder: Path, names: Sequence[str], view: TerminalView) -> Iterator[None]:
     """Around a whole run, its last words included. Whatever happens to a follower is a warning, and no error."""
     started = dict[str, subprocess.Popen[bytes]]()
-    for name in names:
+    for name in dict.fromkeys(names):
         try:
             started[name] = _start(folder, name)
         except OSError as error:
@@ -33,7 +34,7 @@ def tracking(folder: Path, names: Sequence[str], view: TerminalView) -> Iterator
         deadline = time.monotonic() + LAST_SECONDS
         for name, follower in started.items():
             if said := _end(follower, deadline, folder / "tracking" / f"{name}.log"):
-                again = f"`posttrain track {folder} --to {name}` sends what is missing"
+                again = f"`posttrain track {folder} --to {name}` sends the rest"
                 view.event("warning", f"report_to {name}: {said}; {again}")
 
 
@@ -41,7 +42,7 @@ def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
     (folder / "tracking").mkdir(exist_ok=True)
     with (folder / "tracking" / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "posttrain.report.tracking", str(folder.absolute()), name],
+            [sys.executable, "-P", "-m", "posttrain.report.tracking", str(folder.absolute()), name],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -59,6 +60,8 @@ def _end(follower: subprocess.Popen[bytes], deadline: float, log: Path) -> str:
         return "still sends"
     if status == 0:
         return ""
+    if status < 0:
+        return f"it was ended by {signal.Signals(-status).name}"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit status {status}")
     return f"it failed ({last})"

@@ -1,7 +1,7 @@
 """A follower: reads what is added to the files of a run, and tells one tracker.
 
 tracking/NAME.json   what it has sent, so that nothing is sent twice, by whoever goes on
-tracking/NAME.lock   held by the one follower that sends
+tracking/NAME.lock   held by the one follower that sends, whose process it names
 tracking/NAME.log    what the tracker's package printed, where the run itself has started the follower
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,8 @@ TOLD = ("alarm", "guard", "error")
 SETTINGS = {"samples", "confidence", "temperature", "top_p", "max_completion_length", "seed", "n"}
 """What an evaluation says about how it was made: no measurement."""
 POLL_SECONDS = 10.0
+ROWS = 50
+"""After so many it is noted what was sent."""
 
 
 @dataclass(kw_only=True)
@@ -48,7 +51,8 @@ class Sent:
         file = folder / "tracking" / f"{name}.json"
         try:
             found = mapping(json.loads(file.read_text(encoding="utf-8")))
-            return cls(file=file, id=str(found["id"]), step=int(found["step"]), events=list(map(str, found["events"])))
+            events, where = list(map(str, found["events"])), str(found.get("where", ""))
+            return cls(file=file, id=str(found["id"]), step=int(found["step"]), events=events, where=where)
         except (OSError, ValueError, KeyError, TypeError):
             return cls(file=file)
 
@@ -87,8 +91,8 @@ def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> 
     """Tell the tracker `name` everything that it does not know of the run, until nothing else comes.
 
     `ended` waits a while and says whether the run is over. Without it the files of the run say so; a run that nobody
-    on this machine writes is over at once. Raises ConfigError where there is no run, or for an unknown tracker; what
-    the tracker's package raises goes through.
+    on this machine writes is over at once. A tracker that has nothing to learn is not opened. Raises ConfigError where
+    there is no run, or for an unknown tracker; what the tracker's package raises goes through.
     """
     if name not in TRACKERS:
         raise ConfigError(given=f"there is no tracker {name!r}", allowed=", ".join(TRACKERS))
@@ -96,24 +100,34 @@ def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> 
         raise ConfigError(given=f"{folder} holds no run (it has no config.yaml)", allowed="the folder of a run")
     (folder / "tracking").mkdir(exist_ok=True)
     with _alone(folder / "tracking" / f"{name}.lock"):
-        sent = Sent.of(folder, name)
-        run = read_run(folder)
-        subject = Subject(folder=folder, config=run.config, config_text=run.config_text, id=sent.id)
-        tracker = TRACKERS[name](subject)
-        sent.where = tracker.where
+        sent, opened = Sent.of(folder, name), list[Tracker]()
+
+        def tracker() -> Tracker:
+            if not opened:
+                run = read_run(folder)
+                sent.save()  # whoever goes on after a crash goes on with this id
+                subject = Subject(folder=folder, config=run.config, config_text=run.config_text, id=sent.id)
+                opened.append(TRACKERS[name](subject))
+                sent.where = opened[0].where
+            return opened[0]
+
         try:
             _send_until(ended or (lambda: _is_over(folder)), folder, tracker, sent)
         finally:
-            tracker.close(failed=read_run(folder).status != "finished")
+            sent.save()
+            if opened:
+                opened[0].close(failed=read_run(folder).status != "finished")
     return sent
 
 
-def _send_until(over: Callable[[], bool], folder: Path, tracker: Tracker, sent: Sent) -> None:
+def _send_until(over: Callable[[], bool], folder: Path, tracker: Callable[[], Tracker], sent: Sent) -> None:
     metrics, events = Lines(folder / "metrics.jsonl"), Lines(folder / "events.jsonl")
     last = False
     while True:
-        for row in metrics.new():
+        for count, row in enumerate(metrics.new(), start=1):
             _send_metrics(row, tracker, sent)
+            if count % ROWS == 0:
+                sent.save()
         for event in events.new():
             _send_event(event, tracker, sent)
         sent.save()
@@ -122,23 +136,24 @@ def _send_until(over: Callable[[], bool], folder: Path, tracker: Tracker, sent: 
         last = over()  # what was written up to here is read once more
 
 
-def _send_metrics(row: Mapping[str, Any], tracker: Tracker, sent: Sent) -> None:
+def _send_metrics(row: Mapping[str, Any], tracker: Callable[[], Tracker], sent: Sent) -> None:
     step = number(row.get("step"))
     if step is None or step <= sent.step:
         return
     values = {name: value for name in row if name != "step" and (value := number(row[name])) is not None}
-    tracker.log(int(step), values)
+    tracker().log(int(step), values)
     sent.step = int(step)
 
 
-def _send_event(event: Mapping[str, Any], tracker: Tracker, sent: Sent) -> None:
-    kind, step, text = str(event.get("kind")), int(number(event.get("step"), 0)), str(event.get("message"))
-    if kind not in (*TOLD, "evaluation") or (known := f"{kind} {step} {text}") in sent.events:
+def _send_event(event: Mapping[str, Any], tracker: Callable[[], Tracker], sent: Sent) -> None:
+    kind, step, text = str(event.get("kind")), number(event.get("step")), str(event.get("message"))
+    when = event.get("time") if kind == "error" else ""  # the same one may end a run again
+    if kind not in (*TOLD, "evaluation") or (known := f"{kind} {step} {when} {text}") in sent.events:
         return
     if kind == "evaluation":
-        tracker.log(step, dict(measurements(mapping(event.get("evaluation")), "eval")))
+        tracker().log(int(step or 0), dict(measurements(mapping(event.get("evaluation")), "eval")))
     else:
-        tracker.tell(step, kind, text)
+        tracker().tell(int(max(sent.step, 0) if step is None else step), kind, text)
     sent.events.append(known)
 
 
@@ -164,7 +179,16 @@ def _is_over(folder: Path) -> bool:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One follower sends. Another one waits: that of a run which was killed may still be ending."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """One follower sends. Another one waits, and says for whom: that of a run which was killed may still be ending."""
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = lock.read_text(encoding="utf-8").strip()
+            told = f"waiting for process {holder}, which still sends to {lock.stem}; `kill {holder}` ends it"
+            print(told, file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield

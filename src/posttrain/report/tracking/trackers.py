@@ -139,18 +139,21 @@ class WeightsAndBiases:
                 config=dict(run.config),
                 dir=os.environ.get("WANDB_DIR") or str(_made(run.folder / "tracking")),
                 mode=mode,
-                settings=wandb.Settings(console="off"),
+                settings=wandb.Settings(console="off", x_disable_stats=True),  # they would be of this process
             )
 
         asked = os.environ.get("WANDB_MODE")
+        if asked == "disabled":
+            raise ConfigError(given="WANDB_MODE = disabled", fix="Leave wandb away, or set another mode.")
         try:
             self._run = start(asked or (None if wandb.login(prompt=False) else "offline"))
         except wandb.Error as error:
             if asked:
-                raise
+                fix = "Log in with `wandb login`, set WANDB_API_KEY, or leave WANDB_MODE away: files are written then."
+                raise ConfigError(given=f"WANDB_MODE = {asked}, and {error}", fix=fix) from error
             print(f"wandb: {error}; written to files instead")
             self._run = start("offline")
-        self.where = f"wandb sync {Path(self._run.dir).parent}" if self._run.offline else str(self._run.url)
+        self.where = _syncs(Path(self._run.dir).parent, run.id) if self._run.offline else str(self._run.url)
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -173,13 +176,19 @@ TRACKERS: Mapping[str, Callable[[Subject], Tracker]] = {
 
 def require(names: Sequence[str]) -> None:
     """Raises ConfigError for a tracker that is not installed here, before anything is trained."""
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    found = {name: importlib.util.find_spec(name) for name in names}
+    missing = [name for name, spec in found.items() if spec is None or spec.origin is None]  # a mere folder has none
     if missing:
         raise ConfigError(
             given=f"report_to = [{', '.join(names)}], and {' and '.join(missing)} cannot be imported here",
             allowed="trackers that are installed",
             fix='pip install "posttrain[track]"; or leave report_to away: `posttrain track RUN` sends the run later.',
         )
+
+
+def _syncs(last: Path, id: str) -> str:
+    """What uploads a run that was written to files: a folder for each time that somebody has sent, in that order."""
+    return "; ".join(f"wandb sync {folder}" for folder in sorted(last.parent.glob(f"offline-run-*-{id}")))
 
 
 def _made(folder: Path) -> Path:
