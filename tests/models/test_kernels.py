@@ -658,35 +658,39 @@ def test_a_compiler_that_never_ends_is_not_waited_for(short, tmp_path, monkeypat
         compiled(short, compiler)
 
 
+WRONG = [
+    ("sum(squares) / E + epsilon", "sum(squares) / E", "rms_norm"),
+    ("a * cos_low + b * sin_low", "a * cos_low - b * sin_low", "rotate"),
+    ("given.q) + (token + x / G) * given.q_stride", "given.q) + (token + x / G) * given.H * D", "attend_segments"),
+    ("return x * (x < 0 ? small : all(1))", "return x * small", "silu_gate"),
+    ("found + grouped.choices[begin + q] * E + e", "found + (begin + q) * E + e", "experts"),
+    ("std::fill(score + seen_p", "if (0) std::fill(score + seen_p", "attend_rows"),
+    ("drawn(running.data(), blocks, uniforms[2 * b])", "drawn(running.data(), blocks, 0.5)", "choose"),
+]
+"""What a compiler that is wrong about this processor might make of a kernel: once of each."""
+WRONG_TOO = [
+    ("to_high + l * D + d) * high_sign", "to_high + l * D + d)", r"rotate \(as transformers"),
+    ("to_low + l * D + d) * low_sign", "to_low + l * D + d)", r"rotate \(as transformers"),
+    ("given.dk) + (first + i) * given.k_stride", "given.dk) + (first + i) * given.K * D", "attend_segments"),
+    ("value * shared) * factor", "value) * factor", r"rms_norm \(x\)"),
+    ("store(own + e, load(own + e) + ", "store(own + e, ", r"rms_norm \(weight\)"),
+    ("(1 + x * (1 - logistic))", "(1 + x)", r"silu_gate \(gate\)"),
+    ("dup + i, dy * x * logistic", "dup + i, dy * x", r"silu_gate \(up\)"),
+    ("factors[x] = 1 / softmax", "factors[x] = 1.01f / softmax", "attend_rows"),
+    ("store(score + c, load(score + c) / found.sum)", "store(score + c, load(score + c))", "attend_segments"),
+    ("mean = sum(weighted) * share;", "mean = 0;", r"attend_segments \(queries\)"),
+    ("dkeys_SD, D, true)", "dkeys_SD, D, false)", r"attend_segments \(keys\)"),
+    ("dvalues_SE, E, true)", "dvalues_SE, E, false)", r"attend_segments \(values\)"),
+    ("Backward && end - trunk > 1", "false", "attend_segments"),
+    ("- float(std::log(total))", "- float(std::log(total + 0.1))", "choose"),
+]
+
+
 @needs_compiler
 @pytest.mark.parametrize(
-    ("right", "wrong", "name"),
-    [
-        ("sum(squares) / E + epsilon", "sum(squares) / E", "rms_norm"),
-        ("a * cos_low + b * sin_low", "a * cos_low - b * sin_low", "rotate"),
-        ("to_high + l * D + d) * high_sign", "to_high + l * D + d)", r"rotate \(as transformers"),
-        ("to_low + l * D + d) * low_sign", "to_low + l * D + d)", r"rotate \(as transformers"),
-        ("given.q) + (token + x / G) * given.q_stride", "given.q) + (token + x / G) * given.H * D", "attend_segments"),
-        ("given.dk) + (first + i) * given.k_stride", "given.dk) + (first + i) * given.K * D", "attend_segments"),
-        ("return x * (x < 0 ? small : all(1))", "return x * small", "silu_gate"),
-        ("value * shared) * factor", "value) * factor", r"rms_norm \(x\)"),
-        ("store(own + e, load(own + e) + ", "store(own + e, ", r"rms_norm \(weight\)"),
-        ("(1 + x * (1 - logistic))", "(1 + x)", r"silu_gate \(gate\)"),
-        ("dup + i, dy * x * logistic", "dup + i, dy * x", r"silu_gate \(up\)"),
-        ("found + grouped.choices[begin + q] * E + e", "found + (begin + q) * E + e", "experts"),
-        ("std::fill(score + seen_p", "if (0) std::fill(score + seen_p", "attend_rows"),
-        ("factors[x] = 1 / softmax", "factors[x] = 1.01f / softmax", "attend_rows"),
-        ("store(score + c, load(score + c) / found.sum)", "store(score + c, load(score + c))", "attend_segments"),
-        ("mean = sum(weighted) * share;", "mean = 0;", r"attend_segments \(queries\)"),
-        ("dkeys_SD, D, true)", "dkeys_SD, D, false)", r"attend_segments \(keys\)"),
-        ("dvalues_SE, E, true)", "dvalues_SE, E, false)", r"attend_segments \(values\)"),
-        ("Backward && end - trunk > 1", "false", "attend_segments"),
-        ("drawn(running.data(), blocks, uniforms[2 * b])", "drawn(running.data(), blocks, 0.5)", "choose"),
-        ("- float(std::log(total))", "- float(std::log(total + 0.1))", "choose"),
-    ],
+    ("right", "wrong", "name"), [*WRONG, *(pytest.param(*each, marks=pytest.mark.slow) for each in WRONG_TOO)]
 )
 def test_kernels_that_compute_something_else_are_not_used(right, wrong, name, tmp_path, monkeypatch):
-    """As a compiler that is wrong about this processor might make them."""
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
     monkeypatch.setattr(compiling, "FLAGS", ("-O0", *compiling.FLAGS[1:]))  # compiled in a quarter of the time
     text = SOURCE.read_text(encoding="utf-8")

@@ -253,9 +253,10 @@ def test_a_configuration_becomes_the_workload_of_its_run() -> None:
 
 @pytest.mark.parametrize("name", ["tiny:sort", "tiny-moe:sort"])
 def test_built_in_models_are_counted_without_being_built(name: str) -> None:
-    from posttrain.config import ModelConfig
-    from posttrain.models.load import load_model
-    from posttrain.tasks.tiny import resolve_model_path
+    from posttrain.tasks.catalogue import find_builtin
+    from posttrain.tasks.tiny import FORMS, build_model, build_tokenizer
 
-    model = load_model(resolve_model_path(ModelConfig(path=name, device="cpu"), seed=0)).model
+    form, _, task = name.partition(":")
+    recipe = replace(find_builtin(task).tiny, experts=FORMS[form])
+    model = build_model(build_tokenizer(), recipe, seed=0)
     assert model_architecture(name).parameters == sum(p.numel() for p in model.parameters())

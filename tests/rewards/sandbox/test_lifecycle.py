@@ -27,7 +27,8 @@ def below(pid: int) -> set[int]:
     return {process.pid for process in psutil.Process(pid).children(recursive=True)}
 
 
-def test_a_thousand_programs_leave_no_process_no_descriptor_and_no_file(sandbox):
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_programs_leave_no_process_no_descriptor_and_no_file(sandbox, count):
     programs = [
         ("print(1)", b""),
         ("import time; time.sleep(9)", b""),
@@ -35,13 +36,13 @@ def test_a_thousand_programs_leave_no_process_no_descriptor_and_no_file(sandbox)
         ("x = []\nwhile True: x.append(bytearray(1 << 24))", b""),
         ("while True: print('x' * 1000)", b""),
     ]
-    mixed = [programs[0] if number % 25 else programs[number // 25 % 5] for number in range(1000)]
+    mixed = [programs[0] if number % 25 else programs[number // 25 % 5] for number in range(count)]
     sandbox.run_many(mixed[:4])
     before = below(os.getpid()), len(os.listdir("/proc/self/fd")), set(os.listdir(tempfile.gettempdir()))
     limits = Limits(wall=2, memory=1 << 28)
     ended = [ran.ended for ran in sandbox.run_many(mixed, limits=limits)]
-    assert len(ended) == 1000
-    assert ended.count("exited") > 900
+    assert len(ended) == count
+    assert ended.count("exited") > 0.9 * count
     # As many, and not the same: a fork-server that is late on a busy machine is replaced.
     assert wait_until(lambda: len(below(os.getpid())) <= len(before[0]))
     assert len(os.listdir("/proc/self/fd")) <= before[1]
