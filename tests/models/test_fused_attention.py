@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -158,12 +159,80 @@ class OtherScale(LlamaAttention):
         return super().forward(*given, **named)
 
 
-@pytest.mark.parametrize("kind", [GatedAttention, ShiftedValues, TakesMore, OtherScale])
+class Gained(LlamaAttention):
+    """What it learns shows in no trial at its start."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.gain = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, *given, **named):
+        out, weights = super().forward(*given, **named)
+        return out * self.gain, weights
+
+    forward.__signature__ = inspect.signature(LlamaAttention.forward)  # type: ignore[attr-defined]
+
+
+class Tempered(LlamaAttention):
+    """By positions, where it is told of them."""
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        at = kwargs.get("position_ids")
+        scale = 1.0 if at is None else (1 + torch.log1p(at // 64))[..., None]
+        return super().forward(hidden_states * scale, position_embeddings, attention_mask, past_key_values, **kwargs)
+
+
+class DropsOut(LlamaAttention):
+    """As Starcoder2 does, in training alone."""
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        out, weights = super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        return torch.nn.functional.dropout(out, 0.1, training=self.training), weights
+
+
+MORE = [GatedAttention, ShiftedValues, TakesMore, OtherScale, Gained, Tempered, DropsOut]
+
+
+@pytest.mark.parametrize("kind", MORE)
 def test_a_subclass_that_does_more_is_left_alone(kind):
     config = copy.deepcopy(made().config)
     config._attn_implementation = KERNELS_ATTEND
     assert is_rotary_attention(LlamaAttention(config, 0))
     assert not is_rotary_attention(kind(config, 0))
+
+
+class Larger(LlamaAttention):
+    """By less than bfloat16 would show."""
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        out, weights = super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        return out * 1.005, weights
+
+
+def test_weights_in_bfloat16_are_tried_as_exactly():
+    config = copy.deepcopy(made().config)
+    config._attn_implementation = KERNELS_ATTEND
+    assert is_rotary_attention(LlamaAttention(config, 0).bfloat16())
+    assert not is_rotary_attention(Larger(config, 0).bfloat16())
+
+
+def test_trying_draws_no_random_number_and_changes_no_mode():
+    config = copy.deepcopy(made().config)
+    config._attn_implementation = KERNELS_ATTEND
+    attention, before = DropsOut(config, 0).eval(), torch.get_rng_state()
+    assert not is_rotary_attention(attention)
+    assert torch.equal(before, torch.get_rng_state())
+    assert not attention.training
+
+
+def test_settings_that_were_not_tried_are_left_to_the_model(monkeypatch):
+    model = made()
+    monkeypatch.setattr(module._FromInput, "apply", None)
+    with pytest.raises(TypeError):
+        losses(model, have(), torch.float32)
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda _, given, named: (given, named | {"cap": 3.0}), with_kwargs=True)
+    losses(model, have(), torch.float32)
 
 
 def test_another_attention_implementation_is_left_alone():

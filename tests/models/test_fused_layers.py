@@ -185,6 +185,32 @@ class TripledMLP(LlamaMLP):
         return 3 * super().forward(x)
 
 
+class GainedMLP(LlamaMLP):
+    """What it learns shows in no trial at its start."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * super().forward(x)
+
+
+class DroppingMLP(LlamaMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.1, training=self.training)
+
+
+class LargerMLP(LlamaMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.005 * super().forward(x)
+
+
+class LargerNorm(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return 1.005 * super().forward(hidden_states)
+
+
 def mlp(kind: type[LlamaMLP] = LlamaMLP, **changes: Any) -> LlamaMLP:
     torch.manual_seed(0)
     return kind(hf.LlamaConfig(**CONFIG | changes))
@@ -211,6 +237,7 @@ def test_what_is_a_norm_and_what_is_none():
     assert not is_rms_norm(OutsideTheRoot(64)), "it differs for small numbers alone"
     assert not is_rms_norm(OtherEpsilon(64)), "so does this"
     assert not is_rms_norm(ClampedNorm(64)), "it differs for large numbers alone"
+    assert not is_rms_norm(noisy(LargerNorm(64)).bfloat16()), "by less than bfloat16 would show"
 
 
 @torch.no_grad()
@@ -220,6 +247,9 @@ def test_what_is_a_gated_mlp_and_what_is_none():
     assert is_gated_mlp(mlp().bfloat16())
     assert not is_gated_mlp(mlp(hidden_act="gelu"))
     assert not is_gated_mlp(mlp(CappedMLP)), "it differs for large gates alone"
+    assert not is_gated_mlp(mlp(GainedMLP)), "it differs once it has learned"
+    assert not is_gated_mlp(mlp(DroppingMLP).eval()), "it differs in training alone"
+    assert not is_gated_mlp(mlp(LargerMLP).bfloat16()), "by less than bfloat16 would show"
     assert not is_gated_mlp(nn.Sequential(nn.Linear(64, 64)))
     for part in ("up_proj", "down_proj"):
         hidden = mlp(TripledMLP)

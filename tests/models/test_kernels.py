@@ -128,6 +128,22 @@ def test_panels_of_bfloat16_keep_pairs_of_inputs_together():
     assert torch.equal(rest.view(2, 16, 2), weight[64:].view(16, 2, 2).transpose(0, 1))
 
 
+def test_panels_are_made_of_a_bfloat16_weight_that_begins_at_an_odd_number():
+    weight = torch.arange(1 + 64 * 4).bfloat16()[1:].view(64, 4)
+    assert torch.equal(in_panels(weight), in_panels(weight.clone()))
+
+
+@needs_compiler
+def test_panels_and_a_bias_with_gaps_are_refused(found):
+    x, panels = torch.ones(2, 4), in_panels(torch.ones(16, 4))
+    with pytest.raises(AssertionError):
+        found.linear(x, panels, torch.ones(32)[::2], 16)
+    with pytest.raises(AssertionError):
+        found.linear(x, panels, torch.ones(1).expand(16), 16)
+    with pytest.raises(AssertionError):
+        found.linear(x, torch.ones(128)[::2], None, 16)
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("x", "bias", "outputs"),

@@ -27,6 +27,7 @@ from posttrain.errors import PublishError
 from posttrain.models import onednn
 from posttrain.models.kernels import Kernels, kernels, why_none
 from posttrain.rollout import DeliveryProof, LocalSampler, group_rows, joint_linear, plain_decoder
+from posttrain.rollout import decoding_path as module
 from posttrain.rollout.decoding_path import DecodingPath, decoding_path, multiplies_by_kernels
 from posttrain.rollout.engine import Arrival
 from posttrain.rollout.group_attention import Groups, Heads, attend_rows
@@ -320,6 +321,16 @@ def test_products_without_kernels_of_their_own_are_of_the_rows_alone(monkeypatch
     sampler.eos_ids = frozenset((EOS, 2, 5, 17, 40, 9, 33))
     completions, passes = _sampled(sampler, Settings(max_completion_length=30), monkeypatch)
     assert sum(passes[1:]) == sum(len(completion.ids) - 1 for completion in completions)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_bfloat16_copy_is_decoded_as_the_exact_model_would_be(packed, monkeypatch):
+    """Tried again it could differ from itself by rounding, and another path would draw other tokens."""
+    same = module._same
+    monkeypatch.setattr(module, "_same", lambda a, b: b.dtype == torch.float32 and same(a, b))
+    sampler = sampler_of(tiny_model(), shared=False, packed=packed, dtype=torch.bfloat16)
+    assert decoding_path(sampler.model).mask_functions is not None
+    assert decoding_path(tiny_model().bfloat16()).mask_functions is None
 
 
 class _Counting(nn.Module):

@@ -190,6 +190,16 @@ def test_an_adapter_that_is_off_in_the_sampler_is_found_because_it_is_not_read()
         check(policy, sampler)
 
 
+def test_adapters_that_are_switched_off_for_a_while_are_no_failure():
+    """Until then every parameter was read."""
+    policy = lora_model()
+    sampler = sampler_of(policy, shared=True)
+    check(policy, sampler)
+    with policy.disable_adapter():
+        check(policy, sampler)
+    check(policy, sampler)
+
+
 def test_tensors_in_each_others_place_are_found():
     policy = tiny_model()
     sampler = sampler_of(policy)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.rollout.policies import CONFIGS, lora_model, tiny_model
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from posttrain.models.forward_path import forward_path
+from posttrain.models.fused import Fused
+from posttrain.models.kernels import kernels, training_by, why_none
 from posttrain.rollout.reads import read_by_forward
-from posttrain.rollout.weights import named_tensors
+from posttrain.rollout.weights import named_tensors, plain_copy
 
 IDS = [1, 5, 7, 9]
 
@@ -64,3 +70,32 @@ def test_asking_leaves_the_mode_of_the_model():
     model = tiny_model("llama").train()
     read_by_forward(model, IDS)
     assert model.training
+
+
+def test_a_packed_layer_that_did_not_run_is_asked_for_again():
+    """Its weight is no parameter; experts that are modules, say, of which others run for other tokens."""
+    model = plain_copy(tiny_model("llama"), None, packed=True)
+    mlp: Any = model.model.layers[1].mlp
+    mlp.forward = lambda x: mlp.down_proj(mlp.gate_proj(x))
+    assert "model.layers.1.mlp.up_proj.weight" not in read_by_forward(model, IDS)
+    del mlp.forward
+    assert "model.layers.1.mlp.up_proj.weight" in read_by_forward(model, IDS)
+
+
+def test_what_is_asked_anew_is_what_is_read_now():
+    model = lora_model()
+    adapted = {name for name, _ in named_tensors(model) if "lora_" in name}
+    assert adapted <= read_by_forward(model, IDS)
+    with model.disable_adapter():
+        assert not adapted & read_by_forward(model, IDS, anew=True)
+
+
+@pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
+def test_what_kernels_of_training_read_by_address_is_read():
+    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, head_dim=32)
+    model = LlamaForCausalLM(config)
+    forward_path(model)
+    assert isinstance(model.model.norm, Fused)
+    with training_by(kernels()):
+        read = read_by_forward(model, IDS)
+    assert {name for name, _ in model.named_parameters()} <= read

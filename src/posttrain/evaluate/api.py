@@ -24,8 +24,9 @@ from posttrain.evaluate.votes import Extract
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, RewardSet, build_rewards
-from posttrain.rollout.decoding_path import multiplies_by_kernels
+from posttrain.rollout.decoding_path import decode_by, decoding_path, multiplies_by_kernels
 from posttrain.rollout.local import LocalSampler
+from posttrain.rollout.modes import evaluating
 from posttrain.rollout.weights import pack_in_place
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.computing import FILE as COMPUTE
@@ -126,8 +127,11 @@ def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
 
 def _packed_sampler(loaded: LoadedModel) -> LocalSampler:
     """The model itself, which only answers from now on, is packed; one that does not allow it stays dense."""
+    with evaluating(loaded.model):
+        path = decoding_path(loaded.model)
     with suppress(ModelError):
         pack_in_place(loaded.model, loaded.compute_dtype)
+    decode_by(loaded.model, path)
     kernels = loaded.compute.found_kernels()
     return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, kernels=kernels)
 

@@ -7,7 +7,11 @@ model came with. Gradients of gradients are not defined.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,6 +53,29 @@ def is_plain(module: nn.Module) -> bool:
     """Nothing waits for it to be called."""
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return not (any(own) or "forward" in vars(module) or any(_HOOKS_OF_ALL))
+
+
+def holds_tensors(module: nn.Module) -> bool:
+    """Parameters or buffers that are its own and no part's: a gain of one, at its start, shows in no trial."""
+    return any(True for _ in chain(module.parameters(recurse=False), module.buffers(recurse=False)))
+
+
+def exact(module: nn.Module) -> nn.Module:
+    """To be tried in its place: a float32 copy of one in half precision, whose rounding would hide differences."""
+    half = any(x.dtype in (torch.float16, torch.bfloat16) for x in module.parameters())
+    return copy.deepcopy(module).float() if half else module
+
+
+@contextmanager
+def as_trained(module: nn.Module) -> Iterator[None]:
+    """Inside it computes as in training, dropout of its own included; no random number is used up by that."""
+    before = module.training
+    with torch.random.fork_rng(devices=[]):
+        module.training = True
+        try:
+            yield
+        finally:
+            module.training = before
 
 
 def noise(*shape: int, like: Tensor, size: float = 10.0) -> Tensor:

@@ -14,7 +14,7 @@ L packed tokens, E width of the model, H query heads, K key-value heads, N = H +
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from posttrain.models.fused import Fused, are_near, fuse, is_plain, kind_of, noise
+from posttrain.models.fused import Fused, are_near, as_trained, exact, fuse, holds_tensors, is_plain, kind_of, noise
 from posttrain.models.kernels import LANES, Families, Kernels, Parts, can_compute, in_training
 from posttrain.models.packed_attention import KERNELS_ATTEND, Overheard, RowAttention
 from posttrain.models.segment_attention import attends_alone, keeps_busy
@@ -33,6 +33,8 @@ HEAD_NORMS = {"q_norm", "k_norm"}
 _GIVEN = ["hidden_states", "position_embeddings", "attention_mask", "past_key_values"]
 _OF_THE_MASK = {"sliding_window"}
 """Settings that layers hand on to attention, but that only its mask has to know."""
+_TOLD = {"position_ids": torch.tensor([[3, 70_000, 11, 0, 900]]), "use_cache": False}
+"""What layers tell besides, and what attention must not care for."""
 
 
 def fuse_attention(module: nn.Module) -> None:
@@ -44,11 +46,13 @@ def fuse_attention(module: nn.Module) -> None:
 def is_rotary_attention(module: nn.Module) -> bool:
     """Whether attention is given `rotate(q(x))`, `rotate(k(x))` and `v(x)`, heads normed or not, and nothing else.
 
-    The layer is run on small and on large numbers, and what it would attend with is compared.
+    The layer is run on small and on large numbers, told of strange positions, and as in training, and what it would
+    attend with is compared.
     """
-    attention: Any = module
     names = {name for name, _ in module.named_children()}
     if not {*PROJECTIONS, "o_proj"} <= names <= {*PROJECTIONS, "o_proj", *HEAD_NORMS} or not is_plain(module):
+        return False
+    if holds_tensors(module):
         return False
     width, scaling = getattr(module, "head_dim", None), getattr(module, "scaling", None)
     if not isinstance(width, int) or width % (2 * LANES) or not isinstance(scaling, float):
@@ -58,14 +62,19 @@ def is_rotary_attention(module: nn.Module) -> bool:
     takes = inspect.signature(module.forward).parameters.values()
     if [p.name for p in takes if p.kind is not p.VAR_KEYWORD] != _GIVEN:
         return False
-    like = next(iter(module.parameters()), None)
+    attention: Any = exact(module)
+    like = next(iter(attention.parameters()), None)
     inputs = getattr(attention.q_proj, "in_features", None)
     if like is None or not like.is_floating_point() or inputs is None:
         return False
-    return all(_is_rotary_attention(attention, noise(1, 5, inputs, like=like, size=size)) for size in (1.0, 100.0))
+    small, large = (noise(1, 5, inputs, like=like, size=size) for size in (1.0, 100.0))
+    if not (_is_rotary_attention(attention, small, {}) and _is_rotary_attention(attention, large, _TOLD)):
+        return False
+    with as_trained(attention):
+        return _is_rotary_attention(attention, small, _TOLD)
 
 
-def _is_rotary_attention(attention: Any, x: Tensor) -> bool:
+def _is_rotary_attention(attention: Any, x: Tensor, told: Mapping[str, Any]) -> bool:
     length, width = x.shape[1], attention.head_dim
     cos, sin = noise(2, 1, length, width, like=x, size=1.0)
     try:
@@ -73,7 +82,7 @@ def _is_rotary_attention(attention: Any, x: Tensor) -> bool:
         put_down = noise(1, length, q.shape[1], v.shape[3], like=x, size=1.0)
         mask = Overheard(put_down)
         named = dict(zip(_GIVEN, (x, (cos, sin), mask, None), strict=True))
-        given, weights = attention.forward(**named)
+        given, weights = attention.forward(**named, **told)
         expected = _rotated(q, cos, sin), _rotated(k, cos, sin), v
         out = attention.o_proj(put_down.flatten(2))
     except Exception:  # whatever an architecture makes of such an input: it is called as it is
@@ -81,10 +90,11 @@ def _is_rotary_attention(attention: Any, x: Tensor) -> bool:
     if weights is not None or len(mask.heard) != 1 or q.shape[1] % k.shape[1] or k.shape != v.shape:
         return False
     (heard, settings), scaling = mask.heard[0], attention.scaling
-    unknown = [name for name, value in settings.items() if value is not None and name not in _OF_THE_MASK]
+    unknown = [name for name, value in settings.items() if value is not None and name not in {*_OF_THE_MASK, *told}]
     if settings.get("scaling") != scaling or not set(unknown) <= {"scaling", "dropout", "is_causal"}:
         return False
-    if not attends_alone(attention, settings):
+    alone = settings | {"dropout": 0.0} if attention.training else settings  # which each step asks for by itself
+    if not attends_alone(attention, alone):
         return False
     return are_near(given, out) and all(map(are_near, heard, expected))
 
@@ -152,6 +162,8 @@ def _step(
     kernels, x = in_training(), hidden_states
     if kernels is None or x is None or past_key_values is not None or not isinstance(attention_mask, RowAttention):
         return None
+    if not settings.keys() <= _TOLD.keys():
+        return None  # it was not tried with them
     of, num_keys = attention_mask.cuts.families, getattr(attention.k_proj, "out_features", 0) // attention.head_dim
     if of is None or not keeps_busy(of, num_keys) or not attention_mask.is_causal:
         return None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.activations import SiLUActivation
 
-from posttrain.models.fused import Fused, are_near, fuse, is_plain, kind_of, noise
+from posttrain.models.fused import Fused, are_near, as_trained, exact, fuse, holds_tensors, is_plain, kind_of, noise
 from posttrain.models.fused_attention import HEAD_NORMS, PROJECTIONS, fuse_attention
 from posttrain.models.kernels import LANES, Kernels, can_compute, in_training
 
@@ -65,11 +65,13 @@ def is_rms_norm(module: nn.Module) -> bool:
         return False
     if [*module.children()] or len([*module.parameters()]) != 1 or not weight.any() or not is_plain(module):
         return False
-    return all(_is_rms_norm(module, weight, epsilon, size) for size in (max(epsilon, 0) ** 0.5, 1.0, 10.0, 1000.0))
+    norm = exact(module)
+    return all(_is_rms_norm(norm, epsilon, size) for size in (max(epsilon, 0) ** 0.5, 1.0, 10.0, 1000.0))
 
 
-def _is_rms_norm(module: nn.Module, weight: Tensor, epsilon: float, size: float) -> bool:
+def _is_rms_norm(module: Any, epsilon: float, size: float) -> bool:
     """For numbers of about this size; at the root of epsilon it counts as much as they do."""
+    weight: Tensor = module.weight
     x = noise(3, len(weight), like=weight, size=size)
     exact = x.float()
     expected = exact * (exact.square().mean(dim=-1, keepdim=True) + epsilon).rsqrt() * weight.float()
@@ -81,10 +83,17 @@ def is_gated_mlp(module: nn.Module) -> bool:
     mlp: Any = module
     if {name for name, _ in module.named_children()} != _PARTS or not _is_silu(mlp.act_fn) or not is_plain(module):
         return False
+    if holds_tensors(module):
+        return False
+    mlp = exact(module)
     width, like = getattr(mlp.gate_proj, "in_features", None), next(iter(mlp.parameters()), None)
     if width is None or like is None or not like.is_floating_point():
         return False
-    return all(_is_gated_mlp(mlp, noise(1, 3, width, like=like), size) for size in (1.0, 100.0))
+    x = noise(1, 3, width, like=like)
+    if not (_is_gated_mlp(mlp, x, 1.0) and _is_gated_mlp(mlp, x, 100.0)):
+        return False
+    with as_trained(mlp):
+        return _is_gated_mlp(mlp, x, 1.0)
 
 
 def _is_gated_mlp(mlp: Any, x: Tensor, size: float) -> bool:

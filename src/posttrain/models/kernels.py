@@ -171,10 +171,12 @@ class Kernels:
         )
         assert panels.numel() == inputs * outputs, "a weight for each number of a row"
         assert x.dtype == panels.dtype, "other numbers are not what the kernel reads"
+        assert panels.is_contiguous(), "panels without gaps"
         x, out = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
         bias = None
         if bias_M is not None:
             assert (bias_M.dtype, bias_M.shape) == (x.dtype, (outputs,)), "a number for each sum"
+            assert bias_M.is_contiguous(), "numbers without gaps"
             bias = bias_M.data_ptr()
         pointers = x.data_ptr(), panels.data_ptr(), bias, out.data_ptr()
         self._linear[x.dtype](*pointers, x.numel() // inputs, inputs, outputs, torch.get_num_threads())
@@ -398,7 +400,8 @@ def in_panels(weight_MK: Tensor) -> Tensor:
     In bfloat16 two neighbouring inputs stay together.
     """
     if weight_MK.dtype == torch.bfloat16:
-        return in_panels(weight_MK.contiguous().view(torch.int32)).view(torch.bfloat16)
+        pairs_MK = weight_MK.clone() if weight_MK.storage_offset() % 2 else weight_MK
+        return in_panels(pairs_MK.contiguous().view(torch.int32)).view(torch.bfloat16)
     whole = len(weight_MK) // PANEL * PANEL
     panels, rest = weight_MK[:whole].unflatten(0, (-1, PANEL)), weight_MK[whole:]
     return torch.cat([panels.transpose(1, 2).flatten(), rest.T.flatten()])

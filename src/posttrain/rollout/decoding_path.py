@@ -80,6 +80,17 @@ def decoding_path(model: nn.Module) -> DecodingPath:
     return path
 
 
+def decode_by(model: nn.Module, path: DecodingPath) -> None:
+    """Decode this copy, or this model whose weights were cast, in groups if that is what was found before.
+
+    Tried again in bfloat16, a deep model may differ from itself by as much as its rounding, and which path it gets
+    would be luck, in a resumed run other luck. Other paths are left to be found.
+    """
+    if path.mask_functions is not None:
+        causal_lm = base_model(model)
+        _paths[causal_lm] = tuple(map(kind_of, causal_lm.modules())), path
+
+
 def multiplies_by_kernels(model: nn.Module) -> bool:
     """Whether compiled kernels, where there are some, multiply by the float32 weights of this model: it is a plain
     decoder, its adapters can be merged for them, and no layer is too large to be copied."""

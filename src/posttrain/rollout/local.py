@@ -33,7 +33,7 @@ from posttrain.models.context import context_window, window_reason
 from posttrain.models.kernels import Kernels
 from posttrain.rollout.choosing import Draw, Score
 from posttrain.rollout.decoding import base_model
-from posttrain.rollout.decoding_path import decoding_path
+from posttrain.rollout.decoding_path import decode_by, decoding_path
 from posttrain.rollout.engine import Choose, Engine
 from posttrain.rollout.modes import evaluating, evaluating_all
 from posttrain.rollout.requests import Request, Row
@@ -76,7 +76,7 @@ class LocalSampler:
         weights as they are now.
         """
         base_model(model)  # refuses what it cannot decode with
-        self.model = model if shared else plain_copy(model, dtype, packed=packed)
+        self.model = model if shared else _own_copy(model, dtype, packed=packed)
         self.shared = shared
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
@@ -282,3 +282,12 @@ class LocalSampler:
 def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
     half = dtype in (torch.bfloat16, torch.float16)
     return torch.autocast(device.type, dtype=dtype) if half else nullcontext()
+
+
+def _own_copy(model: nn.Module, dtype: torch.dtype | None, *, packed: bool) -> nn.Module:
+    """Where the copy is less exact than the model, it is decoded as the model would be."""
+    copied = plain_copy(model, dtype, packed=packed)
+    if next(model.parameters()).dtype == torch.float32 and dtype in (torch.bfloat16, torch.float16):
+        with evaluating(model):
+            decode_by(copied, decoding_path(model))
+    return copied

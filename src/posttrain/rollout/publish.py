@@ -15,7 +15,7 @@ A step that changed nothing (learning rate 0, no signal) passes: the old weights
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -105,11 +105,14 @@ class DeliveryProof:
     def _decode(self, sampler: InProcessSampler) -> Sequence[Sequence[float]]:
         """The sampler's side of the probe. It has to read the tensors that a plain forward pass of its model reads."""
         model, one_prompt = sampler.model, [*self.prompt_ids[0], self.completion_ids[0][0]]
-        needed = read_by_forward(model, one_prompt)
         with Reads() as decoding:
             decoded = sampler.score(self.prompt_ids, self.completion_ids, temperature=self.temperature)
-        unread = [name for name, tensor in named_tensors(model) if name in needed and tensor not in decoding]
-        if unread:
+
+        def unread_of(needed: Set[str]) -> list[str]:
+            return [name for name, tensor in named_tensors(model) if name in needed and tensor not in decoding]
+
+        unread = unread_of(read_by_forward(model, one_prompt))
+        if unread and (unread := unread_of(read_by_forward(model, one_prompt, anew=True))):
             raise PublishError(
                 given=f"decoding does not read {unread[0]} ({len(unread)} tensors), but the model's forward pass does",
                 allowed="a sampler that decodes with the tensors of `sampler.model`",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.models import onednn
+from posttrain.models.kernels import training_by
 from posttrain.rollout.modes import evaluating
 from posttrain.rollout.packed_linear import PackedLinear
 from posttrain.rollout.weights import named_tensors
@@ -53,19 +54,24 @@ _whole_reads: WeakKeyDictionary[nn.Module, tuple[Set[str], Set[str]]] = WeakKeyD
 """Of models whose forward pass was seen to read every parameter: the names of all tensors, and of those it read."""
 
 
-def read_by_forward(model: nn.Module, ids_T: Sequence[int]) -> Set[str]:
+def read_by_forward(model: nn.Module, ids_T: Sequence[int], *, anew: bool = False) -> Set[str]:
     """The names of the parameters and buffers that a plain forward pass of these tokens reads.
 
-    A pass that reads every parameter does so for any tokens: it is run once, and again if names have changed.
+    A pass that reads every parameter mostly does so for any tokens: it is run once, and again if names have changed.
+    Not for all: adapters may be switched off, and experts that are modules may be left out by other tokens. So whoever
+    is about to complain of what something else has not read asks `anew`.
     """
     names = {name for name, _ in named_tensors(model)}
     known, read = _whole_reads.get(model, (None, None))
-    if read is not None and known == names:
+    if read is not None and known == names and not anew:
         return read
-    with torch.no_grad(), evaluating(model), Reads() as forward, _packed_layers_that_run(model) as ran:
+    _whole_reads.pop(model, None)
+    by_torch = training_by(None)  # kernels of training read by address
+    with torch.no_grad(), evaluating(model), by_torch, Reads() as forward, _packed_layers_that_run(model) as ran:
         model(input_ids=torch.tensor([[*ids_T]], device=next(model.parameters()).device))
     read = {name for name, tensor in named_tensors(model) if tensor.numel() and (tensor in forward or name in ran)}
-    needed = {name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.numel()}
+    weights = [(name, x) for name, x in named_tensors(model) if isinstance(x, nn.Parameter) or onednn.is_packed(x)]
+    needed = {name for name, x in weights if x.numel()}
     if needed <= read:
         _whole_reads[model] = names, read
     return read
