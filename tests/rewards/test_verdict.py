@@ -7,6 +7,7 @@ import pickle
 import numpy
 import pytest
 from tests.rewards.rollouts import IN_TIME, completion, prompt
+from tests.rewards.verdict_functions import all_fail, each, hangs, mixed, taken_for_a_truth, together
 
 from posttrain.errors import RewardError
 from posttrain.rewards import Reward, build_rewards
@@ -45,16 +46,6 @@ def test_a_verdict_is_true_when_it_is_not_zero_and_without_a_score_neither():
         RewardError, match=r"without a score \(timeout\) is asked whether it is true.*\n.*`verdict.score"
     ):
         _ = 1.0 if Verdict(None, "timeout") else 0.0
-
-
-def mixed(completion, **row):
-    """Composition by hand, with a verifier that fails now and then."""
-    verdict = Verdict(None, "timeout", detail="late") if completion == "late" else Verdict(1.0, "correct")
-    return 0.9 * verdict + 0.1
-
-
-def taken_for_a_truth(completion, **row):
-    return 1.0 if Verdict(None, "timeout") else 0.0
 
 
 def test_composition_by_hand_leaves_unscored_what_could_not_be_judged():
@@ -99,22 +90,6 @@ def reasons(verdict_PG):
     return [[None if verdict is None else verdict.reason for verdict in row] for row in verdict_PG]
 
 
-def each(completion, **row):
-    """One of every kind, by what the completion says."""
-    return {
-        "right": Verdict(1.0, "correct", extracted="18"),
-        "wrong": Verdict(0.0, "wrong", extracted="17"),
-        "late": Verdict(None, "timeout", detail="no result after 2 s"),
-        "broken": Verdict(None, "error", detail="the container is gone"),
-        "beside": Verdict(None, "not_applicable"),
-        "plain": 0.5,
-    }[completion]
-
-
-def together(completions, **columns):
-    return [each(text) for text in completions]
-
-
 @pytest.mark.parametrize("function", [each, together, lambda completion: each(completion)], ids=["each", "batch", "λ"])
 def test_verdicts_reach_the_scores_by_position(function):
     texts = ["right", "late", "wrong", "beside", "plain", "broken"]
@@ -135,15 +110,6 @@ def test_verdicts_reach_the_scores_by_position(function):
         (1, "timeout", "no result after 2 s"),
         (5, "exception", "the container is gone"),
     ]
-
-
-def hangs(completion, **row):
-    if completion == "hang":
-        while True:
-            pass
-    if completion == "raise":
-        raise ValueError("not today")
-    return 1.0
 
 
 def test_failures_of_a_plain_function_are_verdicts_too():
@@ -193,13 +159,6 @@ def test_scores_keep_their_verdicts_when_they_are_picked_and_joined():
 
 def test_what_was_extracted_may_be_a_number():
     assert Verdict(1.0, "correct", extracted=18).extracted == "18"
-
-
-def all_fail(completions):
-    import time
-
-    time.sleep(0.2)
-    raise ValueError("not today")
 
 
 def test_the_time_of_a_call_that_failed_is_divided_among_its_rows():

@@ -144,7 +144,7 @@ HONEST: list[tuple[str, dict[str, Any]]] = [
     ("gsm8k", {}),
     ("exact_match", {}),
 ]
-ALIKE = ("numeric", "gsm8k", "honest:marked_batch", "honest:marked_async")
+ALIKE = ("numeric", "gsm8k", "honest:marked", "honest:marked_batch", "honest:marked_async")
 """Audited in full as others above are, in another form."""
 
 
