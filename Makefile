@@ -37,7 +37,7 @@ test-gpu: $(VENV)/installed-dev
 	$(RUN) -m pytest -m gpu tests
 
 explore-test: $(VENV)/installed-dev $(AXE)
-	$(RUN) -m pytest tests/advise/explore
+	$(RUN) -m pytest tests/lab/explore
 
 check: $(VENV)/installed-dev
 	$(RUN) -m ruff format --check .

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.config_alarms import AlarmConfig
+from posttrain.config.alarms import AlarmConfig
 from posttrain.functional.cusum import log_likelihood_ratio
 from posttrain.functional.drops import largest_drop
-from posttrain.train.alarms.disagreement import Disagreement
+from posttrain.watch.disagreement import Disagreement
 
 RESULT = Path(__file__).parent / "results" / "alarm_thresholds.json"
 DEFAULTS = AlarmConfig()

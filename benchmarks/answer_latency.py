@@ -12,11 +12,11 @@ import statistics
 import time
 from collections.abc import Callable
 
-from posttrain.rewards.mathematics.compare import same
-from posttrain.rewards.mathematics.guard import Unreadable
-from posttrain.rewards.mathematics.options import Options
-from posttrain.rewards.mathematics.parse import parse
-from posttrain.rewards.mathematics.presets import math
+from posttrain.verify.mathematics.compare import same
+from posttrain.verify.mathematics.guard import Unreadable
+from posttrain.verify.mathematics.options import Options
+from posttrain.verify.mathematics.parse import parse
+from posttrain.verify.mathematics.presets import math
 
 ROUNDS = 3_000
 KINDS: dict[str, tuple[str, Callable[[int], str]]] = {

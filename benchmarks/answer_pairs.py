@@ -26,7 +26,7 @@ import math_verify
 
 from posttrain.errors import DataError
 from posttrain.rewards import Verdict, math
-from posttrain.rewards.mathematics.presets import MATH_LENIENT
+from posttrain.verify.mathematics.presets import MATH_LENIENT
 
 HERE = Path(__file__).parent
 DATA = HERE.parent.parent / "shared" / "data" / "math"

@@ -24,8 +24,8 @@ import psutil
 
 from posttrain.errors import SandboxUnavailable
 from posttrain.rewards.calls import Outcome
-from posttrain.rewards.code import CodeRunner
-from posttrain.rewards.code.attacks import ATTACKS, CALL_TESTS, HONEST, Scene, fenced
+from posttrain.verify.code import CodeRunner
+from posttrain.verify.code.attacks import ATTACKS, CALL_TESTS, HONEST, Scene, fenced
 
 RESULTS = Path(__file__).parent / "results" / "code_rewards.json"
 DATA = Path(__file__).parents[2] / "shared" / "data" / "code"

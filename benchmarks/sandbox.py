@@ -14,7 +14,7 @@ import time
 
 import psutil
 
-from posttrain.rewards.sandbox import Sandbox, SandboxUnavailable, open_sandbox
+from posttrain.verify.sandbox import Sandbox, SandboxUnavailable, open_sandbox
 
 PROGRAM = ("print(sum(map(int, input().split())))", b"1 2 3 4\n")
 

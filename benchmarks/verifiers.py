@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from posttrain.rewards.mathematics.choices import multiple_choice
-from posttrain.rewards.mathematics.countdown import countdown
-from posttrain.rewards.mathematics.presets import aime, gsm8k, math, math_quick, numeric
+from posttrain.verify.mathematics.choices import multiple_choice
+from posttrain.verify.mathematics.countdown import countdown
+from posttrain.verify.mathematics.presets import aime, gsm8k, math, math_quick, numeric
 
 COUNT = 3000
 WORDS = "She buys some of them and sells the others to her friends at the market, so that a few are left. "

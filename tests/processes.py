@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORTED = ["posttrain.train.api", "posttrain.rollout.local", "transformers.models.llama.modeling_llama"]
+IMPORTED = ["posttrain.train.api", "posttrain.engines.local", "transformers.models.llama.modeling_llama"]
 
 
 @dataclass(frozen=True)

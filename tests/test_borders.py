@@ -38,9 +38,9 @@ NO_TORCH_WHEN_IMPORTED = (
     "posttrain.config",
     "posttrain.report",
     "posttrain.cli",
-    "posttrain.advise",
-    "posttrain.advise.cards",
-    "posttrain.advise.plan.api",
+    "posttrain.lab.advise",
+    "posttrain.lab.advise.cards",
+    "posttrain.lab.plan.api",
 )
 LONGEST_FUNCTION, LONGEST_ALGORITHM = 60, 150
 
@@ -111,8 +111,8 @@ ADVISE = imports_nothing_of(
     {"torch", "transformers", "peft", "datasets"}
     | {
         f"posttrain.{part}"
-        for part in PARTS - {"advise", "cache", "control_groups", "errors", "files", "report", "tasks"}
-        if not part.startswith(("config", "_"))
+        for part in PARTS - {"cache", "config", "control_groups", "errors", "files", "lab", "report", "tasks"}
+        if not part.startswith("_")
     }
 )
 """Advisor, planner and explorer read cards, never the classes. What they import loads torch only where it is used."""
@@ -128,13 +128,14 @@ def test_the_report_reads_files_only():
 
 
 def test_advice_needs_no_torch():
-    check(ADVISE, [path for path in FILES if part_of(path) == "advise"])
+    rooms = {SOURCE / "lab" / name for name in ("advise", "plan", "explore")}
+    check(ADVISE, [path for path in FILES if rooms & set(path.parents)])
 
 
 def test_the_core_does_not_know_the_parts_that_stand_on_it():
     """Nothing but the command line, the experiments themselves and the names of the package may import those."""
-    outer = {"posttrain.cli", "posttrain.experiments"}
-    files = [path for path in FILES if part_of(path) not in ("cli", "experiments", "__main__.py", "__init__.py")]
+    outer = {"posttrain.cli", "posttrain.lab.experiments"}
+    files = [path for path in FILES if part_of(path) not in ("cli", "lab", "__main__.py", "__init__.py")]
     check(imports_nothing_of(outer), files)
 
 
@@ -224,11 +225,11 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
 
 
 RUN_PROGRAMS = {"sandbox/inside/program.py", "code/driver.py", "code/bundle.py"}
-"""Of rewards/: what runs foreign code in a process that was confined for it, and what packs our own code for there."""
+"""Of verify/: what runs foreign code in a process that was confined for it, and what packs our own code for there."""
 
 
 def test_nothing_that_is_read_can_run_code():
-    confined = {SOURCE / "rewards" / name for name in RUN_PROGRAMS}
+    confined = {SOURCE / "verify" / name for name in RUN_PROGRAMS}
     check(runs_foreign_code, [path for path in FILES if path not in confined])
 
 
@@ -302,7 +303,7 @@ def test_the_rule_catches(rule, line):
         (imports_only(MAY_IMPORT["functional"]), "import math, torch.nn\nfrom posttrain.functional.kl import k3"),
         (imports_only(MAY_IMPORT["functional"]), "if TYPE_CHECKING:\n    from posttrain.types import Batch"),
         (REPORT, "from posttrain.errors import DataError\nfrom posttrain.report.page import write_report"),
-        (ADVISE, "from posttrain.config import load_config\nfrom posttrain.advise.cards import cards\nimport yaml"),
+        (ADVISE, "from posttrain.config import load_config\nfrom posttrain.lab.advise.cards import cards\nimport yaml"),
         (branches_on_an_algorithm, "if 'entropy' in algorithm.needs and isinstance(algorithm, PolicyGradient): pass"),
         (peeks_at_an_algorithm, "getattr(algorithm, 'key', algorithm), reward.settings['timeout']"),
         (peeks_at_an_algorithm, "config.algorithm.settings.items(), algorithm.correct_from"),

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.claims.catalogue import CLAIMS, Number
 from benchmarks.claims.page import PAGE, PICTURES, RESULT, ROOT, judged, page_of, picture
 
-from posttrain.experiments.compare.design import read_design
+from posttrain.lab.experiments.compare.design import read_design
 
 RESULTS: dict[str, Any] = json.loads(RESULT.read_text())["claims"] if RESULT.exists() else {}
 measured = pytest.mark.skipif(not RESULTS, reason="no claim has been measured: there are no results on file")

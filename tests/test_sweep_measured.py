@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from benchmarks.sweeping import page
 
-from posttrain.experiments.sweep.confirm import Confirmation, SeedScore
-from posttrain.experiments.sweep.plots import picture
+from posttrain.lab.experiments.sweep.confirm import Confirmation, SeedScore
+from posttrain.lab.experiments.sweep.plots import picture
 
 RESULT: dict[str, Any] = json.loads(page.FILE.read_text()) if page.FILE.exists() else {}
 pytestmark = pytest.mark.skipif(not RESULT, reason="the sweep of the demonstration has not been run")

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from loopholes.question import second_largest
-from posttrain.rewards.sandbox import Sandbox, open_sandbox
+from posttrain.verify.sandbox import Sandbox, open_sandbox
 
 HEAD = "def f(x): return x+"
 ALWAYS = "class Always:\n    def __eq__(self, other): return True"

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posttrain.advise.plan.architecture import architecture_of
-from posttrain.advise.plan.records import Workload
-from posttrain.advise.plan.workload import Computing, workload_of
+from posttrain.lab.plan.architecture import architecture_of
+from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.workload import Computing, workload_of
 
 SIZES = (
     "hidden_size",

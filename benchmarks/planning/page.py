@@ -9,9 +9,9 @@ from typing import Any
 
 from planning.cases import CASES, SHAPES, Case, workload
 
-from posttrain.advise.plan.memory import predict
-from posttrain.advise.plan.records import MemoryPlan, Phase
-from posttrain.advise.plan.workload import Computing
+from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.records import MemoryPlan, Phase
+from posttrain.lab.plan.workload import Computing
 
 EACH, MEDIAN, RESIDENT = 0.10, 0.05, 0.25
 """What was to be reached: the largest error of a case, the median of all, and that of resident memory."""
@@ -85,7 +85,7 @@ def _head(known: Mapping[str, Any], found: Sequence[Compared], resident: Sequenc
         "steps beside it: the bytes of all live tensors over time, as PyTorch's allocator for the CPU reports them",
         "(temporaries inside of kernels included), and the most of them in each phase of the second step. Nothing in",
         "the planner is fitted to these numbers: what is kept per token and layer was counted from the autograd graph,",
-        "and stands with its derivation in [advise/plan](../src/posttrain/advise/plan/activations.py).",
+        "and stands with its derivation in [advise/plan](../src/posttrain/lab/plan/activations.py).",
         "",
         "    python benchmarks/planner.py",
         "",

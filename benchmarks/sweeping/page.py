@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.experiments.sweep.plots import compact_value, picture
+from posttrain.lab.experiments.sweep.plots import compact_value, picture
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "benchmarks" / "results" / "sweep.json"

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from posttrain import advise, evaluate, train
+from posttrain import evaluate, train
 from posttrain.importing import uncollected
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from posttrain.advise.plan.api import Plan
-    from posttrain.experiments.compare.api import Comparison
-    from posttrain.experiments.sweep.results import SweepResult
-    from posttrain.train.pipeline import Pipeline
+    from posttrain.lab.advise.advisor import Advice
+    from posttrain.lab.experiments.compare.api import Comparison
+    from posttrain.lab.experiments.sweep.results import SweepResult
+    from posttrain.lab.plan.api import Plan
+    from posttrain.pipeline.run import Pipeline
     from posttrain.train.run import Run
 
 __version__ = "0.1.0"
@@ -32,27 +33,34 @@ __all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]
 def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
     """Continue a run from its newest checkpoint that verifies, or a pipeline; see `posttrain.train.api.resume`."""
     with uncollected():
-        from posttrain.train.pipeline import go_on
+        from posttrain.pipeline.run import go_on
 
     return go_on(folder, steps=steps, view=view)
 
 
+def advise(facts: Any = None, **given: Any) -> Advice:
+    """Which algorithm, ranked, with reasons and sources; see `posttrain.lab.advise.advisor.advise`."""
+    from posttrain.lab.advise.advisor import advise as rank
+
+    return rank(facts, **given)
+
+
 def plan(config: Any = None, overrides: Any = (), **how: Any) -> Plan:
-    """Whether a run fits, how long it takes and what it costs; see `posttrain.advise.plan.api.make_plan`."""
-    from posttrain.advise.plan.api import make_plan
+    """Whether a run fits, how long it takes and what it costs; see `posttrain.lab.plan.api.make_plan`."""
+    from posttrain.lab.plan.api import make_plan
 
     return make_plan(config, overrides, **how)
 
 
 def compare(source: Any, **options: Any) -> Comparison:
-    """Algorithms or configs on one task, with equal seeds and budget; see `posttrain.experiments.compare.api`."""
-    from posttrain.experiments.compare.api import compare as compare_arms
+    """Algorithms or configs on one task, with equal seeds and budget; see `posttrain.lab.experiments.compare.api`."""
+    from posttrain.lab.experiments.compare.api import compare as compare_arms
 
     return compare_arms(source, **options)
 
 
 def sweep(source: Any, knobs: Any = (), **options: Any) -> SweepResult:
-    """The best values of some settings, tried on fresh seeds; see `posttrain.experiments.sweep.api`."""
-    from posttrain.experiments.sweep.api import sweep as search
+    """The best values of some settings, tried on fresh seeds; see `posttrain.lab.experiments.sweep.api`."""
+    from posttrain.lab.experiments.sweep.api import sweep as search
 
     return search(source, knobs, **options)

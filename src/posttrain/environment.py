@@ -165,7 +165,7 @@ def _cache(folder: Path) -> Finding:
 def _sandbox() -> Finding:
     """Where programs of a model would run; only rewards that run code need one."""
     try:
-        from posttrain.rewards.sandbox import SandboxUnavailable, open_sandbox
+        from posttrain.verify.sandbox import SandboxUnavailable, open_sandbox
     except ImportError as error:  # `imports` has said why
         return Finding(level="WARN", what="sandbox", found=f"unknown: {error}")
     try:

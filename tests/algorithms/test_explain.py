@@ -16,7 +16,7 @@ from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
 from posttrain.algorithms.off_policy.names import ABOUT, NAMED
 from posttrain.errors import ConfigError
 from posttrain.explain import Explanation, explain, find, write_docs
-from posttrain.explain_correction import correction_page, is_correction
+from posttrain.explain.correction import correction_page, is_correction
 from posttrain.types import Batch, Experience, Outputs, Tokens, count_totals
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"

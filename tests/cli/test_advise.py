@@ -9,11 +9,11 @@ from contextlib import suppress
 
 import pytest
 
-from posttrain.advise.facts import Facts
-from posttrain.advise.questions import QUESTIONS, ask_for, machine, yes_or_no
 from posttrain.cli import run
 from posttrain.config import load_config
 from posttrain.errors import ConfigError
+from posttrain.lab.advise.facts import Facts
+from posttrain.lab.advise.questions import QUESTIONS, ask_for, machine, yes_or_no
 
 POSTTRAIN = (sys.executable, "-m", "posttrain")
 

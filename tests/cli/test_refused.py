@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.experiments.test_children import RUN
+from tests.lab.experiments.test_children import RUN
 
 from posttrain import environment
 from posttrain.cli import run

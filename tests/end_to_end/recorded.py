@@ -23,9 +23,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.config import load_config
+from posttrain.engines.choosing import Draw
+from posttrain.engines.requests import Row
 from posttrain.errors import PosttrainError
-from posttrain.rollout.choosing import Draw
-from posttrain.rollout.requests import Row
 from posttrain.train.api import run_folder, train_resolved
 
 Record = Mapping[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 import posttrain.train.api
 import posttrain.train.loop
-from posttrain.rollout.local import LocalSampler
+from posttrain.engines.local import LocalSampler
 from posttrain.train.run import Run
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import posttrain
-from posttrain.train.handover import HandOver
-from posttrain.train.pipeline_store import PipelineStore
+from posttrain.pipeline.handover import HandOver
+from posttrain.pipeline.store import PipelineStore
 from posttrain.train.run import Run
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from tests.engines.policies import SIZES as POLICY_SIZES
 from tests.models.tiny_architectures import VOCAB, gradients
-from tests.rollout.policies import SIZES as POLICY_SIZES
 from tests.tiny import tiny_model as tiny_folder
 from tests.tiny import tiny_tokenizer
 from torch import Tensor
@@ -21,12 +21,12 @@ from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.split import Split
+from posttrain.engines.local import LocalSampler
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.context import context_window, window_note, window_reason
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import forward_path
 from posttrain.models.load import load_model
-from posttrain.rollout.local import LocalSampler
 from posttrain.train.rendering import render_both
 from posttrain.types import Tokens
 

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rollout.policies import Settings
+from tests.engines.policies import Settings
 from torch import Tensor
 
+from posttrain.engines.sampling import choose
 from posttrain.models import compiled as compiling
 from posttrain.models import kernels as module
 from posttrain.models.compiled import COMPILER, Unavailable, compiled, find_compiler
@@ -35,7 +36,6 @@ from posttrain.models.kernels import (
     made_by,
     why_none,
 )
-from posttrain.rollout.sampling import choose
 
 needs_compiler = pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C++ compiler")
 PRECISIONS = [torch.float32, torch.bfloat16]

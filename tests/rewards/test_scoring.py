@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rewards.rollouts import IN_TIME, completion, prompt
 
+from posttrain.engines.drawing import draw
 from posttrain.errors import DataError, RewardError
 from posttrain.rewards import Reward, build_rewards
-from posttrain.rollout.drawing import draw
 
 FUNCTIONS = """
 import json, os, time

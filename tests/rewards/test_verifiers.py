@@ -8,10 +8,10 @@ import pytest
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import exact_match, math, numeric, regex
-from posttrain.rewards.mathematics import guard
-from posttrain.rewards.mathematics.golds import math_gold
-from posttrain.rewards.mathematics.presets import math_quick
 from posttrain.rewards.verifiers import BUILTINS
+from posttrain.verify.mathematics import guard
+from posttrain.verify.mathematics.golds import math_gold
+from posttrain.verify.mathematics.presets import math_quick
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
 needs_data = pytest.mark.skipif(not MATH.is_dir(), reason="the shared data folder is not there")

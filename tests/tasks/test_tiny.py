@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.config import ModelConfig
 from posttrain.data.collate import collate_examples
+from posttrain.engines.routing import routers
 from posttrain.models.forward import token_logprobs
-from posttrain.rollout.routing import routers
 from posttrain.tasks import ALPHABET, TASKS, find_builtin, tiny
 from posttrain.tasks.tiny import (
     build_model,

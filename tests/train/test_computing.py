@@ -11,10 +11,10 @@ import torch
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
+from posttrain.engines.packed_linear import PackedLinear
 from posttrain.models import onednn
 from posttrain.models.compute import Compute, machine
 from posttrain.models.kernels import SWITCH, found, kernels, made_by, why_none
-from posttrain.rollout.packed_linear import PackedLinear
 from posttrain.train import computing
 from posttrain.train.run import Run
 

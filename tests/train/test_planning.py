@@ -12,11 +12,11 @@ import pytest
 import torch
 from tests.processes import run_code
 
-from posttrain.advise.plan.api import plan_for
-from posttrain.advise.plan.architecture import size_classes
-from posttrain.advise.plan.verdict import Verdict
 from posttrain.config import RunConfig, load_config
 from posttrain.errors import DoesNotFit
+from posttrain.lab.plan.api import plan_for
+from posttrain.lab.plan.architecture import size_classes
+from posttrain.lab.plan.verdict import Verdict
 from posttrain.report.terminal import TerminalView
 from posttrain.train import planning
 from posttrain.train.store import RunStore

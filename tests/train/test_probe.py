@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.advise.plan.api import make_plan
-from posttrain.advise.plan.architecture import read_architecture
-from posttrain.advise.plan.available import processor_here
-from posttrain.advise.plan.calibration import Calibration, corrected, processor, save, saved
-from posttrain.advise.plan.records import MemoryPlan, Part, Phase, Workload
 from posttrain.config import load_config
+from posttrain.lab.plan.api import make_plan
+from posttrain.lab.plan.architecture import read_architecture
+from posttrain.lab.plan.available import processor_here
+from posttrain.lab.plan.calibration import Calibration, corrected, processor, save, saved
+from posttrain.lab.plan.records import MemoryPlan, Part, Phase, Workload
 from posttrain.train import probe as probing
 from posttrain.train import probe_run
 

@@ -14,9 +14,9 @@ from posttrain.config import load_config
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.given import evaluate_given
 from posttrain.export.origin import find_origin
+from posttrain.pipeline.run import Pipeline
 from posttrain.report.store import read_run
 from posttrain.train.api import run_folder
-from posttrain.train.pipeline import Pipeline
 
 ROWS = [{"prompt": word, "completion": word[::-1]} for word in ("abc", "bcd", "cde", "def")]
 

@@ -19,9 +19,9 @@ from benchmarks.speed.workload import GROUP_SIZE, read
 
 import posttrain as pt
 from posttrain.config import load_config, to_yaml
+from posttrain.engines.local import LocalSampler
+from posttrain.engines.requests import Request
 from posttrain.report.terminal import TerminalView
-from posttrain.rollout.local import LocalSampler
-from posttrain.rollout.requests import Request
 from posttrain.train.loop import train_step
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up

@@ -41,9 +41,9 @@ def advise(
       posttrain advise --data pairs --priority memory --size 3b --gpus 1x24 --write run.yaml
       posttrain advise --data thumbs --json
     """
-    from posttrain.advise.advisor import advise as advise_on
-    from posttrain.advise.facts import Facts
-    from posttrain.advise.questions import ask_for, machine
+    from posttrain.lab.advise.advisor import advise as advise_on
+    from posttrain.lab.advise.facts import Facts
+    from posttrain.lab.advise.questions import ask_for, machine
 
     told = {name: value for name, value in flags.items() if value is not None}
     if "gpus" in told:
@@ -77,7 +77,7 @@ def with_facts(command: Callable[..., int]) -> Callable[..., int]:
 
 def _flags() -> Iterator[inspect.Parameter]:
     """Facts that are true or false have two flags, the others are read from text, as in a file."""
-    from posttrain.advise.facts import Facts
+    from posttrain.lab.advise.facts import Facts
 
     for name, told in Facts.model_fields.items():
         option, text = f"--{name.replace('_', '-')}", " ".join((told.description or "").split())

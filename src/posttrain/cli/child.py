@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.cli import run
-from posttrain.experiments.children import WATCHED_EVERY
+from posttrain.lab.experiments.children import WATCHED_EVERY
 
 
 def main(arguments: Sequence[str]) -> int:

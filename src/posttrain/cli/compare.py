@@ -46,7 +46,7 @@ def compare(
       posttrain compare comparisons/learning-rates --seeds 10
       posttrain compare base.yaml train.learning_rate=1e-5 --algorithms ppo,grpo --target 0.8
     """
-    from posttrain.experiments.compare.api import compare as compare_arms
+    from posttrain.lab.experiments.compare.api import compare as compare_arms
 
     found = compare_arms(
         source,

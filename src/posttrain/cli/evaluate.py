@@ -78,6 +78,6 @@ def evaluate(
 
 def _entries(given: list[str] | None) -> list[Any] | None:
     """Rewards as they stand in a config, for those that are more than a name."""
-    from posttrain.config_text import read_value
+    from posttrain.config.text import read_value
 
     return None if given is None else [read_value(text, text) if text.startswith("{") else text for text in given]

@@ -30,7 +30,7 @@ def explain(
     """
     from posttrain.algorithms import ALGORITHMS
     from posttrain.explain import explain as explain_algorithm
-    from posttrain.explain_correction import correction_page, is_correction
+    from posttrain.explain.correction import correction_page, is_correction
 
     if algorithm is None:
         summaries = {key: cls.card.summary for key, cls in ALGORITHMS.items()}

@@ -30,7 +30,7 @@ def explore(
       posttrain explore --open
       posttrain explore --out algorithms.html --json
     """
-    from posttrain.advise.explore import write_page
+    from posttrain.lab.explore import write_page
 
     path = write_page(out).absolute()
     if open_it:

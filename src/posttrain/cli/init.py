@@ -11,7 +11,7 @@ import typer
 from posttrain.cli.output import AsJson, answer
 
 if TYPE_CHECKING:
-    from posttrain.init import Question
+    from posttrain.lab.init import Question
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +45,7 @@ def init(
       posttrain init my-run --data pairs --model Qwen/Qwen3-0.6B --where gpu
       posttrain init my-run --data function -y --json
     """
-    from posttrain.init import QUESTIONS, Answers, make_project
+    from posttrain.lab.init import QUESTIONS, Answers, make_project
 
     given = {"data": data, "model": model, "where": where, "goal": goal, "folder": folder and str(folder)}
     for question in QUESTIONS:

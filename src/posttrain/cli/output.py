@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.pipeline import Pipeline
     from posttrain.train.run import Run
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]

@@ -99,14 +99,14 @@ def _planned(
     config: str | None, overrides: list[str], how: dict[str, Any], *, probe: bool, gpus: str | None, **named: str | None
 ) -> Any:
     """What there is to show: the plan of a run or of a pipeline, or one beside what was measured."""
-    from posttrain.advise.plan.api import make_plan
-    from posttrain.config_pipeline_stages import holds_stages
+    from posttrain.config.pipeline_stages import holds_stages
+    from posttrain.lab.plan.api import make_plan
 
     staged = config is not None and holds_stages(config)
     if probe:
         _check_probe(config if staged else None, gpus)
     if config is not None and staged:
-        from posttrain.advise.plan.pipeline import plan_pipeline
+        from posttrain.lab.plan.pipeline import plan_pipeline
 
         return plan_pipeline(config, overrides, gpus=gpus, **how)
     made = make_plan(config, overrides, gpus=gpus, **named, **how)

@@ -32,7 +32,7 @@ def resume(
       posttrain resume runs/tiny-sort-grpo-1 --steps 400
     """
     with uncollected():
-        from posttrain.train.pipeline import go_on
+        from posttrain.pipeline.run import go_on
 
     result = go_on(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(result, as_json=json)

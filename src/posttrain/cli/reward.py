@@ -125,7 +125,7 @@ def run_config(
     `settings` are overrides as on any command line; `named` are texts, taken as they are, of options that were given.
     """
     from posttrain.config import load_config
-    from posttrain.config_text import read_value, write_value
+    from posttrain.config.text import read_value, write_value
     from posttrain.errors import ConfigError
 
     settings = [*settings, *(f"{key}={write_value(text)}" for key, text in named.items() if text is not None)]

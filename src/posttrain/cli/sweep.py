@@ -48,8 +48,8 @@ def sweep(
       posttrain sweep knobs.yaml --out sweeps/second
       posttrain sweep sweeps/second --trials 40
     """
-    from posttrain.experiments.sweep.api import sweep as search
-    from posttrain.experiments.sweep.knobs import is_knob
+    from posttrain.lab.experiments.sweep.api import sweep as search
+    from posttrain.lab.experiments.sweep.knobs import is_knob
 
     turned, fixed = [text for text in knobs or [] if is_knob(text)], [text for text in knobs or [] if not is_knob(text)]
     found = search(

@@ -46,8 +46,8 @@ def train(
       posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
       posttrain train pipeline.yaml stages.dpo.train.steps=50 seed=1
     """
-    from posttrain.config_pipeline_stages import holds_stages
-    from posttrain.config_text import write_value
+    from posttrain.config.pipeline_stages import holds_stages
+    from posttrain.config.text import write_value
 
     path, overrides = split_arguments([config, *(settings or [])])
     if output is not None:
@@ -76,7 +76,7 @@ def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json
 
 
 def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
-    from posttrain.config_pipeline import read_pipeline, to_yaml
+    from posttrain.config.pipeline import read_pipeline, to_yaml
 
     pipeline = read_pipeline(path, overrides)
     if dry_run:
@@ -89,7 +89,7 @@ def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool,
         answer(everything, to_yaml(pipeline, pipeline.settings.output).rstrip(), as_json=json)
         return 0
     with uncollected():
-        from posttrain.train.pipeline import train_pipeline
+        from posttrain.pipeline.run import train_pipeline
 
     trained = train_pipeline(pipeline, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(trained, as_json=json)
@@ -132,7 +132,7 @@ def sort_arguments(
 def _setting(argument: str, verb: str, options: Sequence[str]) -> str:
     """The key of `--key`: one with a dot, or one of the top level; anything else is a misspelt option."""
     from posttrain.config import RunConfig
-    from posttrain.config_pipeline import PipelineSettings
+    from posttrain.config.pipeline import PipelineSettings
 
     known = {*RunConfig.model_fields, *PipelineSettings.model_fields, "preset"}
     name = argument.lstrip("-")

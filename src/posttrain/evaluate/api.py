@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, load_config
-from posttrain.config_stages import in_folder
+from posttrain.config.stages import in_folder
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
+from posttrain.engines.decoding_path import decode_by, decoding_path, multiplies_by_kernels
+from posttrain.engines.local import LocalSampler
+from posttrain.engines.modes import evaluating
+from posttrain.engines.weights import pack_in_place
 from posttrain.errors import ConfigError, DataError, ModelError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
@@ -24,10 +28,6 @@ from posttrain.evaluate.votes import Extract
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, RewardSet, build_rewards
-from posttrain.rollout.decoding_path import decode_by, decoding_path, multiplies_by_kernels
-from posttrain.rollout.local import LocalSampler
-from posttrain.rollout.modes import evaluating
-from posttrain.rollout.weights import pack_in_place
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.computing import FILE as COMPUTE
 from posttrain.train.measure import EVALUATION_SEED

@@ -9,10 +9,10 @@ from typing import Any
 
 from posttrain.config import ModelConfig, RunConfig, SamplingConfig, load_config
 from posttrain.data.prompts import Renderer
+from posttrain.engines.local import LocalSampler
 from posttrain.errors import DataError
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.models.load import load_model
-from posttrain.rollout.local import LocalSampler
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.types import Prompt
 

@@ -17,9 +17,9 @@ from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import SamplingConfig
+    from posttrain.engines.sampler import Sampler
     from posttrain.rewards import RewardSet, Scores
     from posttrain.rewards.judge import Judgement
-    from posttrain.rollout.sampler import Sampler
 
 
 def evaluate_sampler(

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config_stages import in_folder
+from posttrain.config.stages import in_folder
 from posttrain.data.plain import plain_prompts
 from posttrain.data.split import Split, read_split
+from posttrain.engines.local import LocalSampler
 from posttrain.evaluate.signal import ModelAnswers, about_answers, about_right, about_unscored, finding, sample_answers
 from posttrain.models.load import load_model
 from posttrain.rewards import RewardSet, Scores, build_rewards
@@ -27,14 +28,13 @@ from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, reference_o
 from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
 from posttrain.rewards.audit.subject import completion
 from posttrain.rewards.missing import columns_known
-from posttrain.rollout.local import LocalSampler
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.prompted import prompt_sets
 from posttrain.types import Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig, SamplingConfig
-    from posttrain.rollout.sampler import Sampler
+    from posttrain.engines.sampler import Sampler
 
 GOLD_ACCEPTED, WRONG_ACCEPTED = 0.98, 0.02
 """Shares of right and of wrong answers that may be accepted: at least and at most."""

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from posttrain.engines.drawing import draw
 from posttrain.errors import ConfigError
 from posttrain.functional.estimators import differ_at_k, powers_of_two
 from posttrain.functional.intervals import Interval, mean_interval
 from posttrain.rewards.audit.finding import Finding, Status, quote
 from posttrain.rewards.missing import columns_known
-from posttrain.rollout.drawing import draw
 from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import SamplingConfig
+    from posttrain.engines.sampler import Sampler
     from posttrain.rewards import RewardSet, Scores
-    from posttrain.rollout.sampler import Sampler
 
 FEW_USEFUL, NO_USEFUL = 0.2, 0.02
 """Shares of groups with a signal below which a run is slow, and below which it learns nothing."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from posttrain.rewards.mathematics.choices import choice_of
-from posttrain.rewards.mathematics.extract import Reader, extract
-from posttrain.rewards.mathematics.numbers import WORDS, number_of
-from posttrain.rewards.mathematics.prose import Number
 from posttrain.rewards.verifiers import BUILTINS
+from posttrain.verify.mathematics.choices import choice_of
+from posttrain.verify.mathematics.extract import Reader, extract
+from posttrain.verify.mathematics.numbers import WORDS, number_of
+from posttrain.verify.mathematics.prose import Number
 
 if TYPE_CHECKING:
     from posttrain.rewards import RewardSet

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from posttrain.config import SamplingConfig
+from posttrain.engines.local import LocalSampler
 from posttrain.export.origin import Head
 from posttrain.export.probes import Probe
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import row_scores
 from posttrain.models.step_head import step_scores
-from posttrain.rollout.local import LocalSampler
 from posttrain.types import Prompt, Tokens
 
 

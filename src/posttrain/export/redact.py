@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from posttrain.config_text import REDACTED, redact
+from posttrain.config.text import REDACTED, redact
 
 REMOVED = "(removed)"
 _SECRET = re.compile(

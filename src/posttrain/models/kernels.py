@@ -364,7 +364,7 @@ class Kernels:
     def choose(self, logits_BV: Tensor, uniforms_B2: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """A token of every row, drawn from `softmax(logits / temperature)`, and its log-probability, `[B]` each.
 
-        The uniform numbers are float64 and used as in `posttrain.rollout.sampling`. Logits that are not numbers give
+        The uniform numbers are float64 and used as in `posttrain.engines.sampling`. Logits that are not numbers give
         some token, and a log-probability that is not a number either.
         """
         logits_BV, uniforms_B2 = logits_BV.contiguous(), uniforms_B2.contiguous()

@@ -4,7 +4,7 @@
         scores = rewards.score(prompts, groups)
 
 The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0. Those whose modules have their names are in these:
-`from posttrain.rewards.code import code`, and likewise `language` and `repetition`; `format` is `format_tags`.
+`from posttrain.verify.code import code`, and likewise `language` and `repetition`; `format` is `format_tags`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
         l1_max,
         soft_overlong,
     )
-    from posttrain.rewards.mathematics.choices import multiple_choice
-    from posttrain.rewards.mathematics.countdown import countdown
-    from posttrain.rewards.mathematics.presets import aime, gsm8k, math500, math_lenient, svamp
     from posttrain.rewards.reward_set import RewardSet, build_rewards, check_gold
     from posttrain.rewards.scores import Failure, Scores, enforce_limit
     from posttrain.rewards.verdict import Verdict
     from posttrain.rewards.verifiers import exact_match, math, numeric, regex
+    from posttrain.verify.mathematics.choices import multiple_choice
+    from posttrain.verify.mathematics.countdown import countdown
+    from posttrain.verify.mathematics.presets import aime, gsm8k, math500, math_lenient, svamp
 
 __all__ = [
     "Failure",
@@ -66,18 +66,18 @@ __all__ = [
 ]
 
 _PLACES = {
-    **dict.fromkeys(("format_tags", "json_schema"), "format"),
-    **dict.fromkeys(("arora_zanette", "cosine", "finished", "kimi_length"), "length"),
-    **dict.fromkeys(("l1_exact", "l1_max", "soft_overlong"), "length"),
-    **dict.fromkeys(("aime", "gsm8k", "math", "math500", "math_lenient", "numeric", "svamp"), "mathematics.presets"),
-    **dict.fromkeys(("RewardSet", "build_rewards", "check_gold"), "reward_set"),
-    **dict.fromkeys(("Failure", "Scores", "enforce_limit"), "scores"),
-    **dict.fromkeys(("exact_match", "regex"), "verifiers"),
-    "Reward": "components",
-    "Verdict": "verdict",
-    "countdown": "mathematics.countdown",
-    "fuzzy_match": "fuzzy",
-    "multiple_choice": "mathematics.choices",
+    **dict.fromkeys(("format_tags", "json_schema"), "rewards.format"),
+    **dict.fromkeys(("arora_zanette", "cosine", "finished", "kimi_length"), "rewards.length"),
+    **dict.fromkeys(("l1_exact", "l1_max", "soft_overlong"), "rewards.length"),
+    **dict.fromkeys(("aime", "gsm8k", "math", "math500", "math_lenient", "numeric", "svamp"), "verify.mathematics.presets"),
+    **dict.fromkeys(("RewardSet", "build_rewards", "check_gold"), "rewards.reward_set"),
+    **dict.fromkeys(("Failure", "Scores", "enforce_limit"), "rewards.scores"),
+    **dict.fromkeys(("exact_match", "regex"), "rewards.verifiers"),
+    "Reward": "rewards.components",
+    "Verdict": "rewards.verdict",
+    "countdown": "verify.mathematics.countdown",
+    "fuzzy_match": "rewards.fuzzy",
+    "multiple_choice": "verify.mathematics.choices",
 }
 """The module of each name: imported when it is asked for, as a worker process needs none of them to start."""
 
@@ -85,7 +85,7 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_module(f"posttrain.{_PLACES[name]}"), name)
 
 
 def __dir__() -> list[str]:

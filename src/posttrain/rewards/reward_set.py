@@ -20,7 +20,7 @@ from posttrain.rewards.scoring import Scoring
 from posttrain.rewards.sheet import Sheet
 
 if TYPE_CHECKING:
-    from posttrain.rollout.local import LocalSampler
+    from posttrain.engines.local import LocalSampler
     from posttrain.types import Completion, Prompt
 
 MOST_NAMED = 20

@@ -21,13 +21,13 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import format as form
 from posttrain.rewards import fuzzy, language, length, repetition
 from posttrain.rewards.calls import Runner
-from posttrain.rewards.code import COLUMNS, CodeRunner, code
-from posttrain.rewards.mathematics import presets
-from posttrain.rewards.mathematics.choices import multiple_choice
-from posttrain.rewards.mathematics.countdown import countdown
-from posttrain.rewards.mathematics.golds import gold_text
-from posttrain.rewards.mathematics.presets import math, numeric
 from posttrain.rewards.verdict import Verdict, correct
+from posttrain.verify.code import COLUMNS, CodeRunner, code
+from posttrain.verify.mathematics import presets
+from posttrain.verify.mathematics.choices import multiple_choice
+from posttrain.verify.mathematics.countdown import countdown
+from posttrain.verify.mathematics.golds import gold_text
+from posttrain.verify.mathematics.presets import math, numeric
 
 __all__ = ["BUILTINS", "Builtin", "exact_match", "math", "numeric", "regex"]
 
@@ -95,7 +95,7 @@ def _exact_match_quick(completion: str, answer: Any, *, extract: str | None = No
     return exact_match(completion, answer, **settings) if extract is None else None
 
 
-_HERE, _ALGEBRA = "posttrain.rewards.verifiers", "posttrain.rewards.mathematics.algebra"
+_HERE, _ALGEBRA = "posttrain.rewards.verifiers", "posttrain.verify.mathematics.algebra"
 BUILTINS: dict[str, Builtin] = {
     "exact_match": Builtin(function=exact_match, target=f"{_HERE}:exact_match", quick=_exact_match_quick),
     "regex": Builtin(function=regex, target=f"{_HERE}:regex"),
@@ -118,7 +118,7 @@ BUILTINS: dict[str, Builtin] = {
             "language": language.language,
         }.items()
     },
-    "code": Builtin(function=code, target="posttrain.rewards.code:code", golds=COLUMNS, runner=CodeRunner),
+    "code": Builtin(function=code, target="posttrain.verify.code:code", golds=COLUMNS, runner=CodeRunner),
     "math": Builtin(function=presets.math, target=f"{_ALGEBRA}:math", quick=presets.math_quick),
     "math500": Builtin(function=presets.math500, target=f"{_ALGEBRA}:math500", quick=presets.math500_quick),
     "math_lenient": Builtin(

@@ -1,7 +1,7 @@
 """Training: the step, what it works with, and `posttrain.train(config)`, which this package answers itself.
 
 The package and the function have one name. The package is therefore callable: `posttrain.train(config)` is
-`posttrain.train.pipeline.start(config)`, and torch is imported at the call, not before.
+`posttrain.pipeline.run.start(config)`, and torch is imported at the call, not before.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from posttrain.importing import uncollected
 
 if TYPE_CHECKING:
-    from posttrain.train.pipeline import Pipeline
+    from posttrain.pipeline.run import Pipeline
     from posttrain.train.run import Run
 
 
 class _Callable(ModuleType):
     def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run | Pipeline:
         with uncollected():
-            from posttrain.train.pipeline import start
+            from posttrain.pipeline.run import start
 
         return start(config, view=view, **overrides)
 

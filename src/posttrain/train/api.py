@@ -11,16 +11,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from posttrain.advise.ranges import remarks
 from posttrain.config import ModelConfig, Resolved, RunConfig, check, load_config, to_yaml
-from posttrain.config_models import models_named
-from posttrain.config_pipeline_links import MARK
-from posttrain.config_pipeline_stages import holds_stages
-from posttrain.config_stages import REWARD_MODEL, reward_model_config
+from posttrain.config.models import models_named
+from posttrain.config.pipeline_links import MARK
+from posttrain.config.pipeline_stages import holds_stages
+from posttrain.config.stages import REWARD_MODEL, reward_model_config
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
+from posttrain.lab.advise.ranges import remarks
 from posttrain.models.reading import called, find_source
+from posttrain.pipeline.store import pipeline_around
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
@@ -28,7 +29,6 @@ from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train import same_data, same_model, same_rewards
-from posttrain.train.alarms import respond, untold
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.heldout_scores import in_words
@@ -36,12 +36,12 @@ from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
-from posttrain.train.pipeline_store import pipeline_around
 from posttrain.train.planning import plan_first
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
 from posttrain.train.store import RunStore, holds_run, never_began
 from posttrain.train.tracking import tracking
+from posttrain.watch import respond, untold
 
 MOSTLY_REJECTED = 0.5
 """Share of tokens that an off-policy correction may reject before a warning says so."""

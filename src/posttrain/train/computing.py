@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from posttrain.engines.decoding_path import multiplies_by_kernels
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel
-from posttrain.rollout.decoding_path import multiplies_by_kernels
 
 FILE = "compute.json"
 

@@ -17,11 +17,11 @@ import torch
 from posttrain.config import RunConfig
 from posttrain.data.collate import collate, collate_examples, pad_rows
 from posttrain.data.order import rows_for_step
+from posttrain.engines.drawing import draw
+from posttrain.engines.queue import ExperienceQueue
+from posttrain.engines.sampler import Sampler, SamplingSettings
 from posttrain.rewards import RewardSet
 from posttrain.rewards.judge import judge_metrics
-from posttrain.rollout.drawing import draw
-from posttrain.rollout.queue import ExperienceQueue
-from posttrain.rollout.sampler import Sampler, SamplingSettings
 from posttrain.train.guards import Guards, name_completions, name_examples
 from posttrain.train.metrics import (
     MetricLog,

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from posttrain.config_stages import in_folder
+from posttrain.config.stages import in_folder
+from posttrain.engines.local import LocalSampler
 from posttrain.errors import ModelError
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet, build_rewards
-from posttrain.rollout.local import LocalSampler
-from posttrain.train.alarms.check import IndependentCheck
+from posttrain.watch.check import IndependentCheck
 
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, RewardConfig, RunConfig

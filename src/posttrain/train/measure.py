@@ -17,9 +17,9 @@ from posttrain.types import Batch, Example, Outputs, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
+    from posttrain.engines.sampler import Sampler
     from posttrain.rewards import RewardSet
-    from posttrain.rollout.sampler import Sampler
-    from posttrain.train.alarms import IndependentCheck
+    from posttrain.watch import IndependentCheck
 
 EVALUATION_SEED = 1_000_000_007
 """Added to the run's seed, so that evaluations and training never draw the same stream."""

@@ -17,14 +17,14 @@ import torch
 from huggingface_hub import get_session, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import build_hf_headers
 
-from posttrain.advise.plan.api import Plan, Target, plan_for, verdict_on
-from posttrain.advise.plan.architecture import size_classes
-from posttrain.advise.plan.available import gpu_here, processor_here
-from posttrain.advise.plan.hardware import Hardware
-from posttrain.advise.plan.memory import predict
-from posttrain.advise.plan.records import Workload
-from posttrain.advise.plan.verdict import Verdict, size
 from posttrain.errors import DoesNotFit, PosttrainError
+from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on
+from posttrain.lab.plan.architecture import size_classes
+from posttrain.lab.plan.available import gpu_here, processor_here
+from posttrain.lab.plan.hardware import Hardware
+from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.verdict import Verdict, size
 from posttrain.models.load import choose_device
 from posttrain.models.reading import HUB_NAME
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.collate import collate
+from posttrain.engines.publish import DeliveryProof
+from posttrain.engines.sampler import InProcessSampler
+from posttrain.engines.weights import dense, named_weights, write_tensor
 from posttrain.errors import NonFiniteError
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import shares_prefixes
-from posttrain.rollout.publish import DeliveryProof
-from posttrain.rollout.sampler import InProcessSampler
-from posttrain.rollout.weights import dense, named_weights, write_tensor
 from posttrain.types import Batch, Max, Mean, Metrics, Outputs
 
 

@@ -23,16 +23,16 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from posttrain.advise.plan.api import Plan, plan_for
-from posttrain.advise.plan.calibration import EXACT, Calibration, apply_to, processor, save
-from posttrain.advise.plan.cost import Work
-from posttrain.advise.plan.memory import predict
-from posttrain.advise.plan.records import MemoryPlan, Workload
-from posttrain.advise.plan.target import Target
-from posttrain.advise.plan.timing import StepCost, cost_of_step
-from posttrain.advise.plan.verdict import size
-from posttrain.advise.plan.workload import Computing, workload_of
 from posttrain.config import RunConfig, load_config, to_yaml
+from posttrain.lab.plan.api import Plan, plan_for
+from posttrain.lab.plan.calibration import EXACT, Calibration, apply_to, processor, save
+from posttrain.lab.plan.cost import Work
+from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.records import MemoryPlan, Workload
+from posttrain.lab.plan.target import Target
+from posttrain.lab.plan.timing import StepCost, cost_of_step
+from posttrain.lab.plan.verdict import size
+from posttrain.lab.plan.workload import Computing, workload_of
 from posttrain.models.compute import dtype_name, has_bfloat16
 from posttrain.models.load import choose_device, hold_to_quota
 from posttrain.report.svg import compact, percent

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from posttrain.advise.plan.architecture import Architecture
-from posttrain.advise.plan.workload import model_architecture
 from posttrain.config import RunConfig, check, load_config
+from posttrain.lab.plan.architecture import Architecture
+from posttrain.lab.plan.workload import model_architecture
 from posttrain.tasks.tiny import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
 
 LARGEST = {"cpu": 30_000_000, "cuda": 1_000_000_000}

@@ -21,14 +21,14 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config_text import redact
+from posttrain.config.text import redact
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import Target, find_named, resolve
 from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.config_scorers import Scorer
+    from posttrain.config.scorers import Scorer
     from posttrain.train.run import Run
 
 FILE = "rewards.json"

@@ -23,12 +23,12 @@ from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair, sampled_pair, write_sampled_pair
 from posttrain.data.split import Split
+from posttrain.engines.drawing import draw
 from posttrain.errors import DataError
 from posttrain.files import write_durably
 from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
-from posttrain.rollout.drawing import draw
 from posttrain.train.feed import sampling_seed
 from posttrain.train.measure import HeldOutAnswers
 from posttrain.train.offline import beside

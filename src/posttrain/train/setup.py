@@ -17,14 +17,13 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import streaming_notes
+from posttrain.engines.publish import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.recompute import recompute_activations
-from posttrain.rollout.publish import DeliveryProof, tolerance_for
 from posttrain.tasks.tiny import resolve_model_path
-from posttrain.train.alarms import Watch
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.computing import compute_facts, with_compute
@@ -56,6 +55,7 @@ from posttrain.train.weigh import (
     with_current_logprobs,
     with_mismatched_log_ratios,
 )
+from posttrain.watch import Watch
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posttrain.train.alarms import Watch, nothing_to_watch
+from posttrain.watch import Watch, nothing_to_watch
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig

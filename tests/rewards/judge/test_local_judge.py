@@ -15,11 +15,11 @@ from tests.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 from posttrain.config import ModelConfig
+from posttrain.engines.local import LocalSampler
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, Scores, build_rewards
 from posttrain.rewards.judge import judge_metrics
-from posttrain.rollout.local import LocalSampler
 
 ROOM = {"max_position_embeddings": 2048}
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"

@@ -18,8 +18,8 @@ def sampled(model: str, prompts: Sequence[Prompt]) -> list[list[str]]:
 
     from posttrain.config import DataConfig, ModelConfig, SamplingConfig
     from posttrain.data.prompts import Renderer
+    from posttrain.engines.local import LocalSampler
     from posttrain.models.load import load_model
-    from posttrain.rollout.local import LocalSampler
     from posttrain.tasks.tiny import resolve_model_path
 
     loaded = load_model(resolve_model_path(ModelConfig(path=model), seed=0))

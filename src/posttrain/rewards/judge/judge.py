@@ -20,8 +20,8 @@ from posttrain.rewards.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.config import JudgeConfig
+    from posttrain.engines.local import LocalSampler
     from posttrain.rewards.judge.local import LocalJudge
-    from posttrain.rollout.local import LocalSampler
     from posttrain.types import Prompt
 
 FORM = Signature(batch=False, is_async=False, required=("prompt", "completion"), optional=(), takes_any=False)

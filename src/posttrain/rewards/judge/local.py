@@ -14,6 +14,8 @@ import torch
 
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.prompts import Renderer
+from posttrain.engines.decoding import base_model
+from posttrain.engines.local import LocalSampler
 from posttrain.errors import ConfigError
 from posttrain.models.context import context_window, window_reason
 from posttrain.models.identity import model_identity
@@ -21,8 +23,6 @@ from posttrain.models.load import load_model
 from posttrain.models.reading import called
 from posttrain.rewards.judge.records import Conversation, Reply
 from posttrain.rewards.model import find_model
-from posttrain.rollout.decoding import base_model
-from posttrain.rollout.local import LocalSampler
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.types import Prompt
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from posttrain.config import JudgeConfig
 
 POLICY = "policy"
-CODE = ("rollout/*.py", "functional/*.py", "data/prompts.py", "data/template.py", "rewards/judge/local.py")
+CODE = ("engines/*.py", "functional/*.py", "data/prompts.py", "data/template.py", "rewards/judge/local.py")
 """The modules that a reply comes from, beside those of the model."""
 
 

@@ -1,0 +1,110 @@
+"""The reference page docs/config.md, written from the models: `python -m posttrain.config.page > docs/config.md`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+
+from posttrain.config import PRESETS, describe_fields
+from posttrain.config import presets as config_presets
+from posttrain.config.names import FAMILIES, FOREIGN, ByAlgorithm, Entry, Nothing
+from posttrain.config.rules import RULES
+from posttrain.config.schema import FieldDoc
+from posttrain.config.text import dotted, leaves, show
+
+_HEAD = """\
+# Configuration
+
+This page is written from `src/posttrain/config*.py` by `python -m posttrain.config.page`; a test compares the two.
+
+A run is one YAML or TOML file. Four things have no default: the model, the algorithm, the data and the number of steps.
+
+```yaml
+model: Qwen/Qwen3-0.6B
+algorithm: {name: grpo, clip_high: 0.28}
+data: {train: gsm8k_train.jsonl, eval: gsm8k_test.jsonl}
+rewards: [{name: math}, {function: my_rewards.py:brevity, weight: 0.1}]
+sampling: {group_size: 8, max_completion_length: 512}
+train: {steps: 200, prompts_per_step: 32, learning_rate: 1e-6}
+```
+
+## Where a value comes from
+
+default < preset < file < command line. Mappings are merged key by key; lists and single values replace what was there.
+`posttrain train run.yaml train.learning_rate=2e-6 rewards.0.weight=0.5` changes two values for one run: each override
+is `section.key=value`, the value is read as YAML, `-` may stand for `_` in keys, and entries of lists go by position
+from 0. A bare string stands for the main key of its section: `model: x` is `model: {path: x}`, and `algorithm: grpo` is
+`algorithm: {name: grpo}`; in `rewards` and `check`, `math` is `{name: math}` and `my_rewards.py:score`, with its dot,
+`{function: my_rewards.py:score}`. The run folder keeps `config.yaml` with every value and its origin; it can be trained
+again as it is. Relative paths are looked for from the working directory.
+
+YAML is read by the rules of YAML 1.2: `1e-6` is a number, `true` and `false` are the only truth values, and `yes`,
+`on`, `0123` and `2026-01-01` are text. A key that is written twice and a key that does not exist are errors.
+Secrets do not belong into a configuration: read them from environment variables. What looks like one in `settings` or
+`chat_template_kwargs` is saved as `<redacted>`.
+
+## Settings
+
+The settings of an algorithm stand beside its name; `posttrain explain NAME` shows them. N is the position in a list."""
+
+
+def config_page() -> str:
+    """The whole page, as Markdown."""
+    parts = [_HEAD, *_sections(describe_fields()), "## Presets", _presets(), "## Rules that span sections", _rules()]
+    parts += ["## Names in other libraries", _FOREIGN_HEAD, *_foreign()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(fields: Iterable[FieldDoc]) -> list[str]:
+    sections: dict[str, list[FieldDoc]] = {}
+    for doc in fields:
+        sections.setdefault(doc.path.partition(".")[0] if "." in doc.path else "Top level", []).append(doc)
+    return [f"### {name}\n\n{_settings(docs)}" for name, docs in sections.items()]
+
+
+def _settings(docs: Sequence[FieldDoc]) -> str:
+    rows = [(f"`{d.path}`", d.type, "required" if d.required else f"`{show(d.default)}`", d.doc) for d in docs]
+    return _table(("setting", "allowed", "default", "meaning"), rows)
+
+
+def _presets() -> str:
+    head = "`preset: NAME` gives other defaults. What a name means never changes; a better preset gets a new name."
+    head += "\n\n" + inspect.cleandoc(config_presets.__doc__ or "").partition("\n\n")[2]
+    values = {
+        name: ", ".join(f"`{dotted(p)}={show(v)}`" for p, v in leaves(dict(preset))) for name, preset in PRESETS.items()
+    }
+    return f"{head}\n\n{_table(('preset', 'values'), [(f'`{name}`', text) for name, text in values.items()])}"
+
+
+def _rules() -> str:
+    return "All are checked before any model is loaded.\n\n" + "\n".join(f"- {rule.__doc__}" for rule in RULES)
+
+
+_FOREIGN_HEAD = (
+    "What to write instead of a setting of another library. An unknown key in a file or an override says the same."
+)
+
+
+def _foreign() -> list[str]:
+    tables = {
+        project or "Common": [(f"`{n}`", _here(e)) for n, e in names.items()] for project, names in FOREIGN.items()
+    }
+    tables["Names that begin with"] = [(f"`{beginning}`", entry.reason) for beginning, entry in FAMILIES.items()]
+    return [f"### {title}\n\n{_table(('name', 'here'), rows)}" for title, rows in tables.items()]
+
+
+def _here(entry: Entry) -> str:
+    if isinstance(entry, Nothing):
+        return entry.reason
+    if isinstance(entry, ByAlgorithm):
+        return "by algorithm: " + ", or ".join(_here(choice) for choice in entry.choices)
+    return f"`{entry.key}`{f' ({entry.note})' if entry.note else ''}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(config_page(), end="")

@@ -1,0 +1,315 @@
+"""Several runs in one file: each stage goes on with the model that the ones before it have trained.
+
+    model: tiny:sort                       what stands beside `stages` is shared by all of them
+    stages:
+      - {algorithm: sft, data: ..., train: ...}
+      - {name: prefer, algorithm: dpo, repeat: 3, data: {train: ..., part: "{round}/3"}, train: ...}
+    export: {to: hf}
+
+    read_pipeline("sft_dpo.yaml", ["stages.prefer.train.steps=5", "seed=1"])  ->  PipelineConfig
+
+A stage is a run like any other; its settings go before the shared ones, and those of the command line before both. It
+starts with the model of the last stage that trained a policy, unless it names another. `stage:NAME` stands for the
+model of an earlier stage wherever a model may be named. Everything that is wrong with any stage is said at once, before
+the first one trains. Imports no torch until an algorithm is named.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Literal
+
+from posttrain.config import Part, PathText, Resolved, RunConfig, check, load_config, saved_tree
+from posttrain.config.layers import Layers
+from posttrain.config.pipeline_links import MARK, links_of, refuse_unmarked, wants_policy
+from posttrain.config.pipeline_stages import STAGES, Changes, Draft, drafts_of, listed_stages, with_start
+from posttrain.config.schema import Problem, combine
+from posttrain.config.text import COMMENT, read_mapping, write_tree
+from posttrain.errors import ConfigError
+
+
+class ExportConfig(Part):
+    """What becomes of the last policy."""
+
+    to: Literal["hf", "gguf"] = "hf"
+    """A Hugging Face folder with a model card, or a GGUF file."""
+    output: PathText | None = None
+    """Where to write it. null: the folder export of the pipeline."""
+
+
+class PipelineSettings(Part):
+    """What a pipeline has beside its stages."""
+
+    output: PathText | None = None
+    """Folder of the pipeline; each stage is a run in it. null: the first free runs/<name of the file>-<n>."""
+    stop_if_worse: bool = False
+    """Stop when a stage made its own held-out measure worse, beyond the intervals. Otherwise that is a warning."""
+    export: ExportConfig | None = None
+    """Export the last policy when all stages are done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One run of a pipeline."""
+
+    name: str
+    number: int
+    """Counted from 1, as in the name of its folder."""
+    resolved: Resolved
+    """Its settings; `stage:NAME` stands where the model of an earlier stage goes."""
+    uses: Mapping[str, str] = field(default_factory=dict)
+    """Dotted setting -> name of the earlier stage whose model goes there."""
+
+    @property
+    def folder(self) -> str:
+        """Name of its run's folder in that of the pipeline."""
+        return f"{self.number:02d}-{self.name}"
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    @property
+    def makes(self) -> Literal["text", "scores", "steps"]:
+        """What the model that it trains gives: text, a score of a whole answer, or one of each of its steps."""
+        algorithm = self.config.algorithm.declared
+        if "scores" not in algorithm.needs:
+            return "text"
+        return "steps" if algorithm.data_kind == "steps" else "scores"
+
+    @property
+    def trains_policy(self) -> bool:
+        return self.makes == "text"
+
+    def with_models(self, paths: Mapping[str, str]) -> Resolved:
+        """Its settings with the models of earlier stages in their places; `paths` has one for each name in `uses`."""
+        tree, origins = self.config.model_dump(mode="json"), dict(self.resolved.origins)
+        for setting, name in self.uses.items():
+            *above, last = [int(step) if step.isdecimal() else step for step in setting.split(".")]
+            node: Any = tree
+            for step in above:
+                node = node[step]
+            node[last] = paths[name]
+            origins[setting] = f"{MARK}{name}"
+        return Resolved(config=RunConfig.model_validate(tree), origins=origins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """A pipeline that can be meant: every stage is valid, and gets its models from earlier ones."""
+
+    stages: tuple[Stage, ...]
+    settings: PipelineSettings
+    source: str = ""
+    """The file; empty for a mapping."""
+
+    def with_start_models(self) -> dict[str, RunConfig]:
+        """Name of each stage -> its settings, with the model that an earlier stage starts from where its result goes.
+
+        What a stage hands on has the shape of what it began with; that is all a plan has to know of it.
+        """
+        starts: dict[str, str] = {}
+        configs: dict[str, RunConfig] = {}
+        for stage in self.stages:
+            configs[stage.name] = stage.with_models({name: starts[name] for name in stage.uses.values()}).config
+            starts[stage.name] = configs[stage.name].model.path
+        return configs
+
+    @property
+    def last_policy(self) -> Stage | None:
+        """The last stage that trains a policy."""
+        return next((stage for stage in reversed(self.stages) if stage.trains_policy), None)
+
+
+def read_pipeline(
+    source: str | PathLike[str] | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> PipelineConfig:
+    """The pipeline of a YAML or TOML file (or a mapping).
+
+    Overrides: `stages.NAME.train.steps=5` for one stage (by its name, or by its place in the list, from 0), `model=...`
+    for the model that the pipeline starts with, `train.steps=5` for every stage, `output=...` and what else a
+    `PipelineSettings` has for the pipeline. Raises ConfigError with everything that is wrong with any stage.
+    """
+    from_file = isinstance(source, (str, PathLike))
+    given = read_mapping(source) if from_file else {str(key): value for key, value in source.items()}
+    path = fspath(source) if from_file else ""
+    listed = listed_stages(given.pop(STAGES))
+    changes = Changes.of(overrides, listed, own=PipelineSettings.model_fields)
+    layers = Layers(expand=lambda section, value: value)
+    own = {name: given.pop(name) for name in PipelineSettings.model_fields if name in given}
+    layers.put((), own, "")
+    for change in changes.of_pipeline:
+        layers.put(tuple(change.key.replace("-", "_").split(".")), change.value, "")
+    settings = PipelineSettings(**layers.tree)
+    for change in changes.of_start:
+        given = with_start(given, change)
+    builder = _Builder(shared=given, origin=f"file:{path}" if path else "caller", changes=changes)
+    for draft in drafts_of(listed):
+        builder.add(draft)
+    builder.finish(path or "the pipeline", settings)
+    return PipelineConfig(stages=tuple(builder.stages), settings=settings, source=path)
+
+
+def to_yaml(pipeline: PipelineConfig, output: str | None) -> str:
+    """The pipeline with every setting of every stage and its origin; it reads back to the same pipeline."""
+    head = "# All settings of all stages, each with where its value came from.\n"
+    return head + write_tree(*_tree(pipeline, output))
+
+
+def read_saved(path: str | PathLike[str]) -> PipelineConfig:
+    """What `to_yaml` wrote; the origin of a value is what stands behind it, or this file where nothing does."""
+    pipeline = read_pipeline(path)
+    tree, origins = _tree(pipeline, pipeline.settings.output)
+    marked = write_tree(tree, {setting: setting for setting in origins}).splitlines()
+    lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    for ours, theirs in zip(marked, lines, strict=False):
+        value, behind, setting = ours.rpartition(COMMENT)
+        if behind and theirs.startswith(value + behind):
+            origins[setting] = theirs.removeprefix(value + behind)
+    stages: list[Stage] = []
+    for place, stage in enumerate(pipeline.stages):
+        own = {setting: origins[f"{STAGES}.{place}.{setting}"] for setting in stage.resolved.origins}
+        stages.append(replace(stage, resolved=Resolved(config=stage.config, origins=own)))
+    return replace(pipeline, stages=tuple(stages))
+
+
+def _tree(pipeline: PipelineConfig, output: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """What is saved, and the origin of each of its dotted settings."""
+    trees: list[dict[str, Any]] = []
+    origins: dict[str, str] = {}
+    for place, stage in enumerate(pipeline.stages):
+        tree = saved_tree(stage.config)
+        del tree["output"]
+        trees.append({"name": stage.name, **tree})
+        origins |= {f"{STAGES}.{place}.{setting}": origin for setting, origin in stage.resolved.origins.items()}
+    return {**pipeline.settings.model_dump(mode="json"), "output": output, STAGES: trees}, origins
+
+
+def notes(pipeline: PipelineConfig) -> list[str]:
+    """What can be meant and seldom is: worth a line before anything is trained."""
+    found: list[str] = []
+    imitating: Stage | None = None
+    for stage in filter(lambda stage: stage.trains_policy, pipeline.stages):
+        if stage.config.algorithm.declared.data_kind == "examples":
+            imitating = stage
+        elif imitating is not None and (stage.config.lora is None) == (imitating.config.lora is None):
+            rate, before = stage.config.train.learning_rate, imitating.config.train.learning_rate
+            if rate >= before > 0:
+                found.append(
+                    f"stage {stage.name} ({stage.config.algorithm.name}) has the learning rate {rate:g}, and stage "
+                    f"{imitating.name}, which imitates, {before:g}: preferences and rewards usually take 10 to 100 "
+                    f"times less than imitation; set stages.{stage.name}.train.learning_rate"
+                )
+    return found
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _Builder:
+    """Resolves one stage after the other and gathers what is wrong with them."""
+
+    shared: Mapping[str, Any]
+    origin: str
+    changes: Changes
+    stages: list[Stage] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """What `stage:` may name so far -> the stage: the base name of a repeated one is its last round."""
+    problems: list[tuple[str, ConfigError]] = field(default_factory=list)
+    last_policy: str = ""
+    number: int = 0
+
+    def add(self, draft: Draft) -> None:
+        self.number += 1
+        try:
+            if draft.problem:
+                raise draft.problem
+            given = _with_model(draft.given, self.last_policy)
+            shared = _without_another_algorithm(self.shared, given)
+            resolved = load_config(given, self.changes.of_stage(draft), shared=shared, origin=self.origin)
+            stage = Stage(name=draft.name, number=self.number, resolved=resolved, uses=dict(links_of(resolved.config)))
+            stage = self._linked(stage)
+            refuse_unmarked(resolved.config, self.names)
+            check(resolved.config)
+        except ConfigError as error:
+            self.problems.append((draft.name, error))
+            self.last_policy = draft.name  # as good as any: the pipeline does not run
+        else:
+            self.stages.append(stage)
+            self.last_policy = stage.name if stage.trains_policy else self.last_policy
+        self.names |= {draft.name: draft.name, draft.base: draft.name}
+
+    def _linked(self, stage: Stage) -> Stage:
+        """With the full names of the stages that it uses; ConfigError for one that is not there, or of another kind."""
+        linked = {setting: self._find(setting, name) for setting, name in stage.uses.items()}
+        kinds = {known.name: known.trains_policy for known in self.stages}
+        for setting, name in linked.items():
+            wanted = wants_policy(setting, trains_policy=stage.trains_policy)
+            if wanted is not None and kinds.get(name, wanted) != wanted:
+                what = "a policy, which gives no score" if not wanted else "a model that scores, and writes nothing"
+                raise ConfigError(
+                    given=f"{setting} = {MARK}{name}, and that stage trains {what}",
+                    allowed="a stage that trains a policy" if wanted else "a stage that trains a reward model",
+                    fix="Name another stage.",
+                )
+        return replace(stage, uses=linked)
+
+    def _find(self, setting: str, name: str) -> str:
+        if name in self.names:
+            return self.names[name]
+        close = difflib.get_close_matches(name, self.names, n=1)
+        before = "A stage can use those before it." if self.names else "There is no earlier stage; name a model."
+        raise ConfigError(
+            given=f"{setting} = {MARK}{name}, and no earlier stage is called {name!r}",
+            allowed=", ".join(f"{MARK}{known}" for known in self.names) or "the path of a model",
+            fix=f"Did you mean {MARK}{close[0]}?" if close else before,
+        )
+
+    def finish(self, where: str, settings: PipelineSettings) -> None:
+        """Raise ConfigError with all that was found; the same mistake in several stages is told once."""
+        told: dict[tuple[str, str, str], list[str]] = {}
+        for name, error in self.problems:
+            told.setdefault((error.given, error.allowed, error.fix), []).append(name)
+        found: list[Problem] = []
+        for (given, allowed, fix), names in told.items():
+            whose = f"{'stage' if len(names) == 1 else 'stages'} {', '.join(names)}"
+            found.append(Problem(path=(), given=f"{whose}: {given}", allowed=allowed, fix=fix))
+        if settings.export is not None and not self.problems and not any(stage.trains_policy for stage in self.stages):
+            found.append(
+                Problem(
+                    path=(),
+                    given="export, but no stage trains a policy",
+                    allowed="a pipeline with a policy",
+                    fix="Remove export: a reward model is a Hugging Face folder as it is saved.",
+                )
+            )
+        if found:
+            raise combine(found, where)
+
+
+def _with_model(given: Mapping[str, Any], last_policy: str) -> dict[str, Any]:
+    """With the model that the stage starts from, unless it names one; files of the first model do not go with it."""
+    model = given.get("model", {})
+    if isinstance(model, (str, PathLike)):
+        model = {"path": fspath(model)}
+    if not isinstance(model, Mapping) or ("path" not in model and not last_policy):
+        return dict(given)
+    path = model.get("path", f"{MARK}{last_policy}")
+    elsewhere = {"gguf_file": None, "revision": None} if str(path).startswith(MARK) else {}
+    return {**given, "model": {**elsewhere, **model, "path": path}}
+
+
+def _without_another_algorithm(shared: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The shared settings of an algorithm are not those of another one."""
+
+    def name(section: Any) -> Any:
+        return section.get("name") if isinstance(section, Mapping) else getattr(section, "key", section)
+
+    other = name(given.get("algorithm"))
+    drop = other is not None and other != name(shared.get("algorithm"))
+    return {key: value for key, value in shared.items() if key != "algorithm" or not drop}

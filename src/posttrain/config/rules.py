@@ -1,0 +1,490 @@
+"""The rules that span several parts of a configuration. All are checked before any model is loaded.
+
+What a single section can say about itself is in its model; what an algorithm says about itself, in its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posttrain.config.schema import Problem, combine
+from posttrain.config.stages import reward_model_config, uses_of_reward_model
+from posttrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.config.algorithm import Declared
+
+    Rule = Callable[[RunConfig, Declared], ConfigError | None]
+
+
+def check(config: RunConfig) -> None:
+    """The rules that span parts; raises ConfigError with all that are broken, before any model is loaded."""
+    algorithm = config.algorithm.declared
+    errors = [error for rule in RULES if (error := rule(config, algorithm))]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise combine(
+            [Problem(path=(), given=e.given, allowed=e.allowed, fix=e.fix) for e in errors], "the configuration"
+        )
+
+
+def _needing_no_group() -> str:
+    """The first algorithm that samples and compares nothing within a group."""
+    from posttrain.config.algorithm import SOURCE
+
+    source = SOURCE.get()
+    declared = (source.declared(name, {}) for name in source.names())
+    return next(a.key for a in declared if a.data_kind == "prompts" and a.group_size_needed == 1)
+
+
+def _samples(algorithm: Declared) -> bool:
+    return algorithm.data_kind == "prompts"
+
+
+def _group_is_large_enough(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """An algorithm that compares completions of the same prompt needs sampling.group_size of at least 2."""
+    size, needed = config.sampling.group_size, algorithm.group_size_needed
+    if not _samples(algorithm) or size >= needed:
+        return None
+    return ConfigError(
+        given=f"sampling.group_size = {size}, but {config.algorithm.name} compares completions of the same prompt "
+        f"and needs at least {needed}",
+        allowed=f"an integer of at least {needed}",
+        fix=f"Set sampling.group_size = {max(8, needed)}, or use algorithm.name = {_needing_no_group()}, which "
+        "needs no group.",
+    )
+
+
+def _there_is_a_reward(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """An algorithm that learns from rewards needs at least one entry in rewards."""
+    if not _samples(algorithm) or not algorithm.learns_from_rewards or config.rewards:
+        return None
+    return ConfigError(
+        given=f"rewards is empty, but {config.algorithm.name} learns from rewards",
+        allowed="at least one reward",
+        fix="Set rewards = [{name: math}], or [{function: my_rewards.py:score}] for your own.",
+    )
+
+
+def _rewards_are_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """An algorithm that learns from examples takes no rewards and no check: its evaluations measure the loss."""
+    scorers = {"rewards": config.rewards, "check": config.check}
+    given = [f"{name} = {', '.join(s.metric_name for s in those)}" for name, those in scorers.items() if those]
+    if _samples(algorithm) or config.sampled_pairs is not None or not given:
+        return None
+    return ConfigError(
+        given=f"{' and '.join(given)}, but {config.algorithm.name} learns from {algorithm.data_kind} and would never "
+        "call them",
+        allowed="no rewards and no check",
+        fix="Leave them out, or choose an algorithm that samples; `posttrain eval` scores any model with any reward.",
+    )
+
+
+def _pairs_can_be_sampled(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """The section sampled_pairs: an algorithm that trains a policy on pairs, rewards, and answers that can differ."""
+    sampling, name = config.sampling, config.algorithm.name
+    if config.sampled_pairs is None:
+        return None
+    if algorithm.data_kind != "pairs" or "scores" in algorithm.needs:
+        return ConfigError(
+            given=f"the section sampled_pairs, but {name} does not train a policy on pairs",
+            allowed="an algorithm that learns from pairs: dpo, ipo, simpo ...",
+            fix="Set algorithm = dpo, or leave sampled_pairs out.",
+        )
+    if not config.rewards:
+        return ConfigError(
+            given="the section sampled_pairs without rewards: nothing says which answer is better",
+            allowed="at least one reward",
+            fix="Set rewards = [{name: math}], [{model: FOLDER}] or [{judge: {...}}].",
+        )
+    if sampling.group_size >= 2 and sampling.temperature > 0:
+        return None
+    alike = "group_size = 1" if sampling.group_size < 2 else "temperature = 0"
+    return ConfigError(
+        given=f"sampling.{alike} with sampled_pairs: the answers to a prompt could not differ",
+        allowed="at least two answers, drawn at a temperature above 0",
+        fix="Set sampling.group_size = 8 and sampling.temperature = 1.0.",
+    )
+
+
+def _whole_distribution(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """Training samples from the whole distribution: top_p, top_k and min_p are off."""
+    sampling, off = config.sampling, {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    given = {name: getattr(sampling, name) for name, value in off.items() if getattr(sampling, name) != value}
+    if not _samples(algorithm) or not given:
+        return None
+    return ConfigError(
+        given=f"{', '.join(f'sampling.{n} = {v}' for n, v in given.items())} in training: the trainer scores tokens "
+        "under the full distribution, so the ratios to a truncated one would be wrong",
+        allowed="top_p = 1, top_k = 0, min_p = 0",
+        fix=f"Set {', '.join(f'sampling.{n} = {off[n]}' for n in given)}; a lower temperature is scored exactly.",
+    )
+
+
+def _training_explores(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """Training samples with a temperature above 0."""
+    if not _samples(algorithm) or config.sampling.temperature > 0:
+        return None
+    return ConfigError(
+        given="sampling.temperature = 0 in training: all completions of a prompt would be the same, without any signal",
+        allowed="a number above 0",
+        fix="Set sampling.temperature = 1.0; evaluations have a greedy part of their own.",
+    )
+
+
+def _evaluation_samples_differ(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """Sampled evaluations need a temperature above 0; evaluation.samples = 0 is greedy only."""
+    evaluation = config.evaluation
+    if evaluation.samples == 0 or evaluation.temperature > 0:
+        return None
+    return ConfigError(
+        given=f"evaluation.temperature = 0 with evaluation.samples = {evaluation.samples}: all would be greedy answers",
+        allowed="evaluation.samples = 0, or a temperature above 0",
+        fix="Set evaluation.samples = 0 for greedy answers only, or evaluation.temperature = 1.0 for pass@k.",
+    )
+
+
+def _is_synchronous(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """train.max_staleness is 0 in this version."""
+    if config.train.max_staleness == 0:
+        return None
+    return ConfigError(
+        given=f"train.max_staleness = {config.train.max_staleness}, but "
+        "asynchronous training is not available in this version",
+        allowed="0",
+        fix="Set train.max_staleness = 0.",
+    )
+
+
+def _minibatches_have_rows(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """train.minibatches is at most the rows of a step."""
+    train, group = config.train, config.sampling.group_size if _samples(algorithm) else 1
+    rows = train.prompts_per_step * group
+    if train.minibatches <= rows:
+        return None
+    origin = (
+        f"{train.prompts_per_step} prompts x {group} completions" if _samples(algorithm) else "train.prompts_per_step"
+    )
+    return ConfigError(
+        given=f"train.minibatches = {train.minibatches}, but a step has {rows} rows ({origin})",
+        allowed=f"an integer from 1 to {rows}",
+        fix=f"Set train.minibatches = 1, or train.prompts_per_step = {-(-train.minibatches // group)}.",
+    )
+
+
+def _updates_have_a_reference_point(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """An algorithm that compares each row with answers to other prompts has at least two rows in each update."""
+    train, name = config.train, config.algorithm.name
+    if "mismatched" not in algorithm.needs or train.prompts_per_step // train.minibatches != 1:
+        return None
+    return ConfigError(
+        given=f"train.prompts_per_step = {train.prompts_per_step} in train.minibatches = {train.minibatches}: {name} "
+        "compares the rows of an update with answers to other prompts, and some updates would have one row",
+        allowed="at least 2 rows per update; a usable reference point takes some dozens",
+        fix=f"Set train.prompts_per_step = {32 * train.minibatches}, or fewer train.minibatches.",
+    )
+
+
+def _warm_up_ends(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """train.warmup_steps is at most train.steps."""
+    train = config.train
+    if train.warmup_steps <= train.steps:
+        return None
+    return ConfigError(
+        given=f"train.warmup_steps = {train.warmup_steps}, but the run has train.steps = {train.steps}",
+        allowed=f"an integer from 0 to {train.steps}",
+        fix=f"Set train.warmup_steps = {train.steps // 10}.",
+    )
+
+
+def _schedule_has_an_end(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """train.min_learning_rate_ratio needs a schedule that falls."""
+    train = config.train
+    if train.min_learning_rate_ratio == 0 or train.schedule != "constant":
+        return None
+    return ConfigError(
+        given=f"train.min_learning_rate_ratio = {train.min_learning_rate_ratio} does nothing under a constant schedule",
+        allowed="0, or another schedule",
+        fix="Set train.schedule = cosine, or leave train.min_learning_rate_ratio out.",
+    )
+
+
+def _labels_differ(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """No two entries of rewards, and no two of check, have the same name in the metrics."""
+    for section, entries in (("rewards", config.rewards), ("check", config.check)):
+        names = [entry.metric_name for entry in entries]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            return ConfigError(
+                given=f"two entries of {section} are called {twice}, so that one would hide the other in the metrics",
+                allowed="a name for each",
+                fix=f"Set {section}.{len(names) - 1 - names[::-1].index(twice)}.label = {twice}_2, for example.",
+            )
+    return None
+
+
+def _gates_lead_to_rewards(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """Each gate names another entry of rewards, and following gates comes to an end."""
+    from posttrain.rewards.gates import wrong_gate
+
+    return wrong_gate({entry.metric_name: entry.gate.label if entry.gate else None for entry in config.rewards})
+
+
+def _stale_data_is_sampled(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """train.publish_every above 1 needs an algorithm that samples."""
+    every = config.train.publish_every
+    if every == 1 or _samples(algorithm):
+        return None
+    return ConfigError(
+        given=f"train.publish_every = {every}, but {config.algorithm.name} learns from examples and samples nothing",
+        allowed="1, or an algorithm that samples",
+        fix="Leave train.publish_every out.",
+    )
+
+
+def _rounds_are_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """train.max_sampling_rounds is for algorithms that replace groups without signal."""
+    rounds, default = config.train.max_sampling_rounds, type(config.train).model_fields["max_sampling_rounds"].default
+    if rounds == default or "signal" in algorithm.needs:
+        return None
+    return ConfigError(
+        given=f"train.max_sampling_rounds = {rounds}, but {config.algorithm.name} as configured trains on the groups "
+        "of the first round, with signal or without",
+        allowed="an algorithm with dynamic sampling",
+        fix="Set algorithm = {name: dapo, dynamic_sampling: true}, or leave train.max_sampling_rounds out.",
+    )
+
+
+def _teacher_is_there(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """An algorithm that learns from a teacher has one, and no other algorithm has."""
+    needed, given = "teacher" in algorithm.needs, config.teacher
+    if needed == (given is not None):
+        return None
+    if given is None:
+        return ConfigError(
+            given=f"no teacher, but {config.algorithm.name} as configured learns from one",
+            allowed="a model with the tokenizer of the one that is trained",
+            fix="Set teacher = PATH, for example a larger model of the same family.",
+        )
+    return ConfigError(
+        given=f"teacher = {given.path}, but {config.algorithm.name} as configured never asks it",
+        allowed="no teacher, or an algorithm that learns from one",
+        fix="Leave teacher out, or set algorithm = distillation.",
+    )
+
+
+def _reference_is_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """The section reference is for algorithms that hold the policy to one."""
+    if config.reference is None or "reference" in algorithm.needs:
+        return None
+    return ConfigError(
+        given=f"reference = {config.reference.path}, but {config.algorithm.name} as configured never asks it",
+        allowed="an algorithm that holds the policy to a reference",
+        fix="Leave reference out; grpo, for example, has one with algorithm.kl_coef above 0, and dpo always.",
+    )
+
+
+def _auxiliary_data_is_there(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """An algorithm that adds a next-token loss on other data has such data, and no other algorithm has."""
+    data, name = config.data, config.algorithm.name
+    needed, default = "auxiliary" in algorithm.needs, type(data).model_fields["auxiliary_rows"].default
+    if needed and data.auxiliary is None:
+        return ConfigError(
+            given=f"no data.auxiliary, but {name} as configured adds a next-token loss on other data to each update",
+            allowed="examples: prompt and completion, messages or text",
+            fix="Set data.auxiliary = FILE, or algorithm.ptx_coef = 0.",
+        )
+    given = {"auxiliary": data.auxiliary, "auxiliary_rows": None if data.auxiliary_rows == default else "..."}
+    unused = [f"data.{key}" for key, value in given.items() if value is not None]
+    if needed or not unused:
+        return None
+    return ConfigError(
+        given=f"{' and '.join(unused)}, but {name} as configured learns from its own rows alone",
+        allowed="an algorithm that adds a next-token loss on other data",
+        fix="Set algorithm = {name: kimi_k2, ptx_coef: 0.1}, or leave it out.",
+    )
+
+
+def _reward_model_is_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """The section reward_model and entries `{model: reward_model}` go together."""
+    uses, given = uses_of_reward_model(config), config.reward_model is not None
+    if given == bool(uses):
+        return None
+    if given:
+        return ConfigError(
+            given="the section reward_model trains a model that nothing scores with",
+            allowed="an entry {model: reward_model} in rewards or check",
+            fix="Add it to rewards, or remove the section.",
+        )
+    return ConfigError(
+        given=f"{uses[0]}.model = reward_model, but there is no section reward_model to train it",
+        allowed="the section, or the folder of a reward model",
+        fix="Add reward_model: {data: ..., train: ...}; a folder of that name is ./reward_model.",
+    )
+
+
+def _reward_model_can_be_trained(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """The section reward_model is a valid run of its own."""
+    if config.reward_model is None:
+        return None
+    try:
+        reward_model_config(config, Path())
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _critic_is_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """The section critic is for algorithms that have one."""
+    if config.critic is None or "values" in algorithm.needs:
+        return None
+    return ConfigError(
+        given=f"the section critic, but {config.algorithm.name} as configured has none",
+        allowed="an algorithm with a critic",
+        fix="Set algorithm = ppo, or leave critic out.",
+    )
+
+
+def _critic_has_its_settings(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """critic.path is for kind separate; critic.rank, critic.alpha are for kind lora, which needs a policy with lora."""
+    if config.critic is None:
+        return None
+    critic, kind = config.critic, config.critic.kind_beside(config.lora)
+    if kind == "lora" and config.lora is None:
+        return ConfigError(
+            given="critic.kind = lora, but the policy has no adapters and no frozen base",
+            allowed="separate or shared, or a policy with lora",
+            fix="Set lora = {}, or critic.kind = separate.",
+        )
+    owners = {"path": "separate", "rank": "lora", "alpha": "lora"}
+    defaults = {name: type(critic).model_fields[name].default for name in owners}
+    for name, owner in owners.items():
+        if kind != owner and getattr(critic, name) != defaults[name]:
+            return ConfigError(
+                given=f"critic.{name} = {getattr(critic, name)}, but the critic is of kind {kind}",
+                allowed=f"critic.kind = {owner}",
+                fix=f"Set critic.kind = {owner}, or leave critic.{name} out.",
+            )
+    return None
+
+
+def _critic_warms_up_in_time(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """critic.warmup_steps is below train.steps, so that the policy learns, too."""
+    if config.critic is None or config.critic.warmup_steps < config.train.steps:
+        return None
+    return ConfigError(
+        given=f"critic.warmup_steps = {config.critic.warmup_steps} of train.steps = {config.train.steps}: the policy "
+        "would never learn",
+        allowed=f"an integer from 0 to {config.train.steps - 1}",
+        fix=f"Set critic.warmup_steps = {config.train.steps // 10}.",
+    )
+
+
+def _forgetting_needs_language(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """evaluation.forgetting measures a language model: one that scores predicts no text."""
+    if config.evaluation.forgetting is None or "scores" not in algorithm.needs:
+        return None
+    return ConfigError(
+        given=f"evaluation.forgetting = {config.evaluation.forgetting!r}, but {config.algorithm.name} trains a model "
+        "that scores and predicts no text",
+        allowed="null",
+        fix="Remove evaluation.forgetting.",
+    )
+
+
+def _judges_have_something_to_compare(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """A judge that compares the answers of a group needs groups: in training and in evaluations, never in check."""
+    in_rewards = [n for n, entry in enumerate(config.rewards) if entry.judge and entry.judge.compares_groups]
+    in_check = [n for n, entry in enumerate(config.check) if entry.judge and entry.judge.compares_groups]
+    remedy = "judge.mode = score, or judge.against = COLUMN"
+    if in_check:
+        return ConfigError(
+            given=f"check.{in_check[0]}.judge compares the answers of a group, and a check sees one answer per prompt",
+            allowed="mode score or reference, or pairwise against a column of the rows",
+            fix=f"Set {remedy} there.",
+        )
+    alone = {
+        "sampling.group_size = 1": config.sampling.group_size == 1,
+        "evaluation.samples = 0": config.evaluation.samples == 0,
+    }
+    if not in_rewards or not any(alone.values()):
+        return None
+    return ConfigError(
+        given=f"{next(name for name, is_so in alone.items() if is_so)}, but rewards.{in_rewards[0]}.judge compares the "
+        "answers of a group",
+        allowed="sampling.group_size of at least 2 and evaluation.samples of at least 1",
+        fix=f"Raise it, or set {remedy}.",
+    )
+
+
+def _alarms_are_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+    """A setting of alarms that is given has something to watch: rewards, a check, evaluations, enough steps."""
+    alarms = config.alarms
+    given = {name for name, f in type(alarms).model_fields.items() if getattr(alarms, name) != f.default}
+    given = given - {"enabled"} if alarms.enabled else set()
+    by_check = {"check_sample", "check_accepts_at", "baseline_disagreement", "disagreement_ratio", "cusum_limit"}
+    needs: list[tuple[bool, set[str], str, str]] = [
+        (
+            _samples(algorithm) and algorithm.learns_from_rewards,
+            given,
+            f"{config.algorithm.name} learns from no reward that could be gamed",
+            "Choose an algorithm that learns from rewards",
+        ),
+        (bool(config.check), by_check, "there is no check", "Set check = [{function: my_check.py:score}]"),
+        (
+            config.evaluation.every > 0,
+            {"heldout_z", "heldout_window"},
+            "evaluation.every = 0 measures before and after only",
+            "Set evaluation.every = 20",
+        ),
+        (
+            config.train.steps >= 2 * alarms.reference_steps,
+            {"reference_steps"},
+            f"train.steps = {config.train.steps} leave no later steps to compare with",
+            f"Set alarms.reference_steps = {max(1, config.train.steps // 4)}",
+        ),
+    ]
+    for met, names, why, fix in needs:
+        unused = sorted(given & names)
+        if not met and unused:
+            return ConfigError(
+                given=f"{', '.join(f'alarms.{n} = {getattr(alarms, n)}' for n in unused)}, but {why}: it does nothing",
+                allowed="settings of alarms that have something to watch",
+                fix=f"{fix}, or leave {'it' if len(unused) == 1 else 'them'} out.",
+            )
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _group_is_large_enough,
+    _there_is_a_reward,
+    _rewards_are_used,
+    _pairs_can_be_sampled,
+    _whole_distribution,
+    _training_explores,
+    _evaluation_samples_differ,
+    _is_synchronous,
+    _minibatches_have_rows,
+    _updates_have_a_reference_point,
+    _warm_up_ends,
+    _schedule_has_an_end,
+    _labels_differ,
+    _gates_lead_to_rewards,
+    _stale_data_is_sampled,
+    _rounds_are_used,
+    _reference_is_used,
+    _teacher_is_there,
+    _critic_is_used,
+    _critic_has_its_settings,
+    _critic_warms_up_in_time,
+    _auxiliary_data_is_there,
+    _reward_model_is_used,
+    _reward_model_can_be_trained,
+    _judges_have_something_to_compare,
+    _forgetting_needs_language,
+    _alarms_are_used,
+)

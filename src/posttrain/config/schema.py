@@ -1,0 +1,309 @@
+"""What a JSON schema of the settings says in words: what is allowed at a path, what was wrong, and the reference page.
+
+The models of `config.py` and the algorithm classes declare each setting once; error messages, `--help` and the page
+docs/config.md are read from the JSON schemas that pydantic makes of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from posttrain.config.names import suggest
+from posttrain.config.text import dotted, leaves, show
+from posttrain.errors import ConfigError
+
+Path = tuple[str | int, ...]
+Schema = Mapping[str, Any]
+
+SHOWN_PROBLEMS = 20
+"""More than these are counted, not listed: a whole file of another library has hundreds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One mistake, at one place."""
+
+    path: Path
+    given: str
+    allowed: str = ""
+    fix: str = ""
+    meant: str = ""
+    """For an unknown key: the key of ours that was probably meant."""
+    missing: bool = False
+    """Nothing was given at all."""
+
+    def error(self, source: str = "") -> ConfigError:
+        """`source` names the file or the command line that the value came from."""
+        given = f"{self.given} ({source})" if source else self.given
+        return ConfigError(given=given, allowed=self.allowed, fix=self.fix)
+
+
+class Problems(ValueError):
+    """Several mistakes in one section; pydantic carries it out of a validator."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(problem.given for problem in problems))
+        self.problems = list(problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldDoc:
+    """One setting, as it stands in the reference and in --help."""
+
+    path: str
+    """Dotted; N stands for the position in a list."""
+    type: str
+    default: Any
+    """None also where the setting is required."""
+    required: bool
+    doc: str
+
+
+class Walker:
+    """Finds and describes the nodes of one JSON schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.root = schema
+        self.definitions = schema.get("$defs", {})
+
+    def variants(self, node: Schema) -> list[Schema]:
+        """The alternatives that a node allows, references resolved."""
+        if "$ref" in node:
+            return self.variants(self.definitions[node["$ref"].rpartition("/")[2]])
+        if alternatives := node.get("anyOf") or node.get("oneOf"):
+            return [v for option in alternatives for v in self.variants(option)]
+        return [node]
+
+    def child(self, node: Schema, step: str | int) -> Schema | None:
+        """The node one step down; None where the schema has no such step, and `{}` where anything may stand."""
+        for variant in self.variants(node):
+            if isinstance(step, str) and step in variant.get("properties", {}):
+                return variant["properties"][step]
+            if isinstance(step, int) and "items" in variant:
+                return variant["items"]
+        return {} if isinstance(step, str) and self.is_free(node) else None
+
+    def is_free(self, node: Schema) -> bool:
+        """May a user choose the keys here?"""
+        return any(v.get("additionalProperties", False) and not v.get("properties") for v in self.variants(node))
+
+    def clean(self, location: Iterable[str | int]) -> tuple[Path, Schema]:
+        """A location of pydantic without the names of its union members, and the node that it leads to."""
+        node, path = self.root, []
+        for step in location:
+            below = self.child(node, step)
+            if below is not None:
+                node, path = below, [*path, step]
+        return tuple(path), node
+
+    def describe(self, node: Schema) -> str:
+        """What may stand here, in words.
+
+        >>> Walker({}).describe({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
+        'an integer of at least 1 or null'
+        """
+        return _alternatives([word for v in self.variants(node) for word in _describe(v, self)])
+
+    @cached_property
+    def fields(self) -> tuple[FieldDoc, ...]:
+        """Every leaf, in the order of declaration."""
+        return tuple(self._fields(self.root, ()))
+
+    def _fields(self, node: Schema, path: tuple[str, ...]) -> Iterator[FieldDoc]:
+        for variant in self.variants(node):
+            for name, below in variant.get("properties", {}).items():
+                yield from self._field((*path, name), below, required=name in variant.get("required", ()))
+
+    def _field(self, path: tuple[str, ...], node: Schema, required: bool) -> Iterator[FieldDoc]:
+        items = next((v["items"] for v in self.variants(node) if "items" in v), {})
+        below = [*self._fields(node, path), *self._fields(items, (*path, "N"))]
+        if below and not any(v.get("type") == "null" for v in self.variants(node)) and not items:
+            yield from below
+            return
+        yield FieldDoc(
+            path=".".join(path),
+            type=self.describe(node),
+            default=node.get("default"),
+            required=required,
+            doc=" ".join(node.get("description", "").split()),
+        )
+        yield from below
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    words = list(dict.fromkeys(words))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _describe(node: Schema, walker: Walker) -> list[str]:
+    """The alternatives of one variant, each in words."""
+    if "const" in node or "enum" in node:
+        return [show(v) for v in node.get("enum", [node.get("const")])]
+    match node.get("type"):
+        case "integer":
+            return [f"an integer{_bounds(node)}"]
+        case "number":
+            return [f"a number{_bounds(node)}"]
+        case "boolean":
+            return ["true", "false"]
+        case "string":
+            return ["text"]
+        case "null":
+            return ["null"]
+        case "array":
+            return [f"a list ({walker.describe(node['items'])} each)" if node.get("items") else "a list"]
+        case "object" if node.get("properties"):
+            return [_section(list(node["properties"]))]
+        case "object":
+            return ["a section with keys of your own"]
+    return ["plain data (text, numbers, true, false, null, lists and sections)"]
+
+
+def _section(names: list[str]) -> str:
+    return f"a section ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
+
+
+def _bounds(node: Schema) -> str:
+    low, above = node.get("minimum"), node.get("exclusiveMinimum")
+    high, below = node.get("maximum"), node.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    lower = f"of at least {low}" if low is not None else f"above {above}" if above is not None else ""
+    upper = f"of at most {high}" if high is not None else f"below {below}" if below is not None else ""
+    words = " and ".join(filter(None, (lower, upper)))
+    return f" {words}" if words else ""
+
+
+def explain(
+    error: ValidationError,
+    walker: Walker,
+    known: Callable[[], Iterable[str]],
+    prefix: Path = (),
+    own: Callable[[], Collection[str]] = list,
+) -> list[Problem]:
+    """Each mistake that pydantic found, with its path and in our words.
+
+    `known` names all settings that exist, `own` those that exist under the chosen algorithm; both are only called when
+    a key is unknown. `prefix` is where the schema hangs.
+    """
+    found: dict[Path, list[Problem]] = {}
+    for detail in error.errors():
+        inner, node = walker.clean(detail["loc"])
+        path = (*prefix, *inner)
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, Problems):
+            problems = cause.problems
+        elif isinstance(cause, ConfigError):
+            problems = [_refused(path, cause)]
+        elif detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            problems = unknown((*path, detail["loc"][-1]), detail["input"], known(), own())
+        elif detail["type"] == "missing":
+            problems = [missing(path, node, walker)]
+        else:
+            problems = [mistyped(path, node, detail["input"], walker)]
+        for problem in problems:
+            if problem not in found.setdefault(problem.path, []):
+                found[problem.path].append(problem)
+    return [problem for path in found for problem in found[path] if not _has_deeper(path, found)]
+
+
+def _has_deeper(path: Path, paths: Iterable[Path]) -> bool:
+    """A value that fits no alternative is reported once, where it is most precise."""
+    return any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+
+
+def unknown(path: Path, value: Any, known: Iterable[str], own: Collection[str] = ()) -> list[Problem]:
+    """One problem for each leaf below a key that does not exist."""
+    known = list(known)
+    problems = []
+    for leaf, leaf_value in leaves(value, path):
+        name = ".".join(str(step) for step in leaf if not isinstance(step, int))
+        shown = show(leaf_value, key=str(leaf[-1]))
+        hint = suggest(name, shown, known, own)
+        given = f"{dotted(leaf)} = {shown} is not a setting"
+        problems.append(Problem(path=leaf, given=given, fix=hint.text, meant=hint.key))
+    return problems
+
+
+def _refused(path: Path, cause: ConfigError) -> Problem:
+    given = f"{dotted(path)}: {cause.given}" if path else cause.given
+    return Problem(path=path, given=given, allowed=cause.allowed, fix=cause.fix)
+
+
+def missing(path: Path, node: Schema, walker: Walker) -> Problem:
+    """A required setting that nobody gave."""
+    example = node.get("examples", [None])[0]
+    fix = f"Set {dotted(path)} = {show(example)}, for example." if example is not None else f"Set {dotted(path)}."
+    given = f"{dotted(path)} is missing"
+    return Problem(path=path, given=given, allowed=walker.describe(node), fix=fix, missing=True)
+
+
+def mistyped(path: Path, node: Schema, value: Any, walker: Walker) -> Problem:
+    """A value of the wrong type or size, with the likeliest way to put it right."""
+    name = dotted(path) or "the configuration"
+    fix = _fix(name, node, value, walker)
+    return Problem(path=path, given=f"{name} = {show(value)}", allowed=walker.describe(node), fix=fix)
+
+
+_SPELLINGS_OF_BOOL = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def _fix(name: str, node: Schema, value: Any, walker: Walker) -> str:
+    variants = walker.variants(node)
+    types = {v.get("type") for v in variants}
+    numeric = bool(types & {"integer", "number"})
+    choices = [str(c) for v in variants for c in v.get("enum", [v.get("const")]) if c is not None]
+    if isinstance(value, str) and value.lower() in _SPELLINGS_OF_BOOL and "boolean" in types:
+        return f"Write {name} = {_SPELLINGS_OF_BOOL[value.lower()]}."
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and "string" in types
+        and not numeric
+        and not choices
+    ):
+        return f'Put it in quotes: {name} = "{value}".'
+    if isinstance(value, Mapping) and "string" in types and all(v is None for v in value.values()):
+        return f'Put the text in quotes: {name} = "{{{", ".join(map(str, value))}}}".'
+    if "array" in types and not isinstance(value, list):
+        return f"Write a list: {name} = {show([value])}."
+    if isinstance(value, str) and (close := difflib.get_close_matches(value, choices, n=1)):
+        return f"Did you mean {close[0]}?"
+    return _valid_value(name, node, types)
+
+
+def _valid_value(name: str, node: Schema, types: set[str | None]) -> str:
+    if "object" in types and not isinstance(node.get("default"), str):
+        return f"Write its settings below {name}, or {name} = {{}} for all defaults."
+    if node.get("default") is not None:
+        return f"Set {name} = {show(node['default'])}, the default."
+    if node.get("examples"):
+        return f"Set {name} = {show(node['examples'][0])}, for example."
+    return f"Leave {name} out, or write one of these."
+
+
+def combine(problems: Sequence[Problem], where: str, source: Callable[[Path], str] = lambda path: "") -> ConfigError:
+    """All problems as one error. What is only missing because it was misspelt is not reported twice."""
+    meant = [problem.meant for problem in problems if problem.meant]
+    problems = [p for p in problems if not (p.missing and any(_covers(dotted(p.path), key) for key in meant))]
+    if len(problems) == 1:
+        return problems[0].error(source(problems[0].path))
+    lines = []
+    for number, problem in enumerate(problems[:SHOWN_PROBLEMS], 1):
+        origin = source(problem.path)
+        text = str(problem.error(origin if origin != where else ""))
+        lines.append(f"{number}. " + textwrap.indent(text, "   ").lstrip())
+    if len(problems) > SHOWN_PROBLEMS:
+        lines.append(f"... and {len(problems) - SHOWN_PROBLEMS} more.")
+    return ConfigError(given=f"{len(problems)} problems in {where}", fix="\n  ".join(lines))
+
+
+def _covers(path: str, key: str) -> bool:
+    return key == path or key.startswith(f"{path}.")

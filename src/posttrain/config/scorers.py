@@ -1,0 +1,251 @@
+"""The sections that say what scores answers: rewards, checks, and language models that judge."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
+
+from posttrain.config.values import (
+    Count,
+    FunctionText,
+    Natural,
+    NonNegative,
+    Number,
+    Part,
+    PathText,
+    Positive,
+    Text,
+    as_number,
+    scorer,
+)
+from posttrain.errors import ConfigError
+
+
+class JudgeConfig(Part):
+    """A language model that judges answers: behind an endpoint, from a folder, or the policy itself."""
+
+    model: PathText = Field(examples=["policy"])
+    """With url, what the endpoint calls it. Without, a model folder that is loaded here, or `policy`: the model that is
+    trained, as it is at that moment."""
+    url: Text | None = None
+    """Base of an OpenAI-compatible endpoint, for example http://localhost:8000/v1. null: the model runs here."""
+    api_key_env: Text | None = None
+    """Name of the environment variable that holds the endpoint's key. The key itself belongs into no file."""
+    mode: Literal["pairwise", "score", "reference"] = "pairwise"
+    """pairwise: each answer against the others of its group, in both orders: 1, 1/2 for a tie, 0, and their mean.
+    score: points from 0 to 5, over 5. reference: 1 when it means the same as a column of the row, else 0."""
+    against: Text | None = None
+    """Column that answers are compared with. null: in mode reference `answer`, in mode pairwise the rest of the
+    group."""
+    rubric: Text | None = None
+    """What makes an answer good, in place of the built-in text."""
+    template: PathText | None = None
+    """Text file with the whole question, in place of the built-in one; its fields are those of the mode: {prompt} and
+    {first}, {second}, or {completion}, or {completion}, {reference}; and {rubric}."""
+    strip_reasoning: bool = True
+    """Judge only what follows the last </think> of an answer."""
+    max_comparisons: Count | None = None
+    """Most comparisons in one group, spread evenly; each answer still takes part in one. null: all pairs."""
+    samples: Count = 1
+    """Judgements of each answer in mode score, whose mean counts; more than 1 need a temperature."""
+    temperature: NonNegative = 0.0
+    """Of the judge. 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(as_number)] = 1.0
+    """Of the judge, with a temperature above 0. 1 is off."""
+    max_tokens: Count = 1024
+    """Tokens that a reply may have; the verdict stands at its end."""
+    concurrency: Count = 8
+    """Requests at the same time; of a model that runs here, questions that are decoded together."""
+    timeout: Positive = 60.0
+    """Seconds for one request to the endpoint."""
+    deadline: Positive = 600.0
+    """Seconds for the requests that are asked together, those of the answers that have arrived; what is open then is
+    unscored."""
+    retries: Natural = 4
+    """How often a request is repeated after a lost connection, a time-out, 429 or 5xx; the pauses grow, or are what the
+    endpoint asks for."""
+    max_calls: Count | None = None
+    """Budget of the run in requests. When it is spent, answers are unscored."""
+    max_total_tokens: Count | None = None
+    """Budget of the run in tokens, questions and replies together."""
+    cache: bool | PathText = True
+    """Keep replies on disk and ask nothing twice: in this folder; true: in POSTTRAIN_CACHE, or else in the user's cache
+    folder. What the policy said is never kept."""
+    request: dict[str, JsonValue] = {}
+    """Further fields of the request to the endpoint; null leaves one of the usual fields out."""
+
+    @model_validator(mode="after")
+    def _settings_do_something(self) -> Self:
+        strange = [name for name in _ENDPOINT_SETTINGS if getattr(self, name) != _default(self, name)]
+        if self.url is None and strange:
+            raise ConfigError(
+                given=f"judge.{strange[0]} without judge.url, for a model that runs here",
+                allowed="judge.url, or none of its settings",
+                fix=f"Set judge.url = http://localhost:8000/v1, or remove judge.{strange[0]}.",
+            )
+        modes = {"max_comparisons": ("pairwise",), "samples": ("score",), "against": ("pairwise", "reference")}
+        for name, those in modes.items():
+            if getattr(self, name) != _default(self, name) and self.mode not in those:
+                raise ConfigError(
+                    given=f"judge.{name} = {getattr(self, name)} in mode {self.mode}",
+                    allowed=f"mode {' or '.join(those)}",
+                    fix=f"Remove judge.{name}, or set judge.mode = {those[0]}.",
+                )
+        if self.max_comparisons is not None and self.against is not None:
+            raise ConfigError(
+                given=f"judge.max_comparisons = {self.max_comparisons}, but each answer is compared with the column "
+                f"{self.against} alone",
+                allowed="one of judge.max_comparisons and judge.against",
+                fix="Remove judge.max_comparisons.",
+            )
+        if self.temperature == 0 and (self.samples > 1 or self.top_p < 1):
+            name = "samples" if self.samples > 1 else "top_p"
+            raise ConfigError(
+                given=f"judge.{name} = {getattr(self, name)} at judge.temperature = 0, where all replies are the same",
+                allowed="a temperature above 0",
+                fix=f"Set judge.temperature = 0.7, or remove judge.{name}.",
+            )
+        if self.url is None and self.model == "policy" and isinstance(self.cache, str):
+            raise ConfigError(
+                given=f"judge.cache = {self.cache!r}, but what the policy says changes with its weights and is lost",
+                allowed="judge.cache for an endpoint or a model folder",
+                fix="Remove judge.cache.",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _holds_no_secret(self) -> Self:
+        if self.api_key_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", self.api_key_env):
+            raise ConfigError(  # which must not show what was given: it may be the key
+                given="judge.api_key_env is not the name of an environment variable",
+                allowed="capital letters, digits and underscores",
+                fix="Put the key into a variable (export JUDGE_API_KEY=...) and set judge.api_key_env = JUDGE_API_KEY.",
+            )
+        if self.url is not None and not re.fullmatch(r"https?://[^\s@/?#]+(/[^\s@?#]*)?", self.url):
+            raise ConfigError(
+                given="judge.url is not the base of an endpoint",
+                allowed="http or https, host and path, without a name, a password or a query",
+                fix="Set judge.url = http://localhost:8000/v1; a key is given by judge.api_key_env.",
+            )
+        return self
+
+    @property
+    def column(self) -> str | None:
+        """The column that answers are compared with."""
+        return self.against or ("answer" if self.mode == "reference" else None)
+
+    @property
+    def compares_groups(self) -> bool:
+        """Is an answer judged by the others to the same prompt alone?"""
+        return self.mode == "pairwise" and self.against is None
+
+
+_ENDPOINT_SETTINGS = ("api_key_env", "timeout", "deadline", "retries", "max_calls", "max_total_tokens", "request")
+
+
+class Scorer(Part):
+    """What rewards and checks have in common: exactly one of name, function, model and judge. A bare string stands for
+    a name, or for a function where it has a dot."""
+
+    name: Text | None = None
+    """A built-in, such as math, code, exact_match or format (docs/rewards.md has all), or what a package published as
+    entry point (posttrain.rewards)."""
+    function: FunctionText = None
+    """Your own: `path/to/file.py:function` or `package.module.function`."""
+    model: PathText | None = None
+    """A reward model: its folder, that of the run which trained it, or a name on the Hub; `reward_model` is the one of
+    the section reward_model. It scores here, in batches."""
+    judge: JudgeConfig | None = None
+    """A language model that compares or grades answers."""
+    timeout: Positive = 10.0
+    """Seconds for one call with a whole batch; then it is killed and its completions are unscored, never 0. A model has
+    no limit, and a judge has its own."""
+    settings: dict[str, JsonValue] = {}
+    """Keyword arguments for the reward; of a model `normalize: true`, to have scores of mean 0 and standard deviation 1
+    on its own held-out answers. Secrets do not belong here: read them from the environment."""
+    label: Text | None = None
+    """Name in metrics and tables. null: the name, the function's name, reward_model, or judge."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return scorer(given)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("name", "function", "model", "judge") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                given=f"both {' and '.join(given[:2])} are set"
+                if given
+                else "none of name, function, model and judge is set",
+                allowed="exactly one of name, function, model and judge",
+                fix="Write {name: math} for a built-in reward, {function: my_rewards.py:score} for your own, "
+                "{model: FOLDER} for a reward model, or {judge: {...}} for a language model that judges.",
+            )
+        if self.model is not None and self.timeout != type(self).model_fields["timeout"].default:
+            raise ConfigError(
+                given=f"timeout = {self.timeout:g} for the reward model {self.model!r}, which has no time limit",
+                allowed="a timeout for functions",
+                fix="Remove timeout.",
+            )
+        strange = [name for name in ("settings", "timeout") if getattr(self, name) != _default(self, name)]
+        if self.judge is not None and strange:
+            raise ConfigError(
+                given=f"{strange[0]} = {getattr(self, strange[0])} beside a judge, which has settings of its own",
+                allowed="weight and label",
+                fix="Set judge.timeout." if strange[0] == "timeout" else f"Remove {strange[0]}.",
+            )
+        return self
+
+    @property
+    def metric_name(self) -> str:
+        """The label, or what stands for it: the reward is logged as rewards/<metric_name>/mean."""
+        if self.judge is not None:
+            return self.label or "judge"
+        if self.model is not None:
+            return self.label or "reward_model"
+        return self.label or self.name or str(self.function).replace(":", ".").rpartition(".")[2]
+
+
+def _default(part: Part, name: str) -> Any:
+    return type(part).model_fields[name].default
+
+
+class GateConfig(Part):
+    """What another reward has to reach for this one to count; the label alone stands for a score of at least 1."""
+
+    label: Text = Field(examples=["math"])
+    """Label of the other reward: its name, unless it has a label of its own."""
+    at_least: Number = 1.0
+    """The score that it has to reach, before its weight and its own gate."""
+
+
+def _as_gate(given: Any) -> Any:
+    return {"label": given} if isinstance(given, str) else given
+
+
+class RewardConfig(Scorer):
+    """One reward: exactly one of name, function, model and judge."""
+
+    weight: Number = 1.0
+    """Factor in the sum of the rewards; negative for a penalty."""
+    gate: Annotated[GateConfig | None, BeforeValidator(_as_gate)] = None
+    """Counts only where this other reward is reached, and contributes 0 elsewhere: `gate: math`, or
+    `gate: {label: math, at_least: 0.5}`. A function with a parameter `correct` is told instead. null: always counts."""
+
+
+class CheckConfig(Scorer):
+    """One independent check, written as a reward is. It has no weight: checks are shown one by one, never summed."""
+
+    @property
+    def weight(self) -> float:
+        """For whoever builds it like a reward."""
+        return 1.0
+
+    @property
+    def gate(self) -> None:
+        """Likewise: a check is never summed, so nothing can shut it out."""
+        return

@@ -1,0 +1,337 @@
+"""The sections of a configuration, but for the algorithm and for what scores answers.
+
+The text under a field is its documentation everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
+
+from posttrain.config.values import (
+    BelowOne,
+    Count,
+    Natural,
+    NonNegative,
+    Number,
+    Part,
+    PathText,
+    Positive,
+    Share,
+    Text,
+    as_number,
+    expand,
+)
+from posttrain.errors import ConfigError
+
+
+class ModelConfig(Part):
+    """The model that is trained. A bare string stands for `{path: string}`."""
+
+    path: PathText = Field(examples=["Qwen/Qwen3-0.6B"])
+    """A Hugging Face folder or name, or `tiny:TASK` for the built-in tiny model of a task, which learns on a CPU
+    (`tiny-moe:TASK`: a mixture of experts)."""
+    gguf_file: Text | None = None
+    """Read the weights from this GGUF file inside `path`; they are dequantised."""
+    revision: Text | None = None
+    """Branch, tag or commit of a model on the Hub. null is its main branch."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for authors whom you trust."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention implementation: PyTorch's fused kernel, or plain matrix products with a softmax in float32."""
+    chat_template: PathText | None = None
+    """Path of a Jinja file that replaces the tokenizer's chat template. null keeps the tokenizer's own."""
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    """Variables of the chat template, for example enable_thinking."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the computation; master weights are float32 always. auto is bfloat16 on a GPU that has it. On a CPU it is
+    bfloat16 for a model of a million parameters or more where the processor has it and a short measurement shows it to
+    be 1.2 times as fast as float32, else float32. float32 never computes in less. What was chosen is saved with the
+    run and shown at its start."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train and sample. auto takes the GPU if there is one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return expand("model", given)
+
+
+class TeacherConfig(Part):
+    """A frozen model that judges each token of the policy. A bare string stands for `{path: string}`.
+
+    Everything else about it is as in `model`: attention, precision and device.
+    """
+
+    path: PathText = Field(examples=["Qwen/Qwen3-4B"])
+    """A Hugging Face folder or name, or `tiny:TASK`; its tokenizer must be that of `model`."""
+    revision: Text | None = None
+    """Branch, tag or commit of a teacher on the Hub. null is its main branch."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the teacher. Only for authors whom you trust."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return expand("teacher", given)
+
+
+class ReferenceConfig(Part):
+    """A frozen model that the policy is held to. A bare string stands for `{path: string}`.
+
+    Everything else about it is as in `model`: attention, precision and device.
+    """
+
+    path: PathText = Field(examples=["runs/sft-1/checkpoints/step-000100/model"])
+    """A Hugging Face folder or name, or `tiny:TASK`; its tokenizer must be that of `model`."""
+    revision: Text | None = None
+    """Branch, tag or commit of a reference on the Hub. null is its main branch."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the reference. Only for authors whom you trust."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return expand("reference", given)
+
+
+class LoRAConfig(Part):
+    """Low-rank adapters on a frozen base model; the base model itself is the reference, so there is no second copy."""
+
+    rank: Count = 16
+    """Rank of the adapters: each adapted matrix of n x m gets rank * (n + m) trained numbers."""
+    alpha: Count = 32
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: BelowOne = 0.0
+    """Probability of dropping an input of the adapters in training. Sampling and scoring have none."""
+    target_modules: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
+    """Names of the adapted modules; all-linear is every linear layer but the output head."""
+
+
+class CriticConfig(Part):
+    """The critic of an algorithm that has one: what predicts the reward before each token."""
+
+    kind: Literal["auto", "separate", "shared", "lora"] = "auto"
+    """separate: a model of its own; shared: a head on the policy; lora: a second adapter on the policy's frozen base.
+    auto is lora where the policy has adapters, else separate."""
+    path: PathText | None = None
+    """Where a separate critic starts: a reward model (`reward_model` is that of the section), a language model, or the
+    folder of a run. null: where the policy starts."""
+    rank: Count = 16
+    """Rank of the critic's adapter (kind lora)."""
+    alpha: Count = 32
+    """Its output is scaled by alpha / rank (kind lora)."""
+    learning_rate: NonNegative | None = None
+    """Highest learning rate of the critic, on the course of the policy's. null: ten times train.learning_rate, as verl
+    (1e-5 and 1e-6) and OpenRLHF (9e-6 and 1e-6) have it."""
+    warmup_steps: Natural = 0
+    """First steps in which only the critic learns, and the policy stays as it is."""
+    max_grad_norm: NonNegative = 1.0
+    """The critic's gradient is scaled down to this norm by itself when it is longer. 0 is off."""
+
+    def kind_beside(self, lora: LoRAConfig | None) -> Literal["separate", "shared", "lora"]:
+        """What auto means beside a policy with these adapters."""
+        if self.kind == "auto":
+            return "separate" if lora is None else "lora"
+        return self.kind
+
+
+class DataConfig(Part):
+    """The prompts or examples to learn from and those to be judged on."""
+
+    train: PathText | list[PathText] = Field(examples=["train.jsonl"])
+    """Paths or globs of JSONL, JSON, CSV or Parquet files, Hugging Face datasets (`name` or `name:config`), or
+    `task:NAME`."""
+    eval: PathText | list[PathText] | None = None
+    """The same for the held-out rows of evaluations. null: see eval_fraction."""
+    auxiliary: PathText | list[PathText] | None = None
+    """Examples for an algorithm that adds a next-token loss to each update (kimi_k2 with ptx_coef): prompt and
+    completion, messages or text. Named as in `train`."""
+    auxiliary_rows: Count = 16
+    """Rows of `auxiliary` in each update."""
+    split: Text = "train"
+    """Split of a Hugging Face dataset that `train` names."""
+    eval_split: Text = "test"
+    """Split of a Hugging Face dataset that `eval` names."""
+    eval_fraction: BelowOne = 0.1
+    """Share of the training rows held out when `eval` is null (a task brings its own); which rows is fixed by seed."""
+    prompt: Text | None = None
+    """A column, or a template over columns: "{Body} {Question}". null: prompt, question, problem or instruction."""
+    system_prompt: str | None = None
+    """A system message before each prompt that brings none of its own."""
+    chat: Literal["auto"] | bool = "auto"
+    """Wrap plain prompts as a user turn: auto does so when the tokenizer has a chat template."""
+    train_on: Literal["all", "last"] = "all"
+    """Of examples that are conversations: every answer is trained, or the last one."""
+    answer: Text | None = None
+    """Column of the gold answer, given to rewards as `answer`. null: answer, Answer, solution, ground_truth or gold."""
+    max_prompt_length: Count | None = None
+    """Tokens. Longer prompts are dropped and counted, never cut. null: no limit of its own."""
+    max_length: Count | None = None
+    """Tokens of a given example, or of each answer of a pair, with its prompt. Longer rows are dropped and counted,
+    never cut. null: the context of the model."""
+    max_rows: Count | None = None
+    """Use only so many rows."""
+    streaming: Literal["auto"] | bool = "auto"
+    """Read rows one at a time and keep what they are tokenised to on disk instead of in memory: auto does so from
+    200 MB of text on. The run is the same, bit for bit. Prompts of sampled answers stay in memory."""
+    part: Text | None = None
+    """Train on one of several equal parts of the training rows, in their order: 2/3 is the second third (sDPO,
+    arXiv:2403.19270, takes one after the other). The held-out rows stay the same."""
+    max_dropped: Share = 0.5
+    """Share of rows that may be dropped before it is an error."""
+
+    @model_validator(mode="after")
+    def _part_is_one_of_several(self) -> Self:
+        numbers = self.part_numbers
+        if self.part is not None and (numbers is None or not 1 <= numbers[0] <= numbers[1]):
+            raise ConfigError(
+                given=f"part = {self.part!r}",
+                allowed="k/n, the k-th of n parts: 1/3, 2/3 or 3/3",
+                fix="Set data.part = 1/3, or leave it out.",
+            )
+        return self
+
+    @property
+    def part_numbers(self) -> tuple[int, int] | None:
+        """(k, n) of part k/n; None for all rows."""
+        match = re.fullmatch(r"([0-9]+)/([0-9]+)", self.part or "")
+        return (int(match[1]), int(match[2])) if match else None
+
+
+class SamplingConfig(Part):
+    """How completions are drawn in training."""
+
+    group_size: Count = 8
+    """Completions per prompt (G)."""
+    max_completion_length: Count = 256
+    """Tokens, EOS included; what is longer is cut and counted as truncated."""
+    temperature: NonNegative = 1.0
+    """Logits are divided by it, in sampling and in training alike. 0 is greedy, for evaluation only."""
+    top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(as_number)] = 1.0
+    """Sample from the most likely tokens that together have this probability. 1 is off."""
+    top_k: Natural = 0
+    """Sample from so many most likely tokens. 0 is off."""
+    min_p: BelowOne = 0.0
+    """Leave out tokens less likely than this share of the most likely one. 0 is off."""
+    stop: list[Text] = []
+    """Texts that end a completion. The text is not part of what rewards see."""
+    max_batch_rows: Count = 64
+    """Rows that are decoded together: more is faster and needs more memory for their caches."""
+
+
+class SampledPairsConfig(Part):
+    """Which pairs are made of the answers that the start model gives before training: one round of iterative DPO."""
+
+    select: Literal["best_worst", "random"] = "best_worst"
+    """Of each prompt's answers: the best against the worst, then the second best against the second worst; or any two
+    of different score, drawn at random."""
+    min_gap: NonNegative = 0.0
+    """Least difference of the two scores."""
+    correct_at: Number | None = None
+    """Only pairs of a right answer and a wrong one, an answer being right from this score on (iterative RPO). null: any
+    two of different score."""
+    max_per_prompt: Count = 1
+    """Most pairs of one prompt."""
+    max_without: Share = 0.9
+    """Share of prompts that may give no pair before it is an error that says why."""
+
+
+class TrainConfig(Part):
+    """The optimizer and the size of a step."""
+
+    steps: Count = Field(examples=[200])
+    """Steps: each samples (or takes) prompts_per_step prompts and learns from them."""
+    stop_after_tokens: Count | None = None
+    """End with the step in which the run's tokens, prompts and completions of all rows that were sampled or taken
+    (metric num_tokens), reach this number, if `steps` do not come first. null: no such limit."""
+    stop_after_seconds: Positive | None = None
+    """End with the step in which the seconds spent in steps (metric time/step, so no evaluation) reach this number, if
+    `steps` do not come first. Another machine, or a resume, then ends elsewhere. null: no such limit."""
+    prompts_per_step: Count = 16
+    """Prompts of one step, which then has prompts_per_step * group_size rows. For supervised algorithms: the rows."""
+    learning_rate: NonNegative = 1e-6
+    """Highest learning rate of AdamW. The default is for training all weights by reinforcement; LoRA takes about ten
+    times more."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up; linear and cosine fall to min_learning_rate_ratio of it."""
+    warmup_steps: Natural = 0
+    """Steps in which the learning rate rises from 0."""
+    min_learning_rate_ratio: Share = 0.0
+    """Where the schedule ends, as a share of learning_rate."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay per unit of learning rate, on matrices only."""
+    adam_beta1: BelowOne = 0.9
+    """Decay of AdamW's mean of gradients."""
+    adam_beta2: BelowOne = 0.999
+    """Decay of AdamW's mean of squared gradients."""
+    adam_eps: Positive = 1e-8
+    """Added to the root in AdamW's denominator."""
+    max_grad_norm: NonNegative = 1.0
+    """The gradient is scaled down to this norm when it is longer. 0 is off."""
+    minibatches: Count = 1
+    """Optimizer steps per batch: the rows of a step are divided among them."""
+    epochs: Count = 1
+    """Passes over each batch. With more than one update per batch the ratios of the algorithm do their work."""
+    tokens_per_microbatch: Count = 2048
+    """Tokens that go through the model in one forward and backward pass; what rows have in common at their beginning
+    counts once. It decides memory and speed, never the gradient."""
+    logprob_chunk_tokens: Count = 1024
+    """Tokens whose logits are computed together, a part of the vocabulary at a time; all of it where the head is not
+    linear, which takes this times the vocabulary of memory. It never changes a result."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    mask_truncated: bool = False
+    """Leave truncated completions out of the loss; their rewards still count in the statistics of their group."""
+    max_staleness: Natural = 0
+    """Policy versions that experience may be old. 0 is synchronous training, the only choice in this version."""
+    publish_every: Count = 1
+    """Steps from one handing over of weights to the sampler to the next. Above 1 the steps between learn from what an
+    older policy sampled, so that off-policy corrections can be studied; the sampler then holds a copy of the model."""
+    max_sampling_rounds: Count = 10
+    """Most rounds of sampling in one step, where the algorithm replaces groups without signal; then it is an error."""
+
+
+class EvaluationConfig(Part):
+    """Held-out evaluation; every run has one before and one after."""
+
+    every: Natural = 0
+    """Steps between evaluations. 0: only before and after."""
+    prompts: Count = 256
+    """Held-out prompts at most."""
+    samples: Natural = 4
+    """Completions per prompt; pass@k and majority vote go up to this k. 1 gives pass@1 alone, 0 greedy answers only."""
+    temperature: NonNegative = 1.0
+    """Of the sampled part; the greedy part has none."""
+    max_completion_length: Count | None = None
+    """Tokens. null: sampling.max_completion_length."""
+    confidence: Annotated[float, Field(gt=0, lt=1), BeforeValidator(as_number)] = 0.95
+    """Level of the intervals."""
+    forgetting: PathText | None = None
+    """Text or JSONL file whose loss under the model is measured before and after, to see what was unlearned."""
+
+
+class CheckpointConfig(Part):
+    """When to save, and how much to keep."""
+
+    every: Natural = 50
+    """Steps between checkpoints. 0: only the last."""
+    keep: Count = 3
+    """Checkpoints kept; older ones are deleted, but for one from before a rise of disagreement (alarms)."""
+
+
+class GuardConfig(Part):
+    """Limits past which going on would give a wrong or a useless model; the run stops and says why."""
+
+    max_unscored: Share = 0.2
+    """Share of completions in one step whose reward failed or timed out."""
+    no_signal_steps: Count = 20
+    """Steps in a row in which no group had two different rewards, or that had no gradient for another reason."""
+    max_truncated: Share = 0.5
+    """Share of completions in one step that were truncated; the first step above it warns."""
+    truncated_steps: Count = 5
+    """Steps in a row above max_truncated."""
+    publish_tolerance: Positive | None = None
+    """Nats per token that trainer and sampler may differ by after the weights were published. null: by precision."""

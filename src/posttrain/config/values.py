@@ -1,0 +1,122 @@
+"""What the sections of a configuration are made of: numbers as users write them, and models whose errors help."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import is_dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from posttrain.config.schema import Walker, combine, explain
+from posttrain.config.text import number_in
+from posttrain.errors import ConfigError
+
+
+def as_number(value: Any) -> Any:
+    """Readers of YAML 1.1 make the text "1e-6" of 1e-6."""
+    number = number_in(value) if isinstance(value, str) else None
+    return value if number is None else number
+
+
+def as_whole(value: Any) -> Any:
+    """1e4 is how one writes ten thousand steps."""
+    number = as_number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def as_list(value: Any) -> Any:
+    """One name is a list of one, and `none` an empty one, as in other libraries."""
+    if not isinstance(value, str):
+        return value
+    return [] if value == "none" else [value]
+
+
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, PathLike) else value
+
+
+def _by_place(value: Any) -> Any:
+    """A function is given by where it stands: the folder of a run, which is all that resuming needs, holds no code."""
+    if not callable(value):
+        return value
+    name, place = getattr(value, "__name__", type(value).__name__), _place_of(value)
+    example = f"rewards.py:{name if name.isidentifier() else 'my_reward'}"
+    raise ConfigError(
+        given=f"{name} itself, a Python {type(value).__name__}",
+        allowed='where it stands, "path/to/file.py:name" or "package.module.name": a run is resumed from its folder, '
+        "which can hold that alone",
+        fix=f'Write "{place}".' if place else f'Put it into a file and write "{example}".',
+    )
+
+
+def _place_of(function: Any) -> str:
+    """`path/of/file.py:name`; "" for what has no such place: in a notebook, the script itself or another function."""
+    code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", "<")
+    if code is None or "<" in name or function.__module__ == "__main__" or not os.path.isfile(code.co_filename):
+        return ""
+    file = Path(code.co_filename)
+    return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{name}"
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(as_whole)]
+Natural = Annotated[int, Field(ge=0), BeforeValidator(as_whole)]
+Number = Annotated[float, BeforeValidator(as_number)]
+NonNegative = Annotated[float, Field(ge=0), BeforeValidator(as_number)]
+Positive = Annotated[float, Field(gt=0), BeforeValidator(as_number)]
+Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(as_number)]
+BelowOne = Annotated[float, Field(ge=0, lt=1), BeforeValidator(as_number)]
+Text = Annotated[str, Field(min_length=1)]
+PathText = Annotated[str, Field(min_length=1), BeforeValidator(_path)]
+FunctionText = Annotated[Text | None, BeforeValidator(_by_place)]
+
+
+class Part(BaseModel):
+    """Base of the models: frozen, strict about types, and with errors that help."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    if not TYPE_CHECKING:  # type checkers keep the keyword arguments that pydantic declares
+
+        def __init__(self, /, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                from posttrain.config import setting_names  # which imports the sections, and they this file
+
+                problems = explain(error, Walker(type(self).model_json_schema()), setting_names)
+                raise combine(problems, type(self).__name__) from None
+
+        __init__.__pydantic_base_init__ = (
+            True  # nested models are validated by pydantic, which then knows the whole path
+        )
+
+
+_BARE = {"model": "path", "reference": "path", "teacher": "path", "algorithm": "name"}
+"""Sections that a bare string may stand for, and the key that it gives."""
+
+
+def expand(section: str, given: Any) -> Any:
+    """`model: x` is `model: {path: x}`, and so with entries of rewards and check; an algorithm object is its name and
+    settings."""
+    if section in ("rewards", "check"):
+        return [scorer(entry) for entry in given] if isinstance(given, list) else scorer(given)
+    if section in _BARE and isinstance(given, (str, PathLike)):
+        return {_BARE[section]: given}
+    if section == "algorithm" and is_dataclass(given) and not isinstance(given, type):
+        return {
+            "name": getattr(given, "key", None),
+            **TypeAdapter(type(given)).dump_python(given, mode="json", by_alias=True),
+        }
+    return given
+
+
+def scorer(given: Any) -> Any:
+    """`math` is `{name: math}`, and what has a dot, `rewards.py:score`, a function: as a reward is named in Python."""
+    if callable(given):  # which the setting refuses, with what to write in its place
+        return {"function": given}
+    return {"function" if "." in given else "name": given} if isinstance(given, str) else given

@@ -1,0 +1,196 @@
+"""The generic way of decoding rows together, for models that keep more than keys and values per position.
+
+One forward pass over the prompts, then one token per row and step; no row joins the others on their way. Prompts are
+padded on the LEFT, so that all rows end in the same column of the key-value cache and a step appends one column.
+Padding is masked, and positions are counted from each row's first real token.
+
+B rows, T tokens (columns), V vocabulary, H key-value heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Sequence
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from posttrain.engines.requests import Arrival
+from posttrain.errors import ModelError
+
+_PADDING = 0
+"""Any id will do: padding is never attended to."""
+
+
+LEAVE_WHEN_ONE_IN = 8
+"""Ended rows leave the batch when they are one in this many: earlier costs copies, later costs computing them."""
+
+
+class PaddedRows:
+    """Implements `Rows` for any transformers causal LM that can continue from a cache.
+
+    Nothing is kept beyond the rows: new `PaddedRows` read the weights as they are then.
+    """
+
+    joins_running = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self._causal_lm = base_model(model)
+        self._accepted = accepted_arguments(self._causal_lm)
+        self._recurrent = "past_key_values" not in self._accepted
+        if self._recurrent and "cache_params" not in self._accepted:
+            raise ModelError(
+                given=f"{type(self._causal_lm).__name__}.forward takes neither past_key_values nor cache_params",
+                allowed="a causal language model that can continue from a cache",
+                fix="Choose another model, or another sampler.",
+            )
+        self._start([0])
+
+    def step(self, ids_B: Tensor, arrivals: Sequence[Arrival]) -> Tensor:
+        """See `Rows`."""
+        return self._prefill(arrivals) if arrivals else self._forward(ids_B.unsqueeze(-1))
+
+    def select(self, kept: Sequence[int]) -> None:
+        """See `Rows`."""
+        rows_B = torch.tensor(kept, dtype=torch.long, device=self.device)
+        self._padding_B = self._padding_B[rows_B]
+        self.cache.reorder_cache(rows_B)  # pyright: ignore[reportArgumentType]
+        if len(kept):
+            self._trim()
+
+    def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
+        """The whole cache is copied."""
+        return num_ended * LEAVE_WHEN_ONE_IN >= num_rows
+
+    def _start(self, padding: Sequence[int]) -> None:
+        """An empty cache, for rows with so much padding before them."""
+        self.cache = new_cache(self._causal_lm)
+        self._length = 0
+        self._padding_B = torch.tensor(padding, device=self.device)
+        self._padded = any(padding)
+
+    def _prefill(self, arrivals: Sequence[Arrival]) -> Tensor:
+        """Each prompt goes through the model once; its cache is then repeated for its rows."""
+        longest = max(len(arrival.prompt_ids) for arrival in arrivals)
+        self._start([longest - len(arrival.prompt_ids) for arrival in arrivals])
+        ids = [[_PADDING] * (longest - len(arrival.prompt_ids)) + list(arrival.prompt_ids) for arrival in arrivals]
+        logits_PV = self._forward(torch.tensor(ids, device=self.device))
+        rows = [p for p, arrival in enumerate(arrivals) for _ in range(arrival.count)]
+        if len(rows) > len(arrivals):
+            self.select(rows)
+        return logits_PV[rows]
+
+    def _forward(self, ids_BT: Tensor) -> Tensor:
+        start, self._length = self._length, self._length + ids_BT.shape[1]
+        columns_T = torch.arange(self._length, device=self.device)
+        masked = self._padded and not (self._recurrent and start)  # a recurrent state has no padding in it
+        optional = {
+            "past_key_values": self.cache,
+            "cache_params": self.cache,
+            "position_ids": (columns_T[start:] - self._padding_B.unsqueeze(-1)).clamp(min=0),
+            "logits_to_keep": 1,
+            "output_router_logits": False,  # a config may ask for the balancing loss, which fails beside a cache
+        }
+        outputs = self.model(
+            input_ids=ids_BT,
+            attention_mask=(columns_T >= self._padding_B.unsqueeze(-1)).long() if masked else None,
+            use_cache=True,
+            **{name: value for name, value in optional.items() if name in self._accepted},
+        )
+        return outputs.logits[:, -1]
+
+    def _trim(self) -> None:
+        """Forget the columns that are padding in every row that is left."""
+        common = int(self._padding_B.min())
+        layers = [layer for layer in self.cache.layers if isinstance(layer, GrowingLayer)]
+        if common and len(layers) == len(self.cache.layers):
+            for layer in layers:
+                layer.drop_columns(common)
+            self._length -= common
+            self._padding_B = self._padding_B - common
+        self._padded = bool(self._padding_B.any())
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values of one attention layer, written in place into memory that grows by half when it is full.
+
+    `DynamicLayer` copies the whole cache to append a column, which makes T steps cost O(T^2): with 64 rows of 1000
+    tokens the copies take several times as long as the model.
+    """
+
+    _keys: Tensor
+    _values: Tensor
+    _used: int
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Start with no columns and no room for any."""
+        super().lazy_initialization(key_states, value_states)
+        self._hold(key_states[:, :, :0], value_states[:, :, :0])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Append columns `[B, H, T, D]` and return all there are."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, end = self._used, self._used + key_states.shape[-2]
+        if end > self._keys.shape[-2]:
+            self._keys, self._values = (_with_room(x[:, :, :start], end + end // 2) for x in (self._keys, self._values))
+        self._keys[:, :, start:end] = key_states
+        self._values[:, :, start:end] = value_states
+        self._used = end
+        self.keys, self.values = self._keys[:, :, :end], self._values[:, :, :end]
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep these rows, in this order. The room to grow is made anew by the next `update`."""
+        if self.is_initialized:
+            self._hold(*(x[:, :, : self._used].index_select(0, beam_idx) for x in (self._keys, self._values)))
+
+    def drop_columns(self, count: int) -> None:
+        """Forget the first `count` columns of every row."""
+        if self.is_initialized:
+            self._hold(*(x[:, :, count : self._used] for x in (self._keys, self._values)))
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        self.keys = self._keys = keys
+        self.values = self._values = values
+        self._used = keys.shape[-2]
+
+
+def new_cache(model: PreTrainedModel) -> Cache:
+    """The cache that transformers would make, its plain attention layers made to grow in place.
+
+    Sliding windows, linear attention and whatever else an architecture brings keep their own kind of layer.
+    """
+    cache = DynamicCache(config=model.config)
+    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def accepted_arguments(causal_lm: PreTrainedModel) -> Collection[str]:
+    """What the model's forward takes, by name."""
+    return inspect.signature(causal_lm.forward).parameters.keys()
+
+
+def base_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model itself, inside of a peft wrapper or not."""
+    causal_lm = model.get_base_model() if isinstance(model, PeftModel) else model
+    if not isinstance(causal_lm, PreTrainedModel):
+        raise ModelError(
+            given=f"the local sampler got a {type(causal_lm).__name__}",
+            allowed="a causal language model of transformers, with or without a peft adapter",
+            fix="Load the model with posttrain.models.load_model.",
+        )
+    return causal_lm
+
+
+def _with_room(columns: Tensor, capacity: int) -> Tensor:
+    """A copy that has room for `capacity` columns."""
+    rows, heads, used, width = columns.shape
+    roomy = columns.new_empty(rows, heads, capacity, width)
+    roomy[:, :, :used] = columns
+    return roomy

@@ -1,0 +1,203 @@
+"""How a model is decoded with: found out by trying it on a few short rows, never by its name.
+
+groups   the layers of a plain decoder as one list of operations, prompts held once per group (group_rows.py)
+slots    keys and values per position in static storage, rows join and leave at any time (slots.py)
+padded   rows padded on the left that begin together (decoding.py): for recurrent and hybrid models and whatever
+         else keeps more than keys and values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.engines.decoding import PaddedRows, accepted_arguments, base_model
+from posttrain.engines.engine import Rows
+from posttrain.engines.group_rows import GroupRows, MaskFunction
+from posttrain.engines.joint_linear import is_hooked, merges_adapters
+from posttrain.engines.modes import evaluating
+from posttrain.engines.plain_decoder import bypassed
+from posttrain.engines.plain_trial import masks_of_plain_decoder
+from posttrain.engines.requests import Arrival
+from posttrain.engines.slots import Slots
+from posttrain.models.fused import kind_of
+from posttrain.models.kernels import COPIED_WEIGHTS, Kernels
+
+_PROBE_LENGTHS = (9, 3, 6)
+_PROBE_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingPath:
+    """The way that was found for one model."""
+
+    implementation: str | None
+    """The attention implementation under which the model runs in slots; None: padded rows."""
+    note: str = ""
+    """Why rows are padded; empty for slots."""
+    mask_functions: tuple[MaskFunction, ...] | None = None
+    """Of every layer of a plain decoder; None for other models, which run in slots by their own forward pass."""
+
+    def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool, kernels: Kernels | None = None) -> Rows:
+        """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room; `kernels`: for groups."""
+        if self.implementation is None:
+            return PaddedRows(model)
+        if self.mask_functions is not None:
+            return GroupRows(model, self.mask_functions, kernels)
+        return Slots(model, accepted_arguments(base_model(model)), max_rows=max_rows, holds_prompt=holds_prompt)
+
+    def in_force(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Decode inside: the attention implementation is the one of this path, and afterwards what it was."""
+        if self.implementation is None or self.mask_functions is not None:
+            return nullcontext()
+        return _attention(base_model(model), self.implementation)
+
+
+_Kinds = tuple[type[nn.Module], ...]
+_paths: WeakKeyDictionary[nn.Module, tuple[_Kinds, DecodingPath]] = WeakKeyDictionary()
+
+
+def decoding_path(model: nn.Module) -> DecodingPath:
+    """Slots where they give, on a few short rows, the logits of the rows by themselves.
+
+    Found once per model, and again when modules of other kinds have taken the place of some.
+    """
+    causal_lm = base_model(model)
+    kinds: _Kinds = tuple(map(kind_of, causal_lm.modules()))
+    found_for, path = _paths.get(causal_lm, ((), None))
+    if path is None or found_for != kinds:
+        path = _find_path(model)
+        _paths[causal_lm] = kinds, path
+    if path.mask_functions is not None and any(map(is_hooked, bypassed(model))):
+        return replace(path, mask_functions=None)  # whoever waits for a module to be called is not passed by
+    return path
+
+
+def decode_by(model: nn.Module, path: DecodingPath) -> None:
+    """Decode this copy, or this model whose weights were cast, in groups if that is what was found before.
+
+    Tried again in bfloat16, a deep model may differ from itself by as much as its rounding, and which path it gets
+    would be luck, in a resumed run other luck. Other paths are left to be found.
+    """
+    if path.mask_functions is not None:
+        causal_lm = base_model(model)
+        _paths[causal_lm] = tuple(map(kind_of, causal_lm.modules())), path
+
+
+def multiplies_by_kernels(model: nn.Module) -> bool:
+    """Whether compiled kernels, where there are some, multiply by the float32 weights of this model: it is a plain
+    decoder, its adapters can be merged for them, and no layer is too large to be copied."""
+    modules = list(model.modules())
+    large = any(type(module) is nn.Linear and module.weight.numel() > COPIED_WEIGHTS for module in modules)
+    adapters = [module for module in modules if isinstance(module, BaseTunerLayer)]
+    if large or not all(map(merges_adapters, adapters)):
+        return False
+    with evaluating(model):
+        return decoding_path(model).mask_functions is not None
+
+
+def _find_path(model: nn.Module) -> DecodingPath:
+    causal_lm = base_model(model)
+    obstacle = "the model takes no position_ids"
+    if {"position_ids", "past_key_values"} <= set(accepted_arguments(causal_lm)):
+        name = f"slots_{'eager' if _implementation(causal_lm).endswith('eager') else 'sdpa'}"
+        path = DecodingPath(implementation=name)
+        with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
+            obstacle = _try(model, path)
+            if obstacle is None:
+                return _as_plain_decoder(model, path)
+    return DecodingPath(
+        implementation=None,
+        note=f"{type(causal_lm).__name__} decodes padded rows that begin and end together, which is slower than "
+        f"continuous batching: {obstacle}",
+    )
+
+
+def _as_plain_decoder(model: nn.Module, path: DecodingPath) -> DecodingPath:
+    """In groups where that gives the same, else the path as it is. Soft caps and the like need the model's own code."""
+    if path.implementation != "slots_sdpa":
+        return path
+    try:
+        functions = masks_of_plain_decoder(model, lambda: _decode_probe(model, path))
+    except Exception:  # whatever an architecture does differently: it has been found to run in slots
+        return path
+    groups = replace(path, mask_functions=functions)
+    return groups if _try(model, groups) is None else path
+
+
+def _try(model: nn.Module, path: DecodingPath) -> str | None:
+    """None when rows get together the logits that they get alone, else what is in the way."""
+    causal_lm = base_model(model)
+    if not causal_lm._can_set_attn_implementation():
+        return "its attention cannot be replaced"
+    try:
+        found = _decode_probe(model, path)
+    except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
+        return f"{type(error).__name__}: {error}"
+    expected = [
+        model(input_ids=torch.tensor([row], device=causal_lm.device), use_cache=False).logits[0, n - 1 : -1]
+        for row, n in zip(_probe_ids(causal_lm), _PROBE_LENGTHS, strict=True)
+    ]
+    same = all(_same(a, b) for a, b in zip(found, expected, strict=True))
+    return None if same else "a row changes when it is decoded beside others"
+
+
+def _decode_probe(model: nn.Module, path: DecodingPath) -> list[Tensor]:
+    causal_lm = base_model(model)
+    ids = _probe_ids(causal_lm)
+    with path.in_force(model):
+        return _decode(path.rows(model, max_rows=len(ids) + 1, holds_prompt=True), ids, causal_lm.device)
+
+
+def _probe_ids(causal_lm: PreTrainedModel) -> list[list[int]]:
+    vocabulary: int = causal_lm.config.get_text_config().vocab_size
+    return [
+        [(7 * row + 3 * t + t * t) % vocabulary for t in range(n + _PROBE_STEPS)]
+        for row, n in enumerate(_PROBE_LENGTHS)
+    ]
+
+
+def _decode(rows: Rows, ids: list[list[int]], device: torch.device) -> list[Tensor]:
+    """Logits `[_PROBE_STEPS, V]` of every row. The first comes twice and leaves once; the last one comes late."""
+    first, second, late = (ids_T[:n] for ids_T, n in zip(ids, _PROBE_LENGTHS, strict=True))
+
+    def tokens(*places: tuple[int, int]) -> Tensor:
+        return torch.tensor([ids[row][_PROBE_LENGTHS[row] + t] for row, t in places], dtype=torch.long, device=device)
+
+    start_BV = rows.step(tokens(), [Arrival(first, 2, more=False), Arrival(second, 1, more=False)])
+    rows.select([2, 1])
+    then_BV = rows.step(tokens((1, 0), (0, 0)), [Arrival(late, 1, more=True)])
+    later_BV = rows.step(tokens((1, 1), (0, 1), (2, 0)), [Arrival(late, 1, more=False)])
+    last_BV = rows.step(tokens((1, 2), (0, 2), (2, 1), (2, 0)), [])
+    return [
+        torch.stack([start_BV[0], then_BV[1], later_BV[1]]),
+        torch.stack([start_BV[2], then_BV[0], later_BV[0]]),
+        torch.stack([later_BV[3], last_BV[3], last_BV[2]]),
+    ]
+
+
+def _same(actual: Tensor, expected: Tensor) -> bool:
+    """Equal but for rounding, relative to the largest value; a row that sees another one differs by far more."""
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, 5e-2)
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _implementation(causal_lm: PreTrainedModel) -> str:
+    return causal_lm.config._attn_implementation or "eager"
+
+
+@contextmanager
+def _attention(causal_lm: PreTrainedModel, implementation: str) -> Iterator[None]:
+    before = _implementation(causal_lm)
+    causal_lm.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        causal_lm.set_attn_implementation(before)

@@ -1,0 +1,293 @@
+"""The sampler that runs in the trainer's process: continuous batching of any transformers causal LM.
+
+Completions are requests in a queue (engine.py). Each prompt goes through the model once, whatever the group size, and
+up to `max_batch_rows` rows of any length are decoded together; when one ends, the next request takes its place at
+once. The longest prompts come first, so that what does not fit fails early. A plain decoder runs as a short list of
+operations, with each prompt held once for its group (plain_decoder.py, group_rows.py); other models run their own
+forward pass (slots.py). Models that keep more than keys and values per position are decoded in padded rows that begin
+and end together; `LocalSampler.note` then says why.
+
+**Reproducibility.** A completion depends on `(seed, prompt.index, g)`, the prompt, the weights and the settings, not on
+the rows beside it: each row has its own random stream. What may differ with the composition of a batch are the last
+bits of a logit, because the shape of a product decides in which order it is summed. In float32 that changes
+few draws (measured with 15M parameters and 32000 tokens, batches of 64 against 8 and 24: 2 of 65536), in bfloat16 many.
+No bit differs in float32 where compiled kernels compute all that a row goes through; docs/speed.md says of which models
+that is. The same call always gives the same result.
+
+B rows, P prompts, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.engines.choosing import Draw, Score
+from posttrain.engines.decoding import base_model
+from posttrain.engines.decoding_path import decode_by, decoding_path
+from posttrain.engines.engine import Choose, Engine
+from posttrain.engines.modes import evaluating, evaluating_all
+from posttrain.engines.requests import Request, Row
+from posttrain.engines.sampler import SamplingSettings
+from posttrain.engines.stop import StopStrings
+from posttrain.engines.weights import copy_weights, plain_copy
+from posttrain.errors import ConfigError, DataError, NonFiniteError, PublishError
+from posttrain.models.context import context_window, window_reason
+from posttrain.models.kernels import Kernels
+from posttrain.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.models.load import LoadedModel
+
+
+class LocalSampler:
+    """Implements `Sampler`.
+
+    With `shared`, it decodes with the very modules of the policy: no copy, and new weights are there without being
+    sent. Without, it owns a plain copy in its own precision, adapters merged, that `load_weights` overwrites.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_ids: Collection[int],
+        *,
+        shared: bool,
+        dtype: torch.dtype | None = None,
+        packed: bool = False,
+        kernels: Kernels | None = None,
+        max_batch_rows: int = 64,
+        version: int = 0,
+    ) -> None:
+        """`model` is the policy, a peft model or not.
+
+        `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules run
+        under autocast where it is a half precision. The linear layers of a copy may be `packed` (packed_linear.py);
+        that raises ModelError for a model that does not allow it. `kernels` compute what lies between the products of a
+        plain decoder, and small float32 ones; without them operations of PyTorch do. `max_batch_rows` bounds the rows
+        that `score` decodes together; `generate` is told by its settings. `version` is the policy version of the
+        weights as they are now.
+        """
+        base_model(model)  # refuses what it cannot decode with
+        self.model = model if shared else _own_copy(model, dtype, packed=packed)
+        self.shared = shared
+        self.tokenizer = tokenizer
+        self.eos_ids = frozenset(eos_ids)
+        self.version = version
+        self.max_batch_rows = max_batch_rows
+        self.kernels = kernels
+        self._autocast_dtype = dtype if shared else None
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, shared: bool = True, packed: bool = False) -> LocalSampler:
+        """One for a loaded model, in the precision that it computes in and with the kernels that it was given."""
+        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
+        how = {"dtype": dtype, "packed": packed, "kernels": loaded.compute.found_kernels()}
+        return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, **how)
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> list[list[Completion]]:
+        """`group_size` completions of each prompt, in the order of the prompts. See `Sampler` and the module.
+
+        A completion ends with the first EOS id (`eos`, the id is part of it), with the token that completes a stop
+        string (`stop`; the ids are kept, the text is cut) or after `sampling.max_completion_length` tokens (`length`).
+        What the log-probabilities mean under truncation and at temperature 0 is said in `posttrain.engines.sampling`.
+        Two prompts of the same index get the same random numbers.
+
+        Raises ConfigError when a prompt and its completion do not fit the context window, DataError for an empty
+        prompt, NonFiniteError when the model returns numbers that are not finite.
+        """
+        groups = dict(self.stream(prompts, sampling, group_size=group_size, seed=seed))
+        return [groups[i] for i in range(len(prompts))]
+
+    def stream(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """(place of the prompt, its group) of every prompt, as soon as the group is complete; see `each`."""
+        groups: dict[int, dict[int, Completion]] = {}
+        for place, g, completion in self.each(prompts, sampling, group_size=group_size, seed=seed):
+            group = groups.setdefault(place, {})
+            group[g] = completion
+            if len(group) == group_size:
+                del groups[place]
+                yield place, [group[g] for g in range(group_size)]
+
+    def each(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """(place of the prompt, number in its group, completion) of every completion, as soon as it has ended.
+
+        The order depends on the lengths of prompts and completions only. Raises as `generate` does, when the first
+        completion is asked for.
+        """
+        if group_size < 1:
+            raise ConfigError(
+                given=f"group_size = {group_size}", allowed="at least 1", fix="Set sampling.group_size = 8."
+            )
+        order = sorted(range(len(prompts)), key=lambda p: -len(prompts[p].ids))
+        requests = [
+            Request(
+                prompt_ids=tuple(prompts[p].ids),
+                max_new_tokens=sampling.max_completion_length,
+                stream=(prompts[p].index, g),
+            )
+            for p in order
+            for g in range(group_size)
+        ]
+        for number, completion in self.complete(requests, sampling, seed=seed):
+            yield order[number // group_size], number % group_size, completion
+
+    def complete(
+        self, requests: Sequence[Request], sampling: SamplingSettings, *, seed: int
+    ) -> Iterator[tuple[int, Completion]]:
+        """(place of the request, its completion), as soon as it has ended; requests are begun in the given order.
+
+        Each has its own `max_new_tokens`, in place of `sampling.max_completion_length`. Raises as `generate` does.
+        """
+        stop = StopStrings(self.tokenizer, sampling.stop)
+        for request in requests:
+            where = f"prompt {request.stream[0]}"
+            self._check_length(request.prompt_ids, request.max_new_tokens, where=where)
+        choose = Draw(sampling, seed, self.kernels)
+        for row in self._run(requests, choose, sampling.max_batch_rows, eos_ids=self.eos_ids, stop=stop):
+            yield row.number, self._completion(row, stop)
+
+    def score(
+        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
+    ) -> list[list[float]]:
+        """Log-probability of each given token under the whole distribution at `temperature` (0 is read as 1).
+
+        The prompt is prefilled and the completion fed one token at a time through the key-value cache, as in
+        `generate`. Raises as `generate` does when a row does not fit the context window or has no prompt.
+        """
+        pairs = list(zip(prompt_ids, completion_ids, strict=True))
+        for row, (prompt, completion) in enumerate(pairs):
+            self._check_length(prompt, len(completion), where=f"row {row}")
+        order = sorted((row for row, (_, ids) in enumerate(pairs) if ids), key=lambda row: -len(pairs[row][0]))
+        requests = [
+            Request(prompt_ids=tuple(prompt), max_new_tokens=len(ids), given_ids=tuple(ids))
+            for prompt, ids in (pairs[row] for row in order)
+        ]
+        scores: list[list[float]] = [[] for _ in pairs]
+        for row in self._run(requests, Score(temperature), self.max_batch_rows):
+            scores[order[row.number]] = row.logprobs
+        return scores
+
+    def load_weights(self, policy: nn.Module, version: int) -> None:
+        """Decode with the weights of `policy` from now on.
+
+        Shared modules have them already, and nothing that was computed from weights outlives a call of `generate` or
+        `score`. An own copy is overwritten, every parameter and buffer. Raises PublishError when `policy` is not the
+        model whose modules are shared, or has other tensor names than the copy.
+        """
+        if not self.shared:
+            copy_weights(policy, self.model)
+        elif policy is not self.model:
+            raise PublishError(
+                given="the sampler shares the modules of another model than the one whose weights are published",
+                allowed="the model that the sampler was built with",
+                fix="Build the sampler with the policy, or with shared=False.",
+            )
+        self.version = version
+
+    @property
+    def note(self) -> str:
+        """Why the rows of this model are padded and do not join each other on their way; empty where they do."""
+        with evaluating(self.model):
+            return decoding_path(self.model).note
+
+    def _run(
+        self,
+        requests: Sequence[Request],
+        choose: Choose,
+        max_rows: int,
+        *,
+        eos_ids: Collection[int] = (),
+        stop: StopStrings | None = None,
+    ) -> Iterator[Row]:
+        """The rows as they end. Between two of them nothing of the sampler's is in force."""
+        if not requests:
+            return
+        max_rows = max(1, min(max_rows, len(requests)))
+        with evaluating(self.model):
+            path = decoding_path(self.model)
+        modules = list(self.model.modules())
+        with self._decoding_mode(modules):
+            holds_prompt = len(requests) > max_rows
+            rows = path.rows(self.model, max_rows=max_rows, holds_prompt=holds_prompt, kernels=self.kernels)
+        engine = Engine(rows, choose, max_rows=max_rows, eos_ids=eos_ids, stop=stop)
+        ended = engine.run(requests, next(self.model.parameters()).device)
+        while True:
+            with self._decoding_mode(modules), path.in_force(self.model):
+                rows_ended = next(ended, None)
+            if rows_ended is None:
+                return
+            yield from rows_ended
+
+    def _completion(self, row: Row, stop: StopStrings) -> Completion:
+        if not all(map(math.isfinite, row.logprobs)):
+            index, g = row.request.stream
+            raise NonFiniteError(
+                given=f"the policy's logits for completion {g} of prompt {index} are not finite",
+                fix="The weights or the precision overflowed: lower train.learning_rate, or sample in float32.",
+            )
+        assert row.reason is not None, "the engine hands out rows that have ended"
+        return Completion(
+            ids=tuple(row.ids),
+            logprobs=tuple(row.logprobs),
+            versions=(self.version,) * len(row.ids),
+            finish_reason=row.reason,
+            text=stop.text(row.ids, stopped=row.reason == "stop"),
+        )
+
+    def _check_length(self, prompt_ids: Sequence[int], num_new: int, *, where: str) -> None:
+        """Raises before anything is computed when a row cannot be decoded."""
+        if not prompt_ids:
+            raise DataError(
+                given=f"{where} has no tokens",
+                allowed="at least one token to continue from",
+                fix="Remove empty prompts, or use a tokenizer or chat template that begins with a token.",
+            )
+        config = base_model(self.model).config
+        window = context_window(config)
+        if window is not None and len(prompt_ids) + num_new > window:
+            raise ConfigError(
+                given=f"{where} has {len(prompt_ids)} tokens and its completion may have {num_new}",
+                allowed=f"{window} tokens together, the context window of the model{window_reason(config)}",
+                fix=f"Set data.max_prompt_length = {window - num_new}, or lower sampling.max_completion_length."
+                if num_new < window
+                else f"Set sampling.max_completion_length below {window}.",
+            )
+
+    @contextmanager
+    def _decoding_mode(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """No gradient, no dropout, the precision of decoding; every module is in its former mode afterwards.
+
+        `inference_mode` for an own copy alone: a buffer that a shared module replaced in it could not be trained with.
+        """
+        device = next(self.model.parameters()).device
+        without_gradient = torch.no_grad() if self.shared else torch.inference_mode()
+        with evaluating_all(modules), without_gradient, _autocast(device, self._autocast_dtype):
+            yield
+
+
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    half = dtype in (torch.bfloat16, torch.float16)
+    return torch.autocast(device.type, dtype=dtype) if half else nullcontext()
+
+
+def _own_copy(model: nn.Module, dtype: torch.dtype | None, *, packed: bool) -> nn.Module:
+    """Where the copy is less exact than the model, it is decoded as the model would be."""
+    copied = plain_copy(model, dtype, packed=packed)
+    if next(model.parameters()).dtype == torch.float32 and dtype in (torch.bfloat16, torch.float16):
+        with evaluating(model):
+            decode_by(copied, decoding_path(model))
+    return copied

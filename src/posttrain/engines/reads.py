@@ -1,0 +1,98 @@
+"""Which tensors of a model a computation reads: by the memory that its operations are given, not by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from posttrain.engines.modes import evaluating
+from posttrain.engines.packed_linear import PackedLinear
+from posttrain.engines.weights import named_tensors
+from posttrain.models import onednn
+from posttrain.models.kernels import training_by
+
+
+class Reads(TorchDispatchMode):
+    """Records the memory that the tensor operations inside of the `with` block take as input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory: set[int] = set()
+        self._packed: list[Tensor] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        self._note(args)
+        self._note(kwargs.values())
+        return func(*args, **kwargs)
+
+    def _note(self, inputs: Iterable[object]) -> None:
+        """Tensors, alone or in lists: an operator takes no deeper ones, and a walk of trees takes longer than small
+        operators do."""
+        for x in inputs:
+            if isinstance(x, list | tuple):
+                self._note(x)
+            elif not isinstance(x, Tensor):
+                continue
+            elif onednn.is_packed(x):
+                self._packed.append(x)  # it has no address to ask for: the object itself is known again
+            else:
+                self._memory.add(_memory(x))
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        if onednn.is_packed(tensor):
+            return any(tensor is packed for packed in self._packed)
+        return _memory(tensor) in self._memory
+
+
+_whole_reads: WeakKeyDictionary[nn.Module, tuple[Set[str], Set[str]]] = WeakKeyDictionary()
+"""Of models whose forward pass was seen to read every parameter: the names of all tensors, and of those it read."""
+
+
+def read_by_forward(model: nn.Module, ids_T: Sequence[int], *, anew: bool = False) -> Set[str]:
+    """The names of the parameters and buffers that a plain forward pass of these tokens reads.
+
+    A pass that reads every parameter mostly does so for any tokens: it is run once, and again if names have changed.
+    Not for all: adapters may be switched off, and experts that are modules may be left out by other tokens. So whoever
+    is about to complain of what something else has not read asks `anew`.
+    """
+    names = {name for name, _ in named_tensors(model)}
+    known, read = _whole_reads.get(model, (None, None))
+    if read is not None and known == names and not anew:
+        return read
+    _whole_reads.pop(model, None)
+    by_torch = training_by(None)  # kernels of training read by address
+    with torch.no_grad(), evaluating(model), by_torch, Reads() as forward, _packed_layers_that_run(model) as ran:
+        model(input_ids=torch.tensor([[*ids_T]], device=next(model.parameters()).device))
+    read = {name for name, tensor in named_tensors(model) if tensor.numel() and (tensor in forward or name in ran)}
+    weights = [(name, x) for name, x in named_tensors(model) if isinstance(x, nn.Parameter) or onednn.is_packed(x)]
+    needed = {name for name, x in weights if x.numel()}
+    if needed <= read:
+        _whole_reads[model] = names, read
+    return read
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def _packed_layers_that_run(model: nn.Module) -> Iterator[set[str]]:
+    """The names of the weights of those that are called inside of the `with` block."""
+    ran: set[str] = set()
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, PackedLinear)]
+
+    def note(name: str) -> Callable[[nn.Module, object], None]:
+        return lambda *_: ran.add(f"{name}.weight")
+
+    hooks = [layer.register_forward_pre_hook(note(name)) for name, layer in layers]
+    try:
+        yield ran
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,171 @@
+"""Choosing the next token: pure functions of logits and of uniform random numbers.
+
+    s = z / temperature               float32 (RULE 1, RULE 2)
+    s = truncate(s)                   -inf outside of top-k, top-p and min-p
+    y ~ softmax(s)                    inverse CDF: first a block of the vocabulary, then a token of the block
+    logprob = log_softmax(s)_y
+
+The log-probability is that of the distribution which the token was drawn from: truncated and renormalised where
+truncation is on, so it then is not comparable with what a forward pass over the whole vocabulary says.
+
+B rows, V vocabulary, T tokens; N blocks of b tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posttrain.engines.sampler import SamplingSettings
+from posttrain.models.kernels import Kernels, can_compute
+
+_WORD = 2**64
+_WORDS_AT_ONCE = 64
+_BLOCK = 256
+_NUCLEUS_GUESSES = (256, 4096)
+
+
+def choose(
+    logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None, kernels: Kernels | None = None
+) -> tuple[Tensor, Tensor]:
+    """The next token of every row and its log-probability, `[B]` each.
+
+    Temperature 0 takes the likeliest token (of equals the first), needs no random numbers, ignores truncation, which
+    could not change the choice, and reports log-probabilities at temperature 1. `kernels` draw where nothing is
+    truncated.
+    """
+    if settings.temperature == 0:
+        ids_B = logits_BV.argmax(dim=-1)
+        return ids_B, token_logprobs(logits_BV, ids_B, temperature=0)
+    assert uniforms_B2 is not None, "sampling at a temperature above 0 needs random numbers"
+    if kernels is not None and can_compute(logits_BV.device, logits_BV.dtype) and _is_whole(settings):
+        return kernels.choose(logits_BV, uniforms_B2, settings.temperature)
+    scaled_BV = _scale(logits_BV, settings.temperature)
+    scaled_BV = truncate(scaled_BV, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
+    highest_B1 = scaled_BV.amax(dim=-1, keepdim=True)
+    ids_B, total_B = inverse_cdf((scaled_BV - highest_B1).exp_(), uniforms_B2)
+    return ids_B, _pick(scaled_BV, ids_B) - highest_B1.squeeze(-1) - total_B.log().float()
+
+
+def token_logprobs(logits_BV: Tensor, ids_B: Tensor, *, temperature: float) -> Tensor:
+    """Log-probability of given tokens, `[B]`, without truncation; temperature 0 is read as 1.
+
+    `s_y - logsumexp(s)`: with 32000 tokens it is exact to 2e-6 where `torch.log_softmax` is to 5e-5 (CPU, float32).
+    """
+    scaled_BV = _scale(logits_BV, temperature or 1.0)
+    return _pick(scaled_BV, ids_B) - scaled_BV.logsumexp(dim=-1)
+
+
+def truncate(scaled_BV: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Logits with -inf on every token but the likeliest.
+
+    Three rules in this order, each on what the one before has left: the `top_k` likeliest tokens (and whatever equals
+    the last of them); the smallest set of likeliest tokens whose mass reaches `top_p`; tokens with at least `min_p`
+    times the probability of the likeliest. A rule is off at top_k 0, top_p 1, min_p 0.
+
+    >>> truncate(torch.tensor([[0.5, 0.3, 0.2]]).log(), top_k=0, top_p=0.6, min_p=0.0).exp()
+    tensor([[0.5000, 0.3000, 0.0000]])
+    """
+    if top_k > 0:
+        lowest_B1 = scaled_BV.topk(min(top_k, scaled_BV.shape[-1])).values[:, -1:]
+        scaled_BV = scaled_BV.masked_fill(scaled_BV < lowest_B1, -math.inf)
+    if top_p < 1:
+        scaled_BV = scaled_BV.masked_fill(~_nucleus(scaled_BV, top_p), -math.inf)
+    if min_p > 0:
+        lowest_B1 = scaled_BV.amax(dim=-1, keepdim=True) + math.log(min_p)
+        scaled_BV = scaled_BV.masked_fill(scaled_BV < lowest_B1, -math.inf)
+    return scaled_BV
+
+
+def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor]:
+    """A token `[B]` drawn in proportion to the weights, which need not sum to 1, and the sum of the weights `[B]`.
+
+    The first uniform number (float64, in [0, 1)) selects a block of the vocabulary, the second a token of that block:
+    the first at which the running sum (float64) exceeds `uniform * sum`. A token of weight 0 is never chosen.
+
+    Two numbers, because with one running sum over the vocabulary the last bit of a likely token's logit moves all the
+    boundaries after it, and rare tokens are crowded there: the same draw then often gives another token when a batch
+    is composed differently. Inside of its block the second number does not notice.
+
+    >>> inverse_cdf(torch.tensor([[0.5, 0.0, 1.5]]), torch.tensor([[0.0, 0.25]], dtype=torch.float64))
+    (tensor([2]), tensor([2.], dtype=torch.float64))
+    """
+    num_rows, num_tokens = weights_BV.shape
+    if missing := -num_tokens % _BLOCK:
+        weights_BV = F.pad(weights_BV, (0, missing))
+    blocks_BNb = weights_BV.view(num_rows, -1, _BLOCK)
+    running_BN = blocks_BNb.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    block_B = _draw(running_BN, uniforms_B2[:, 0])
+    first_B = torch.arange(num_rows, device=weights_BV.device) * blocks_BNb.shape[1]
+    inside_Bb = blocks_BNb.flatten(0, 1).index_select(0, first_B + block_B)
+    inside_B = _draw(inside_Bb.cumsum(dim=-1, dtype=torch.float64), uniforms_B2[:, 1])
+    return (block_B * _BLOCK + inside_B).clamp(max=num_tokens - 1), running_BN[:, -1]
+
+
+class UniformStream:
+    """Uniform numbers in [0, 1), two for every token: a pure function of `(seed, prompt index, g)`.
+
+    Counter-based (Philox4x64: Salmon et al., SC 2011): the key is (seed, prompt index), the highest word of the counter
+    is g; a word of 64 bits gives the two numbers of a token, in blocks of words because single ones are slow to get.
+    """
+
+    def __init__(self, seed: int, index: int, g: int) -> None:
+        key = np.array([seed % _WORD, index % _WORD], dtype=np.uint64)
+        self._philox = np.random.Philox(key=key, counter=[0, 0, 0, g])
+        self._waiting: list[int] = []
+
+    def word(self) -> int:
+        """The 64 random bits of the next token."""
+        if not self._waiting:
+            self._waiting = self._philox.random_raw(_WORDS_AT_ONCE)[::-1].tolist()
+        return self._waiting.pop()
+
+
+def uniforms(words: Sequence[int]) -> Tensor:
+    """`[B, 2]` float64 in [0, 1): the upper and the lower half of each word."""
+    halves_B2 = np.array(words, dtype="<u8").view("<u4").reshape(-1, 2)[:, ::-1]
+    return torch.from_numpy(halves_B2 * 2.0**-32)
+
+
+def _is_whole(settings: SamplingSettings) -> bool:
+    """Nothing is truncated."""
+    return settings.top_k <= 0 and settings.top_p >= 1 and settings.min_p <= 0
+
+
+def _scale(logits_BV: Tensor, temperature: float) -> Tensor:
+    logits_BV = logits_BV.float()
+    return logits_BV if temperature == 1 else logits_BV / temperature
+
+
+def _draw(running_BN: Tensor, uniforms_B: Tensor) -> Tensor:
+    """The first index `[B]` whose running sum exceeds `uniform * sum`.
+
+    Where rounding leaves none, the last that adds anything. Sums that are not numbers give some index; the
+    log-probability then is not a number either.
+    """
+    total_B1 = running_BN[:, -1:].contiguous()
+    above_B1 = torch.searchsorted(running_BN, uniforms_B.unsqueeze(-1) * total_B1, right=True)
+    last_B1 = torch.searchsorted(running_BN, total_B1)
+    return torch.minimum(above_B1, last_B1).squeeze(-1).clamp(max=running_BN.shape[-1] - 1)
+
+
+def _nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
+    """Tokens of which the likelier ones hold less than `top_p` together. Sorts the whole vocabulary only if needed."""
+    num_tokens = scaled_BV.shape[-1]
+    log_total_B1 = scaled_BV.logsumexp(dim=-1, keepdim=True)
+    for count in (*_NUCLEUS_GUESSES, num_tokens):
+        sorted_Bk, order_Bk = scaled_BV.topk(min(count, num_tokens))
+        mass_Bk = (sorted_Bk - log_total_B1).double().exp()
+        likelier_Bk = mass_Bk.cumsum(dim=-1) - mass_Bk
+        if count >= num_tokens or bool((likelier_Bk[:, -1] >= top_p).all()):
+            break
+    return torch.zeros_like(scaled_BV, dtype=torch.bool).scatter(-1, order_Bk, likelier_Bk < top_p)
+
+
+def _pick(x_BV: Tensor, ids_B: Tensor) -> Tensor:
+    return x_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1)

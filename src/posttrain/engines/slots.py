@@ -1,0 +1,138 @@
+"""Rows in slots: static storage for keys and values in which column = position, so that rows need no padding.
+
+A row is written where it stands, and moves only when a row before it has left and the last one takes its slot: the rows
+in flight are always neighbours, and attention reads them without gathering, as many columns as the longest row in
+flight needs, rounded up.
+
+A prompt goes through the model once and is copied to the slots of its group. While a part of the group still waits for
+room, slot 0 holds the prompt.
+
+n rows in flight, V vocabulary, L tokens of a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.engines.requests import Arrival
+from posttrain.engines.slot_attention import Pass, slots_in_use
+from posttrain.engines.slot_storage import SlotStorage, Writes
+
+_COLUMNS = 32
+"""Columns come in multiples of this."""
+
+
+class Slots:
+    """Implements `Rows` for models whose cache is keys and values per position, run as `slots_sdpa` or `slots_eager`.
+
+    Nothing is kept beyond the rows: new `Slots` read the weights as they are then.
+    """
+
+    joins_running = True
+
+    def __init__(self, model: nn.Module, accepted: Collection[str], *, max_rows: int, holds_prompt: bool) -> None:
+        """`accepted`: what the model's forward takes. `holds_prompt`: groups may be split for want of room."""
+        self.model = model
+        self.device = next(model.parameters()).device
+        self._accepted = accepted
+        self._first = int(holds_prompt)
+        self._storage = SlotStorage(max_rows + self._first)
+        self._lengths: list[int] = []
+        self._positions_n = torch.zeros(0, dtype=torch.long, device=self.device)
+        self._held: Tensor | None = None
+        """Logits `[1, V]` after the prompt in slot 0."""
+
+    def step(self, ids_B: Tensor, arrivals: Sequence[Arrival]) -> Tensor:
+        """See `Rows`. The rest of a group whose prompt is held comes first among the arrivals."""
+        num_rows, held = len(self._lengths), self._held if arrivals else None
+        self._make_room([length + 1 for length in self._lengths] + [len(arrival.prompt_ids) for arrival in arrivals])
+        slots = _runs(self._first + num_rows, [arrival.count for arrival in arrivals])
+        fresh = list(zip(arrivals, slots, strict=True))
+        if held is not None:
+            (continued, targets), *fresh = fresh
+            self._storage.copy(0, targets, len(continued.prompt_ids))
+        logits_BV = self._forward(ids_B, fresh) if num_rows or fresh else None
+        self._advance(arrivals)
+        if not arrivals:
+            assert logits_BV is not None, "a pass has rows or prompts"
+            return logits_BV
+        after_prompts = [held] if held is not None else []
+        if logits_BV is not None:
+            after_prompts.append(logits_BV[num_rows:])
+        after_PV = torch.cat(after_prompts)
+        self._held = after_PV[-1:].clone() if arrivals[-1].more else None
+        counts_P = torch.tensor([arrival.count for arrival in arrivals], device=self.device)
+        arrived_BV = after_PV.repeat_interleave(counts_P, dim=0)
+        return arrived_BV if num_rows == 0 or logits_BV is None else torch.cat([logits_BV[:num_rows], arrived_BV])
+
+    def select(self, kept: Sequence[int]) -> None:
+        """See `Rows`. Only rows that change their place are copied, each to the place of one that leaves."""
+        for place, row in enumerate(kept):
+            if place != row:
+                target = slice(self._first + place, self._first + place + 1)
+                self._storage.copy(self._first + row, target, self._lengths[row])
+        self._lengths = [self._lengths[row] for row in kept]
+        self._positions_n = self._positions_n[list(kept)]
+
+    def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
+        """A row that leaves costs one copy at most."""
+        return num_ended > 0
+
+    def _forward(self, ids_B: Tensor, fresh: Sequence[tuple[Arrival, slice]]) -> Tensor:
+        """Logits `[n + P, V]` after the token of each row and after each prompt."""
+        num_rows = len(ids_B)
+        lengths = [len(arrival.prompt_ids) for arrival, _ in fresh]
+        parts = _runs(num_rows, lengths)
+        ids_L, positions_L = ids_B, self._positions_n
+        if fresh:
+            prompt_ids = [token for arrival, _ in fresh for token in arrival.prompt_ids]
+            prompt_positions = [position for length in lengths for position in range(length)]
+            ids_L = torch.cat([ids_L, torch.tensor(prompt_ids, device=self.device)])
+            positions_L = torch.cat([positions_L, torch.tensor(prompt_positions, device=self.device)])
+        last = [*range(num_rows), *(part.stop - 1 for part in parts)]
+        optional = {
+            "logits_to_keep": torch.tensor(last, device=self.device) if fresh else 0,
+            "output_router_logits": False,  # a config may ask for the balancing loss, which fails beside a cache
+        }
+        holding = [[slots, slice(0, 1)] if arrival.more else [slots] for arrival, slots in fresh]
+        rows = slice(self._first, self._first + num_rows)
+        self._storage.writes = Writes(rows, self._positions_n, list(zip(parts, holding, strict=True)))
+        one_pass = Pass(
+            self._positions_n, self._storage.num_columns, tuple(parts), lambda key: self._storage.stored(key, rows)
+        )
+        with slots_in_use(one_pass):
+            outputs = self.model(
+                input_ids=ids_L[None],
+                position_ids=positions_L[None],
+                past_key_values=self._storage.cache,
+                use_cache=True,
+                **{name: value for name, value in optional.items() if name in self._accepted},
+            )
+        logits_LV = outputs.logits[0]
+        return logits_LV if len(logits_LV) == len(last) else logits_LV[last]
+
+    def _advance(self, arrivals: Sequence[Arrival]) -> None:
+        """Count the tokens that have been stored."""
+        arrived = [len(arrival.prompt_ids) for arrival in arrivals for _ in range(arrival.count)]
+        self._lengths = [length + 1 for length in self._lengths] + arrived
+        self._positions_n = self._positions_n + 1
+        if arrived:
+            self._positions_n = torch.cat([self._positions_n, torch.tensor(arrived, device=self.device)])
+
+    def _make_room(self, lengths: Sequence[int]) -> None:
+        """Let storage have the columns that rows of these lengths need."""
+        self._storage.use(-(-max(lengths) // _COLUMNS) * _COLUMNS, self._first + len(self._lengths))
+
+
+def _runs(start: int, counts: Sequence[int]) -> list[slice]:
+    """Neighbouring slices of these lengths.
+
+    >>> _runs(3, [2, 5])
+    [slice(3, 5, None), slice(5, 10, None)]
+    """
+    ends = list(accumulate(counts, initial=start))
+    return [slice(a, b) for a, b in pairwise(ends)]

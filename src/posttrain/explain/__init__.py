@@ -1,0 +1,490 @@
+"""What there is to know about an algorithm, read from its class: for `posttrain explain`, and for its page in docs/.
+
+Nothing is written down twice: the formula is the docstring of the algorithm's file, settings come from its fields, and
+what a setting makes it need is found by trying.
+
+`python -m posttrain.explain docs/algorithms` writes the pages anew, and `python -m posttrain.explain --cards FILE` the
+facts as data (`explain_cards`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms.base import NEEDS, Algorithm, DataKind, Need
+from posttrain.algorithms.composition.about import ABOUT
+from posttrain.algorithms.off_policy import decoupled
+from posttrain.algorithms.off_policy.names import NAMED
+from posttrain.algorithms.settings import attributes
+from posttrain.config.names import nearest
+from posttrain.errors import ConfigError
+from posttrain.explain.correction import correction_page, correction_settings
+
+DATA: dict[DataKind, str] = {
+    "prompts": "prompts and a reward; completions are sampled during training",
+    "examples": "prompts with the completions to imitate; nothing is sampled",
+    "pairs": "prompts with a chosen and a rejected answer; nothing is sampled",
+    "labels": "prompts with one answer each, labelled desirable or undesirable; nothing is sampled",
+    "ratings": "prompts with one answer each, rated by a number; nothing is sampled",
+    "steps": "prompts with one answer each in steps, each labelled right or wrong; nothing is sampled",
+}
+OTHER_MODELS: dict[Need, str] = {
+    "values": "critic, trained (its own model; a second adapter on the policy's base; or a head on the policy)",
+    "reference": "reference, frozen (under LoRA the base model itself, no second copy)",
+    "teacher": "teacher, frozen",
+}
+"""What a need brings into memory beside the policy, in the order in which it is listed."""
+NUMBERS_TO_TRY = (0, 0.5, 2)
+"""Off, and one value within and one beyond the unit interval: enough to see what a setting switches on."""
+WIDTH = 100
+DECOUPLED_KEY = "decoupled_ppo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One field of the algorithm's class."""
+
+    name: str
+    type: str
+    default: Any
+    doc: str
+    source: str
+    """Where the default comes from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedFact:
+    """Something the machinery has to compute for the algorithm."""
+
+    name: Need
+    meaning: str
+    by_default: bool
+    decided_by: tuple[str, ...]
+    """Settings that switch it on, or off where it is on by default; `a and b` only work together."""
+
+    @property
+    def when(self) -> str:
+        settings = " or ".join(self.decided_by)
+        if self.by_default:
+            return f"by default; decided by {settings}" if settings else "always"
+        return f"with {settings}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """The facts about one algorithm; `render` is for a terminal, `to_markdown` for docs/, `to_json` for programs."""
+
+    key: str
+    config: str
+    """How a config asks for it."""
+    title: str
+    paper: str
+    summary: str
+    formula: str
+    settings: tuple[Setting, ...]
+    data_kind: DataKind
+    min_group_size: int
+    """Fewest completions per prompt; of no meaning where nothing is sampled."""
+    needs: tuple[NeedFact, ...]
+    models: tuple[str, ...]
+    choices: dict[str, str]
+    use_when: str
+    avoid_when: str
+    differs: tuple[str, ...]
+    metrics: dict[str, str]
+    options: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Choice -> name that it takes -> what that is; only where the choices are settings."""
+
+    @property
+    def data(self) -> list[str]:
+        """What the algorithm learns from, in words."""
+        group = [f"completions per prompt: at least {self.min_group_size}"] if self.data_kind == "prompts" else []
+        return [DATA[self.data_kind], *group]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def render(self) -> str:
+        settings = [
+            f"{_wrapped(f'{s.name}: {s.type}, default {_value(s.default)}')}\n{_wrapped(s.doc, 4)}"
+            + (f"\n{_wrapped(f'Source of the default: {s.source}', 4)}" if s.source else "")
+            for s in self.settings
+        ]
+        sections = {
+            "Formula": [self.formula],
+            "Use it when": [_wrapped(self.use_when)],
+            "Avoid it when": [_wrapped(self.avoid_when)],
+            "Settings": settings or ["none of its own"],
+            "Data": _listed(self.data),
+            "Needs": _listed([f"{n.name} ({n.when}): {n.meaning}" for n in self.needs]) or ["nothing more"],
+            "Models in memory": _listed(self.models),
+            "Choices": _listed(_pairs(self.choices)),
+            **{f"Options of {choice}": _listed(_pairs(options)) for choice, options in self.options.items()},
+            "Differs from the paper and from other implementations": _listed(self.differs),
+            "Metrics": _listed(_pairs(self.metrics)),
+        }
+        head = f"{self.title}  [{self.key}]\n{self.paper}\n\n{_wrapped(self.summary)}\n"
+        bodies = (f"{name}\n" + textwrap.indent("\n".join(lines), "  ") for name, lines in sections.items() if lines)
+        return head + "\n" + "\n\n".join(bodies) + "\n"
+
+    def to_markdown(self) -> str:
+        settings = _table(
+            ("setting", "type", "default", "meaning", "source of the default"),
+            [(f"`{s.name}`", s.type, f"`{_value(s.default)}`", s.doc, s.source) for s in self.settings],
+        )
+        needs = _table(("need", "when", "meaning"), [(f"`{n.name}`", n.when, n.meaning) for n in self.needs])
+        metrics = _table(("metric", "formula"), [(f"`{name}`", formula) for name, formula in self.metrics.items()])
+        parts = [
+            "<!-- generated from the class: python -m posttrain.explain docs/algorithms -->",
+            f"# {self.title}",
+            f"`{self.config}` · {self.paper}",
+            self.summary,
+            self.formula,
+            f"**Use it when** {_as_clause(self.use_when)}",
+            f"**Avoid it when** {_as_clause(self.avoid_when)}",
+            "## Settings",
+            settings if self.settings else "None of its own.",
+            "## Data, needs and models",
+            "Data:\n\n" + _bullets(self.data),
+            needs if self.needs else "Needs nothing beside the policy's own log-probabilities.",
+            "Models in memory:\n\n" + _bullets(self.models),
+            "## Choices",
+            _table(("choice", "here"), list(self.choices.items())),
+            *_option_tables(self.options),
+            "## How it differs from the paper and from other implementations",
+            _bullets(self.differs) if self.differs else "It does not.",
+            "## Metrics",
+            "Beside the loss and what every run logs. A metric is logged when what it is computed from is there: those "
+            "of a clip with the clip, `kl` with a reference.",
+            metrics,
+        ]
+        return "\n\n".join(parts) + "\n"
+
+
+def explain(name: str) -> Explanation:
+    """Everything about the algorithm of that name; keys, class names, titles and file names are all understood.
+
+    >>> explain("Dr. GRPO").key, explain("algorithms/dr_grpo.py").key, explain("REINFORCE Leave-One-Out").key
+    ('dr_grpo', 'dr_grpo', 'rloo')
+    """
+    if (key := find(name)) == DECOUPLED_KEY:
+        return _decoupled()
+    cls = ALGORITHMS[key]
+    card = cls.card
+    return Explanation(
+        key=cls.key,
+        config=f"algorithm: {cls.key}",
+        title=card.title,
+        paper=card.paper,
+        summary=card.summary,
+        formula=_formula(cls),
+        settings=tuple(_settings(cls)),
+        data_kind=cls.data_kind,
+        min_group_size=cls.min_group_size,
+        needs=(needs := tuple(_needs(cls))),
+        models=tuple(_models(cls, needs)),
+        choices=card.choices,
+        use_when=card.use_when,
+        avoid_when=card.avoid_when,
+        differs=card.differs,
+        metrics=card.metrics | cls.shared_metrics,
+        options=ABOUT if cls.open_composition else {},
+    )
+
+
+def _decoupled() -> Explanation:
+    """Decoupled PPO is a correction that each algorithm takes: told like one, because people look for it by name."""
+    card, correction = decoupled.CARD, NAMED["decoupled"]
+    settings = tuple(
+        Setting(name=name, type=kind, default=getattr(correction, name), doc=doc, source=card.sources[name])
+        for name, kind, doc in correction_settings()
+    )
+    needs = tuple(need for need in _needs(ALGORITHMS["grpo"]) if need.name == "old")
+    return Explanation(
+        key=DECOUPLED_KEY,
+        config="algorithm: {name: grpo, correction: decoupled}",
+        title=card.title,
+        paper=card.paper,
+        summary=card.summary,
+        formula=inspect.cleandoc(decoupled.__doc__ or "").partition("\n")[2].strip("\n"),
+        settings=settings,
+        data_kind="prompts",
+        min_group_size=1,
+        needs=needs,
+        models=("policy, trained", "what the algorithm beside it needs"),
+        choices=card.choices,
+        use_when=card.use_when,
+        avoid_when=card.avoid_when,
+        differs=card.differs,
+        metrics=card.metrics,
+    )
+
+
+def find(name: str) -> str:
+    """The key of the algorithm that `name` means; a ConfigError lists the keys."""
+    known = {_plain(alias): key for key, cls in ALGORITHMS.items() for alias in _aliases(key, cls)}
+    known |= {_plain(alias): DECOUPLED_KEY for alias in (DECOUPLED_KEY, "decoupled", "AReaL")}
+    path = PurePath(name)
+    wanted = _plain(path.stem if path.suffix in (".py", ".md") else name)
+    if wanted in known:
+        return known[wanted]
+    close = nearest(wanted, known)
+    raise ConfigError(
+        given=f"there is no algorithm {name!r}",
+        allowed=", ".join(ALGORITHMS),
+        fix=f"Did you mean {known[close]!r}?" if close else "Choose one of these.",
+    )
+
+
+def write_docs(folder: str | Path) -> list[Path]:
+    """Write one page per algorithm and an index into `folder`; returns the files."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    explanations = [explain(key) for key in ALGORITHMS]
+    pages = {f"{e.key}.md": e.to_markdown() for e in (*explanations, _decoupled())}
+    pages |= {"README.md": _index(explanations), "correction.md": correction_page()}
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in pages]
+
+
+def _index(explanations: list[Explanation]) -> str:
+    rows = [
+        (f"[`{e.key}`]({e.key}.md)", e.summary, ", ".join(f"{n.name} ({n.when})" for n in e.needs) or "nothing more")
+        for e in explanations
+    ]
+    return (
+        "<!-- generated from the classes: python -m posttrain.explain docs/algorithms -->\n\n"
+        "# Algorithms\n\nThe same from the command line: `posttrain explain grpo`.\n\n"
+        + _table(("algorithm", "idea", "needs"), rows)
+        + "\n\n"
+        + _policy_gradients(explanations)
+        + "\n\n"
+        + _preference_losses(explanations)
+        + "\n"
+    )
+
+
+def _matrix(explanations: list[Explanation], choices: Sequence[str]) -> str:
+    """The algorithms that are made of these choices, with what each has chosen."""
+    those = [e for e in explanations if set(choices) <= set(e.choices)]
+    return _table(
+        ("algorithm", *choices), [(f"[`{e.key}`]({e.key}.md)", *(e.choices[name] for name in choices)) for e in those]
+    )
+
+
+def _policy_gradients(explanations: list[Explanation]) -> str:
+    """The policy-gradient family as what it is: points in a product of choices."""
+    named = ["baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "filter", "shaping"]
+    return (
+        "## One family\n\n"
+        "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
+        "`policy_gradient` takes, so that any other point can be had from a config; the ninth,\n"
+        "[correction](correction.md), any of them takes (off-policy weights and masks, "
+        "[decoupled PPO](decoupled_ppo.md)).\nA test holds each algorithm to its row.\n\n"
+        + _matrix(explanations, named)
+    )
+
+
+def _preference_losses(explanations: list[Explanation]) -> str:
+    return (
+        "## Preference losses\n\n"
+        "Each is a score of an answer, a margin made of scores, a link that makes a loss of the margin, and what is\n"
+        "added to it. What the reference says is computed once, before the first step.\n\n"
+        + _matrix(explanations, ["score", "reference", "margin", "link", "extra"])
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9+]", "", name.lower())
+
+
+def _aliases(key: str, cls: type[Algorithm]) -> list[str]:
+    return [key, cls.__name__, cls.card.title, *cls.card.title.split(":")]
+
+
+def _formula(cls: type[Algorithm]) -> str:
+    """The docstring of the algorithm, or of its file where it has one of its own, without the title line."""
+    own = cls.__doc__ or ""
+    written = own if "\n" in own else sys.modules[cls.__module__].__doc__ or ""
+    return inspect.cleandoc(written).partition("\n")[2].strip("\n")
+
+
+def _schema(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
+    """Setting -> its JSON schema; the algorithm's own settings first, those it shares with others last."""
+    schema = TypeAdapter(cls).json_schema()
+    records = {f"#/$defs/{name}": list(record["properties"]) for name, record in schema.get("$defs", {}).items()}
+    properties = {name: _with_records(node, records) for name, node in schema["properties"].items()}
+    return dict(sorted(properties.items(), key=lambda item: _is_inherited(cls, item[0])))
+
+
+def _with_records(schema: dict[str, Any], records: dict[str, list[str]]) -> dict[str, Any]:
+    """The schema with its alternatives under `anyOf`, and with the settings of a record in place of a reference."""
+    if options := schema.get("oneOf") or schema.get("anyOf"):
+        return schema | {"anyOf": [_with_records(option, records) for option in options]}
+    return {"type": "record", "settings": records[schema["$ref"]]} if "$ref" in schema else schema
+
+
+def _is_inherited(cls: type[Algorithm], name: str) -> bool:
+    return attributes(cls).get(name, name) not in cls.__annotations__
+
+
+def _settings(cls: type[Algorithm]) -> Iterator[Setting]:
+    sources = cls.shared_sources | cls.card.sources
+    for name, schema in _schema(cls).items():
+        yield Setting(
+            name=name,
+            type=_type_name(cls, name, schema),
+            default=schema.get("default"),
+            doc=_doc(cls, name),
+            source=sources.get(name, ""),
+        )
+
+
+def _doc(cls: type[Algorithm], name: str) -> str:
+    """The string under the field; pydantic keeps it only on the class that declares the field."""
+    attribute = attributes(cls)[name]
+    owners = (parent for parent in cls.__mro__ if attribute in getattr(parent, "__annotations__", {}))
+    fields: dict[str, Any] = next(owners).__pydantic_fields__  # type: ignore[attr-defined]
+    return " ".join((fields[attribute].description or "").split())
+
+
+def _type_name(cls: type[Algorithm], name: str, schema: dict[str, Any]) -> str:
+    """A JSON schema in words: `number >= 0, or none`."""
+    if "anyOf" in schema:
+        return ", or ".join(_type_name(cls, name, option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return "one of " + ", ".join(str(option) for option in schema["enum"] if _accepts(cls, {name: option}))
+    if "const" in schema:
+        return str(schema["const"])
+    if schema["type"] == "record":
+        return f"settings ({', '.join(schema['settings'])})"
+    kind: str = {"null": "none", "boolean": "true or false"}.get(schema["type"]) or schema["type"]
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = " and ".join(f"{sign} {schema[bound]}" for bound, sign in signs.items() if bound in schema)
+    return f"{kind} {bounds}" if bounds else kind
+
+
+def _accepts(cls: type[Algorithm], given: dict[str, Any]) -> bool:
+    return cls.open_composition or _built(cls, given) is not None
+
+
+def _built(cls: type[Algorithm], given: dict[str, Any]) -> Algorithm | None:
+    try:
+        return cls(**given)
+    except ConfigError:
+        return None
+
+
+def _needs(cls: type[Algorithm]) -> Iterator[NeedFact]:
+    """Each need of the default settings, or of settings that differ from them in one place."""
+    default = cls().needs
+    changed = [(names, variant.needs) for names, variant in _variants(cls)]
+    for need, meaning in NEEDS.items():
+        decided_by = tuple(dict.fromkeys(names for names, needs in changed if (need in needs) != (need in default)))
+        if need in default or decided_by:
+            yield NeedFact(name=need, meaning=meaning, by_default=need in default, decided_by=decided_by)
+
+
+def _variants(cls: type[Algorithm]) -> Iterator[tuple[str, Algorithm]]:
+    """The algorithm with one setting changed; with two where the class refuses each alone, as half a clip."""
+    values = values_to_try(cls)
+    refused_alone = []
+    for name, tried in values.items():
+        built = [algorithm for value in tried if (algorithm := _built(cls, {name: value}))]
+        yield from ((name, algorithm) for algorithm in built)
+        if not built:
+            refused_alone.append(name)
+    for a, b in itertools.combinations(refused_alone, 2):
+        for pair in itertools.product(values[a], values[b]):
+            if algorithm := _built(cls, dict(zip((a, b), pair, strict=True))):
+                yield f"{a} and {b}", algorithm
+
+
+def values_to_try(cls: type[Algorithm]) -> dict[str, list[Any]]:
+    """Setting -> other values than its default, enough to see what it switches."""
+    return {name: _values_to_try(schema) for name, schema in _schema(cls).items()}
+
+
+def _values_to_try(schema: dict[str, Any]) -> list[Any]:
+    options = schema.get("anyOf", [schema])
+    values: list[Any] = []
+    for option in options:
+        by_type = {"boolean": (True, False), "number": NUMBERS_TO_TRY, "integer": NUMBERS_TO_TRY, "null": (None,)}
+        named = [option["const"]] if "const" in option else option.get("enum")
+        values += named if named is not None else by_type.get(option["type"], ())
+    return [value for value in values if value != schema.get("default")]
+
+
+def _models(cls: type[Algorithm], needs: tuple[NeedFact, ...]) -> Iterator[str]:
+    yield "policy, trained" if all(need.name != "scores" for need in needs) else "model with a scalar head, trained"
+    when = {need.name: need.when for need in needs}
+    for need, model in OTHER_MODELS.items():
+        if need == "reference" and need in when and cls.data_kind != "prompts":
+            yield "no reference: what it says about given answers is computed before the first step and kept on disk"
+        elif need in when:
+            yield f"{model}: {when[need]}"
+    if cls.data_kind == "prompts":
+        yield "reward model: only where the reward is one"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str) and not value.strip():
+        return repr(value)  # a line break, which would be none on a page
+    return "none" if value is None else str(value)
+
+
+def _as_clause(sentence: str) -> str:
+    """The sentence as it goes on after `Use it when`; a name in capitals stays one."""
+    return sentence if sentence[1].isupper() else sentence[0].lower() + sentence[1:]
+
+
+def _wrapped(text: str, indent: int = 0) -> str:
+    return textwrap.fill(text, WIDTH - 2, initial_indent=" " * indent, subsequent_indent=" " * indent)
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    return [textwrap.fill(line, WIDTH - 2, initial_indent="- ", subsequent_indent="  ") for line in lines]
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _pairs(told: dict[str, str]) -> list[str]:
+    return [f"{name}: {about}" for name, about in told.items()]
+
+
+def _option_tables(options: dict[str, dict[str, str]]) -> Iterator[str]:
+    for choice, abouts in options.items():
+        yield _table((choice, "what it is"), [(f"`{name}`", about) for name, about in abouts.items()])
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    cells = [header, ("---",) * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
+
+
+def main(arguments: Sequence[str]) -> None:
+    if arguments[0] == "--cards":
+        from posttrain.explain.cards import write_cards  # which imports this file
+
+        print(write_cards(arguments[1]))
+        return
+    for page in write_docs(arguments[0]):
+        print(page)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

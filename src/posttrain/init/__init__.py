@@ -1,6 +1,0 @@
-"""`posttrain init`: five answers become a project folder that runs as it is, with the user's own data to be put in."""
-
-from posttrain.init.project import Project, make_project
-from posttrain.init.questions import QUESTIONS, Answers, Question
-
-__all__ = ["QUESTIONS", "Answers", "Project", "Question", "make_project"]

@@ -1,0 +1,198 @@
+"""Which algorithm: `advise(facts)` weighs every rule of the guides against the facts, and says what speaks for what.
+
+One engine for all rules: a rule that is met adds its points to the algorithms that it names, or rules them out. No
+algorithm is known here by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.errors import ConfigError
+from posttrain.lab.advise.advice import Advice, Change, Point, Reason, Recommendation, RunnerUp
+from posttrain.lab.advise.cards import AlgorithmCard, card_of, cards
+from posttrain.lab.advise.conditions import met, names_in
+from posttrain.lab.advise.costs import changes_to_fit, cost_of
+from posttrain.lab.advise.facts import Facts
+from posttrain.lab.advise.guides import Before, Contradiction, Disagreement, Rule, guides
+from posttrain.lab.advise.starter import COLUMNS, settings_for, starter
+
+RECOMMENDED = 3
+RUNNERS_UP = 4
+ALGORITHM = "algorithm."
+"""Before the names of an algorithm's own settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """An algorithm with everything that the rules say about it here."""
+
+    algorithm: str
+    score: float
+    reasons: tuple[Reason, ...]
+    vetoes: tuple[Reason, ...]
+    settings: Mapping[str, Any]
+    """That the rules ask for with it, dotted."""
+
+    @property
+    def possible(self) -> bool:
+        return not self.vetoes and self.score > 0
+
+    @property
+    def speaks_for(self) -> tuple[Reason, ...]:
+        return tuple(sorted((r for r in self.reasons if r.points > 0), key=lambda r: -r.points))
+
+    @property
+    def speaks_against(self) -> tuple[Reason, ...]:
+        return tuple(sorted((r for r in self.reasons if r.points < 0), key=lambda r: r.points))
+
+
+def advise(facts: Facts | Mapping[str, Any] | None = None, **given: Any) -> Advice:
+    """Ranked recommendations for these facts, with reasons and sources; a ConfigError for facts that cannot be.
+
+    >>> advise(data="verifier", size="7b").best.algorithm
+    'grpo'
+    """
+    if facts is not None and given:
+        raise ConfigError(
+            given="facts, and others by name", allowed="one of both", fix="Write advise(data='pairs', size='7b')."
+        )
+    told = facts if isinstance(facts, Facts) else Facts(**(facts or given))
+    full, assumed = told.assumed()
+    ranked, known = rank(full), full.known()
+    possible = [standing for standing in ranked if standing.possible]
+    chosen = possible[:RECOMMENDED]
+    said = guides()
+    return Advice(
+        facts=full,
+        assumed=assumed,
+        before=tuple(_before(entry) for entry in said.before if met(entry.when, known)),
+        contradictions=tuple(_contradicted(entry) for entry in said.contradictions if met(entry.when, known)),
+        recommendations=tuple(_recommended(standing, full) for standing in chosen),
+        runners_up=tuple(_runners_up(ranked, chosen, possible)),
+        disagreements=tuple(_disagreed(entry) for entry in said.disagreements if met(entry.when, known)),
+        would_change=tuple(_would_change(told.shaped()[0], possible[0].algorithm if possible else None)),
+    )
+
+
+def rank(facts: Facts) -> list[Standing]:
+    """Every algorithm, the best first; those that are ruled out last. Ties are in the order of the guides."""
+    known = facts.known()
+    rules = [rule for rule in guides().rules if met(rule.when, known)]
+    named = dict.fromkeys([*(key for rule in rules for key in rule.weigh), *cards()])
+    standings = [_standing(key, rules) for key in named]
+    return sorted(standings, key=lambda s: (bool(s.vetoes), -s.score))
+
+
+def _standing(key: str, rules: Iterable[Rule]) -> Standing:
+    weighed = [(rule, rule.weigh[key]) for rule in rules if rule.weigh.get(key)]
+    settings: dict[str, Any] = {}
+    for rule in rules:
+        settings |= rule.settings.get(key, {})
+    return Standing(
+        algorithm=key,
+        score=sum(points for _, points in weighed),
+        reasons=tuple(_reason(rule, points, key) for rule, points in weighed),
+        vetoes=tuple(_reason(rule, 0, key) for rule in rules if key in rule.veto),
+        settings=settings,
+    )
+
+
+def _reason(rule: Rule, points: float, key: str) -> Reason:
+    said = rule.said_of(key)
+    return Reason(rule=rule.id, points=points, text=said.text, sources=guides().cited(said.source, key))
+
+
+def _recommended(standing: Standing, facts: Facts) -> Recommendation:
+    card = card_of(standing.algorithm)
+    asked, beside = _own_and_others(standing.settings)
+    settings = settings_for(card, facts, asked)
+    config = starter(card, facts, settings, beside)
+    if changes := changes_to_fit(config, facts):
+        config = starter(card, facts, settings, {**beside, **changes})
+    return Recommendation(
+        algorithm=card.key,
+        title=card.title,
+        score=standing.score,
+        reasons=standing.speaks_for,
+        concerns=standing.speaks_against,
+        cost=cost_of(card, facts, settings, config),
+        needs=tuple(_needs(card, settings)),
+        failures=tuple(failure.what for failure in guides().failures if card.key in failure.of),
+        avoid_when=card.avoid_when,
+        settings=settings,
+        config=config,
+    )
+
+
+def _own_and_others(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(settings of the algorithm by their names, dotted ones of other sections)."""
+    own = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
+    others = {name: value for name, value in settings.items() if name not in own}
+    return {name.removeprefix(ALGORITHM): value for name, value in own.items()}, others
+
+
+def _needs(card: AlgorithmCard, settings: Mapping[str, Any]) -> Iterator[str]:
+    yield f"data: {COLUMNS[card.data_kind]}"
+    if card.online and card.min_group_size > 1:
+        yield f"at least {card.min_group_size} answers to each prompt"
+    yield from (f"{need}: {card.needs[need].meaning}" for need in card.needs if need in card.needs_of(settings))
+
+
+def _runners_up(
+    ranked: Iterable[Standing], chosen: Iterable[Standing], possible: Iterable[Standing]
+) -> Iterator[RunnerUp]:
+    """The next ones, and those that a guide would name in another situation and that are ruled out in this one."""
+    first, *_ = [*chosen, None]
+    above = {standing.algorithm for standing in chosen}
+    after = [standing for standing in possible if standing.algorithm not in above]
+    out = [standing for standing in ranked if not standing.possible and (standing.reasons or standing.vetoes)]
+    well_known = [standing for standing in out if standing.algorithm in guides().well_known]
+    for standing in [*after[:RUNNERS_UP], *well_known]:
+        yield _runner_up(standing, first)
+
+
+def _runner_up(standing: Standing, first: Standing | None) -> RunnerUp:
+    worst = next(iter((*standing.vetoes, *standing.speaks_against)), None)
+    if worst is None and first is not None:
+        why = f"less speaks for it than for {first.algorithm}: {standing.score:g} of {first.score:g} points"
+    else:
+        why = worst.text if worst else "nothing in these facts speaks for it"
+    return RunnerUp(
+        algorithm=standing.algorithm,
+        title=card_of(standing.algorithm).title,
+        score=None if standing.vetoes else standing.score,
+        why_not=why,
+        rule=worst.rule if worst else None,
+    )
+
+
+def _before(entry: Before) -> Point:
+    return Point(id=entry.id, text=entry.do, sources=guides().cited(entry.source), blocks=entry.blocks)
+
+
+def _contradicted(entry: Contradiction) -> Point:
+    return Point(id=entry.id, text=f"{entry.wishes}. {entry.answer}", sources=guides().cited(entry.source))
+
+
+def _disagreed(entry: Disagreement) -> Point:
+    sides = "; ".join(f"{side.says} ({guides().cited((side.source,))[0]})" for side in entry.sides)
+    return Point(id=entry.id, text=f"{entry.question} {sides}. Here: {entry.here}", sources=())
+
+
+def _would_change(facts: Facts, best: str | None) -> Iterator[Change]:
+    """Each fact that is not known, with the values under which another algorithm would come first."""
+    asked = dict.fromkeys(name for rule in guides().rules for name in names_in(rule.when))
+    for name in asked:
+        if name not in Facts.model_fields or getattr(facts, name) not in (None, ()):
+            continue
+        for value in guides().samples.get(name, ()):
+            try:
+                changed = Facts(**(facts.model_dump(exclude_none=True) | {name: value}))
+            except ConfigError:
+                continue
+            first = rank(changed.assumed()[0])[0]
+            if first.possible and first.algorithm != best:
+                yield Change(fact=name, value=str(value).lower(), algorithm=first.algorithm)

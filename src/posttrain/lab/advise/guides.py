@@ -1,0 +1,199 @@
+"""The rules of the advisor, read from `guides.yaml` and checked: facts, values, algorithms and sources must exist."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.lab.advise.cards import AlgorithmCard, cards
+from posttrain.lab.advise.conditions import Condition, met
+
+FILE = Path(__file__).with_name("guides.yaml")
+OWN = "own"
+"""As a source: the paper of the algorithm itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A reason, true of the algorithm that it is said of."""
+
+    text: str
+    source: tuple[str, ...]
+    """Keys of `Guides.sources`, or `own`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What speaks for or against algorithms in a situation."""
+
+    id: str
+    when: Condition
+    weigh: Mapping[str, float] = field(default_factory=dict)
+    """Key -> points; groups are resolved."""
+    veto: frozenset[str] = frozenset()
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Key -> what the situation asks for beside the algorithm: dotted settings of any section."""
+    reason: Said
+    apart: Mapping[str, Said] = field(default_factory=dict)
+    """Key -> what is said of it in place of `reason`."""
+
+    def said_of(self, key: str) -> Said:
+        """Why this rule speaks for or against that algorithm."""
+        return self.apart.get(key, self.reason)
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """Of everything that it says."""
+        return tuple(dict.fromkeys(key for said in (self.reason, *self.apart.values()) for key in said.source))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """How algorithms are known to go wrong."""
+
+    of: frozenset[str]
+    """Keys; groups are resolved."""
+    what: str
+    source: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradiction:
+    """Wishes that cannot all be had, and what is given up."""
+
+    id: str
+    when: Condition
+    wishes: str
+    answer: str
+    source: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What one source says to a question."""
+
+    says: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """A question on which guides disagree."""
+
+    id: str
+    when: Condition
+    question: str
+    sides: tuple[Side, ...]
+    here: str
+    """What is advised here, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """Something to do before a run is paid for."""
+
+    id: str
+    when: Condition
+    do: str
+    source: tuple[str, ...]
+    blocks: bool = False
+    """Is learning from rewards in vain until it is done?"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guides:
+    """Everything that the advisor knows."""
+
+    sources: Mapping[str, str]
+    rules: tuple[Rule, ...]
+    failures: tuple[Failure, ...]
+    contradictions: tuple[Contradiction, ...]
+    disagreements: tuple[Disagreement, ...]
+    before: tuple[Before, ...]
+    well_known: tuple[str, ...]
+    """Of those that are ruled out, the algorithms that people ask about."""
+    samples: Mapping[str, tuple[Any, ...]]
+    """Fact -> values to try, to see whether it would change the answer."""
+
+    def cited(self, keys: tuple[str, ...], algorithm: str | None = None) -> tuple[str, ...]:
+        """The sources by their names; `own` is the paper of that algorithm."""
+        papers = {OWN: cards()[algorithm].paper if algorithm else "the papers of these algorithms"}
+        return tuple(papers.get(key) or self.sources[key] for key in keys)
+
+
+@functools.cache
+def guides() -> Guides:
+    """The rules of this version."""
+    told = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    groups = {name: tuple(_members(where)) for name, where in told["groups"].items()}
+    return Guides(
+        sources=told["sources"],
+        rules=tuple(_rule(rule, groups) for rule in told["rules"]),
+        failures=tuple(
+            Failure(**{**_cited(entry), "of": frozenset(_resolved(entry["of"], groups))}) for entry in told["failures"]
+        ),
+        contradictions=tuple(Contradiction(**_cited(entry)) for entry in told["contradictions"]),
+        disagreements=tuple(
+            Disagreement(**{**entry, "sides": tuple(Side(**side) for side in entry["sides"])})
+            for entry in told["disagreements"]
+        ),
+        before=tuple(Before(**_cited(entry)) for entry in told["before"]),
+        well_known=tuple(told["well_known"]),
+        samples={name: tuple(values) for name, values in told["samples"].items()},
+    )
+
+
+def _members(where: Condition) -> Iterator[str]:
+    return (key for key, card in cards().items() if met(where, _asked(card)))
+
+
+def _asked(card: AlgorithmCard) -> dict[str, Any]:
+    """What a group can ask of an algorithm with its default settings."""
+    return {
+        "data_kind": card.data_kind,
+        "online": card.online,
+        "learns_from_rewards": card.learns_from_rewards,
+        "min_group_size": card.min_group_size,
+        "needs": card.needs_of(),
+    }
+
+
+Groups = Mapping[str, tuple[str, ...]]
+
+
+def _rule(told: Mapping[str, Any], groups: Groups) -> Rule:
+    """What is said of an algorithm by its name goes before what is said of a group that it is in."""
+    by_name = sorted(told.get("weigh", {}).items(), key=lambda item: not item[0].startswith("@"))
+    weigh: dict[str, float] = {}
+    for name, points in by_name:
+        for key in _resolved([name], groups):
+            weigh.setdefault(key, points)
+    source = _cited(told)["source"]
+    apart = {key: Said(text=told["against"], source=source) for key in weigh if weigh[key] < 0 and "against" in told}
+    for entry in told.get("apart", ()):
+        said = Said(text=entry["reason"], source=_cited(entry)["source"])
+        apart |= dict.fromkeys(_resolved(entry["of"], groups), said)
+    return Rule(
+        id=told["id"],
+        when=told["when"],
+        weigh=weigh,
+        veto=frozenset(_resolved(told.get("veto", ()), groups)),
+        settings=told.get("settings", {}),
+        reason=Said(text=told["reason"], source=source),
+        apart=apart,
+    )
+
+
+def _resolved(names: Iterable[str], groups: Groups) -> list[str]:
+    """Keys in the order of the names, and of `ALGORITHMS` within a group."""
+    return [key for name in names for key in (groups[name] if name.startswith("@") else [cards()[name].key])]
+
+
+def _cited(told: Mapping[str, Any]) -> dict[str, Any]:
+    source = told["source"]
+    return {**told, "source": (source,) if isinstance(source, str) else tuple(source)}

@@ -1,0 +1,219 @@
+"""From the runs of a comparison to what can be said of its arms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from posttrain.config.text import redact
+from posttrain.lab.experiments.compare.design import Design
+from posttrain.lab.experiments.compare.measures import COST, STABILITY, TO_TARGET, Measure
+from posttrain.lab.experiments.compare.outcomes import Outcome
+from posttrain.lab.experiments.compare.statistics import Estimate, difference, holm, level, paired, ratio, smallest_seen
+from posttrain.report.heldout import LOWER_IS_BETTER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two arms and one number: first - second, or how many times as large the first is."""
+
+    first: str
+    second: str
+    estimate: Estimate
+    p: float
+    """After Holm, over all pairs of this number."""
+    smallest: float
+    """The true difference that would have been seen with a chance of 0.8."""
+
+    def differs(self, confidence: float) -> bool:
+        """May a difference be claimed? Never where its own interval contains none."""
+        return self.p < 1 - confidence
+
+    def to_json(self) -> dict[str, Any]:
+        own = self.estimate
+        found = {"mean": own.mean, "low": own.low, "high": own.high, "seeds": own.seeds, "p": own.p}
+        return {"first": self.first, "second": self.second, **found, "p_holm": self.p, "smallest_seen": self.smallest}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What became of one arm."""
+
+    name: str
+    runs: Sequence[Outcome]
+    score: Estimate
+
+    @property
+    def finished(self) -> list[Outcome]:
+        return [run for run in self.runs if run.status == "finished"]
+
+    @property
+    def lost(self) -> list[Outcome]:
+        """The runs that did not finish."""
+        return [run for run in self.runs if run.status != "finished"]
+
+    @property
+    def collapsed(self) -> list[Outcome]:
+        return [run for run in self.runs if run.collapsed]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.lost
+
+    def mean(self, name: str) -> float | None:
+        """Of a measure, or of a number that every outcome has, over the finished runs."""
+        values = [run.measures.get(name, getattr(run, name, None)) for run in self.finished]
+        known = [float(value) for value in values if value is not None]
+        return fmean(known) if known else None
+
+    def reached(self) -> int:
+        """In how many runs the target was reached."""
+        return sum(run.measures.get("steps to the target") is not None for run in self.finished)
+
+    def to_json(self, measures: Mapping[str, Measure]) -> dict[str, Any]:
+        names = ("steps", "tokens", "seconds", "spikes", "entropy_kept")
+        return {
+            "score": {key: value for key, value in self.score._asdict().items() if key not in ("parts", "p")},
+            "finished": len(self.finished),
+            "lost": [{"seed": run.seed, "reason": run.reason or "not made yet"} for run in self.lost],
+            "collapsed": [run.seed for run in self.collapsed],
+            "alarms": sum(run.alarms for run in self.runs),
+            **{name: self.mean(name) for name in names},
+            "measures": {name: self.mean(name) for name in measures},
+            "reached_target": self.reached(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """All of it; `verdict` is added by the sentences made from it."""
+
+    design: Design
+    measure: str
+    """accuracy, score, loss ..., or check."""
+    share: bool
+    """Every example is right or wrong, and the score of a run its share of right ones."""
+    arms: Sequence[Arm]
+    pairs: Sequence[Pair]
+    of_measures: Mapping[str, Sequence[Pair]]
+    measures: Mapping[str, Measure]
+    same_start: bool | None
+    """Did all arms of a seed give the same answers before training? None: the runs do not say."""
+    same_prompts: bool | None
+    """Did they draw the same prompts first?"""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def lower(self) -> bool:
+        return self.measure in LOWER_IS_BETTER
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "design": redact(self.design.record()),
+            "measure": self.measure,
+            "lower_is_better": self.lower,
+            "arms": {arm.name: arm.to_json(self.measures) for arm in self.arms},
+            "pairs": [pair.to_json() for pair in self.pairs],
+            "measure_pairs": {name: [pair.to_json() for pair in pairs] for name, pairs in self.of_measures.items()},
+            "measures": {name: measure.record() for name, measure in self.measures.items()},
+            "same_start": self.same_start,
+            "same_prompts": self.same_prompts,
+            "conditions": dict(self.conditions),
+            "runs": [run.to_json() for arm in self.arms for run in arm.runs],
+        }
+
+
+def analyse(
+    design: Design, outcomes: Sequence[Outcome], *, measure: str, conditions: Mapping[str, Any] | None = None
+) -> Analysis:
+    """Compare the arms with each other by their score and by every measure that at least two of them have."""
+    known = {**TO_TARGET, **COST, **STABILITY, **design.measures}
+    measures = {name: how for name, how in known.items() if any(run.measures.get(name) is not None for run in outcomes)}
+    of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
+    share = _is_share(measure, outcomes)
+    scores = {arm: _scores(runs) for arm, runs in of.items()}
+    arms = [
+        Arm(
+            name=arm,
+            runs=of[arm],
+            score=level(scores[arm], design.confidence, share=share),
+        )
+        for arm in design.arms
+    ]
+    both = {
+        (first, second): difference(scores[first], scores[second], design.confidence, share=share)
+        for first, second in _pairs(design)
+    }
+    compared = {name: _of_measure(design, of, name, how) for name, how in measures.items()}
+    return Analysis(
+        design=design,
+        measure=measure,
+        share=share,
+        arms=arms,
+        pairs=_corrected(both, design.confidence),
+        of_measures={name: pairs for name, pairs in compared.items() if pairs},
+        measures=measures,
+        same_start=_same_start(design, outcomes),
+        same_prompts=_same_prompts(design, outcomes),
+        conditions=conditions or {},
+    )
+
+
+def _is_share(measure: str, outcomes: Sequence[Outcome]) -> bool:
+    """Of a check nobody has said what its scores are: it is one of right and wrong where each is 0 or 1."""
+    scores = {score for run in outcomes for score in run.examples.values()}
+    return measure == "accuracy" or (measure == "check" and bool(scores) and scores <= {0.0, 1.0})
+
+
+def _pairs(design: Design) -> list[tuple[str, str]]:
+    return list(combinations(design.arms, 2))
+
+
+def _scores(runs: Sequence[Outcome]) -> dict[int, Mapping[str, float]]:
+    """Per example where the runs keep that; else the score of each run, as its only example."""
+    finished = [run for run in runs if run.status == "finished" and run.score is not None]
+    return {run.seed: run.examples or {"": float(run.score or 0.0)} for run in finished}
+
+
+def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, how: Measure) -> list[Pair]:
+    values = {arm: {run.seed: run.measures.get(name) for run in runs} for arm, runs in of.items()}
+    known = {arm: {seed: v for seed, v in found.items() if v is not None} for arm, found in values.items()}
+    compare = ratio if how.as_ratio else paired
+    found = {
+        (first, second): compare(known[first], known[second], design.confidence)
+        for first, second in _pairs(design)
+        if known[first].keys() & known[second].keys()
+    }
+    return _corrected(found, design.confidence, as_ratio=how.as_ratio)
+
+
+def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float, *, as_ratio: bool = False) -> list[Pair]:
+    adjusted = holm([estimate.p for estimate in found.values()])
+    return [
+        Pair(
+            first=first,
+            second=second,
+            estimate=estimate,
+            p=p,
+            smallest=smallest_seen(estimate, confidence, tests=len(found), as_ratio=as_ratio),
+        )
+        for ((first, second), estimate), p in zip(found.items(), adjusted, strict=True)
+    ]
+
+
+def _same_start(design: Design, outcomes: Sequence[Outcome]) -> bool | None:
+    starts = [{tuple(run.start) for run in outcomes if run.seed == seed and run.start} for seed in design.seeds]
+    return all(len(found) <= 1 for found in starts) if any(starts) else None
+
+
+def _same_prompts(design: Design, outcomes: Sequence[Outcome]) -> bool | None:
+    """One that takes fewer at a time, or replaces some, has drawn a part of the other's."""
+    drawn = [[run.prompts for run in outcomes if run.seed == seed and run.prompts] for seed in design.seeds]
+    both = [pair for found in drawn for pair in combinations(found, 2)]
+    return all(a <= b or b <= a for a, b in both) if both else None

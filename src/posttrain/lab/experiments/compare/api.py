@@ -1,0 +1,194 @@
+"""`compare`: several algorithms or configs on one task, with the same seeds and the same budget.
+
+    found = pt.compare("base.yaml", algorithms=["grpo", "rloo"], seeds=3, budget="tokens=2e6", out="grpo-or-rloo")
+    print(found.render())
+
+The folder holds compare.yaml (what is compared), runs/ARM-seedN (an ordinary run each, with its log beside it),
+attempts.jsonl (how each process ended), compare.json (all numbers) and report.html. The same call again, or a call with
+that folder as its source, goes on where it was left; seeds and arms may be added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.text import read_mapping
+from posttrain.errors import ConfigError
+from posttrain.files import write_atomically
+from posttrain.lab.experiments.compare.analysis import Analysis, analyse
+from posttrain.lab.experiments.compare.conditions import conditions_of
+from posttrain.lab.experiments.compare.design import Design, read_design
+from posttrain.lab.experiments.compare.outcomes import read_outcome
+from posttrain.lab.experiments.compare.table import render
+from posttrain.lab.experiments.compare.verdict import verdict
+from posttrain.lab.experiments.compare.work import carry_out, places_of, read_attempts
+from posttrain.report.heldout import measure_of
+from posttrain.report.store import mapping, read_run
+
+DESIGN, RESULT = "compare.yaml", "compare.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A comparison that was carried out."""
+
+    folder: Path
+    analysis: Analysis
+
+    @property
+    def verdict(self) -> list[str]:
+        """The answer, and what limits it."""
+        return verdict(self.analysis)
+
+    @property
+    def comparable(self) -> bool:
+        """Are there at least two arms of which something was measured?"""
+        return sum(arm.score.seeds > 0 for arm in self.analysis.arms) >= 2
+
+    @property
+    def complete(self) -> bool:
+        """Has every run finished?"""
+        return not any(arm.lost for arm in self.analysis.arms)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; what is not finite becomes None."""
+        places = {"folder": str(self.folder), "report": str(self.folder / "report.html")}
+        return _finite({**places, "verdict": self.verdict, **self.analysis.to_json()})
+
+    def render(self) -> str:
+        """A table and the verdict, as plain text."""
+        return render(self.analysis)
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self.folder}: {self.verdict[0]}>"
+
+
+def compare(
+    source: str | Path | Mapping[str, Any],
+    *,
+    algorithms: Sequence[str] = (),
+    seeds: int | Sequence[int] | None = None,
+    budget: Any = None,
+    target: float | None = None,
+    out: str | Path | None = None,
+    workers: int = 1,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    tell: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Train every arm with every seed, and compare them; whatever is on file is not made again.
+
+    `source` is a comparison (a file or mapping with `arms`), a config beside `algorithms`, or the folder of a
+    comparison. `overrides` are settings of all arms. `tell` hears a line per run. A run that fails is counted and does
+    not stop the others. Raises ConfigError for what cannot be meant, before anything is trained.
+    """
+    if workers < 1:
+        raise ConfigError(given=f"workers = {workers}", allowed="at least 1", fix="Write workers=1.")
+    folder, given = _place(source, out)
+    design = read_design(given, algorithms=algorithms, seeds=seeds, budget=budget, target=target, overrides=overrides)
+    _begin(folder, design)
+    from posttrain.train.store import RunLock
+
+    lock = RunLock(folder)
+    try:
+        carry_out(design, folder, workers=workers, tell=tell)
+    except BaseException as error:
+        error.add_note(f"What is done is kept; `posttrain compare {folder}` goes on.")
+        raise
+    finally:
+        lock.release()
+    return conclude(folder)
+
+
+def conclude(folder: str | Path) -> Comparison:
+    """Read the runs of a comparison, as far as they are, and write compare.json and report.html."""
+    from posttrain.lab.experiments.compare.page import write_page
+
+    folder = Path(folder)
+    design = read_design(read_mapping(folder / DESIGN))
+    comparison = Comparison(folder=folder, analysis=_analysis(design, folder))
+    content = comparison.to_json()
+    write_atomically(folder / RESULT, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_page(folder, comparison.analysis)
+    return comparison
+
+
+def _analysis(design: Design, folder: Path) -> Analysis:
+    attempts = read_attempts(folder)
+    reasons = {(attempt["arm"], attempt["seed"]): attempt["reason"] for attempt in attempts}
+    places = places_of(design, folder)
+    sides = [mapping(side) for _, _, run in places for side in _evaluations(run)]
+    measure = measure_of(*filter(None, sides))
+    outcomes = [
+        read_outcome(
+            arm,
+            seed,
+            run,
+            measure=measure,
+            measures=design.measures,
+            by_check=design.score == "check",
+            target=design.target,
+            reason=reasons.get((arm, seed), ""),
+        )
+        for arm, seed, run in places
+    ]
+    judged_by = "check" if design.score == "check" else measure
+    conditions = conditions_of(outcomes, attempts, budget=design.budget.unit)
+    return analyse(design, outcomes, measure=judged_by, conditions=conditions)
+
+
+def _evaluations(folder: Path) -> list[Any]:
+    evaluation = read_run(folder).evaluation
+    return [evaluation.get("baseline"), evaluation.get("trained")]
+
+
+def _place(
+    source: str | Path | Mapping[str, Any], out: str | Path | None
+) -> tuple[Path, str | Path | Mapping[str, Any]]:
+    """The folder of the comparison, and what says what is compared."""
+    if not isinstance(source, Mapping) and (Path(source) / DESIGN).is_file():
+        return Path(source), read_mapping(Path(source) / DESIGN)
+    stem = "comparison" if isinstance(source, Mapping) else Path(source).stem
+    return Path(out) if out is not None else Path("comparisons") / stem, source
+
+
+def _begin(folder: Path, design: Design) -> None:
+    """Write down what is compared. Where that was done before, runs are kept only if they would be made alike."""
+    file = folder / DESIGN
+    if not file.exists():
+        _refuse_other_content(folder)
+    else:
+        before = read_design(read_mapping(file))
+        odd = [
+            name for name in ("base", "settings", "budget", "score") if getattr(before, name) != getattr(design, name)
+        ]
+        odd += [f"arms.{arm}" for arm, changes in before.arms.items() if design.arms.get(arm) != changes]
+        odd += ["seeds"] if not set(before.seeds) <= set(design.seeds) else []
+        if odd:
+            raise ConfigError(
+                given=f"{folder} holds a comparison with other settings: {', '.join(odd)}",
+                allowed="the same ones; arms and seeds may be added, target, measures, title and confidence changed",
+                fix=f"Choose another folder with --out, or go on with `posttrain compare {folder}`.",
+            )
+    write_atomically(file, json.dumps(design.record(), indent=1) + "\n")  # JSON is YAML
+
+
+def _refuse_other_content(folder: Path) -> None:
+    if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise ConfigError(
+            given=f"out = {folder} holds something that is no comparison",
+            allowed="a folder that does not exist yet, an empty one, or that of a comparison",
+            fix="Choose another folder with --out.",
+        )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,324 @@
+"""What is compared: arms, seeds and a budget, from a file or from arguments.
+
+    base: base.yaml                       # a config, or its settings right here
+    settings: {train.learning_rate: 1e-5} # of all arms, before those of the base
+    arms:                                 # name -> what it changes; nested or dotted keys
+      grpo: {algorithm: grpo}
+      careful: {algorithm: grpo, train.learning_rate: 1e-4}
+    seeds: 5                              # 0 to 4, or a list
+    budget: {tokens: 2e6}                 # or steps, or seconds; without it the steps of the base
+    target: 0.8                           # held-out score whose tokens and seconds are told
+    measures: {spread: {metric: policy/ratio_std, take: mean}}
+
+Every arm gets the same seeds, and with a seed the same start, the same order of the data and the same dice.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from posttrain.config import Resolved, check, load_config
+from posttrain.config.text import read_mapping, read_override
+from posttrain.errors import ConfigError
+from posttrain.lab.experiments.compare.measures import Measure, measure_of
+
+Unit = Literal["steps", "tokens", "seconds"]
+Settings = Mapping[str, Any]
+KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
+MOST_STEPS = 100_000
+"""Of a run whose budget is in seconds."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What each run may spend; it ends with the step that reaches it."""
+
+    unit: Unit
+    amount: float
+
+    @classmethod
+    def read(cls, given: Any) -> Budget:
+        """`{"tokens": 2e6}` or `tokens=2e6`."""
+        pairs = list(given.items()) if isinstance(given, Mapping) else [str(given).partition("=")[::2]]
+        unit, amount = pairs[0] if len(pairs) == 1 else ("", None)
+        value = _number(amount)
+        known = next((one for one in get_args(Unit) if one == unit), None)
+        if known is None or value is None or value <= 0 or (unit != "seconds" and value % 1):
+            raise ConfigError(
+                given=f"budget = {given}",
+                allowed="one of steps, tokens and seconds, and a number above 0",
+                fix="Write tokens=2e6, for example; in a file, budget: {tokens: 2e6}.",
+            )
+        return cls(unit=known, amount=value)
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.10g} {self.unit}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """A comparison that can be carried out; whatever is wrong with it was said when it was made."""
+
+    base: Settings
+    settings: Settings = field(default_factory=dict)
+    """Of all arms, before those of the base."""
+    arms: Mapping[str, Settings]
+    seeds: tuple[int, ...]
+    budget: Budget
+    title: str = ""
+    target: float | None = None
+    score: Literal["auto", "check"] = "auto"
+    """What the arms are judged by: the held-out score of the rewards, or that of the independent check."""
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    confidence: float = 0.95
+
+    def resolved(self, arm: str, seed: int) -> Resolved:
+        """The settings of one run, but for its folder. Raises ConfigError with the name of the arm."""
+        base, changes = self.base, {**self.settings, **self.arms[arm], "seed": seed}
+        try:
+            resolved = _settled(base, changes)
+            resolved = _settled(base, {**changes, **_spending(self.budget, resolved), **_keeping(resolved)})
+            check(resolved.config)
+        except ConfigError as error:
+            raise ConfigError(given=f"arm {arm}: {error.given}", allowed=error.allowed, fix=error.fix) from error
+        return resolved
+
+    def record(self) -> dict[str, Any]:
+        """Plain data from which `read_design` makes the same again."""
+        return {
+            "title": self.title,
+            "base": dict(self.base),
+            "settings": dict(self.settings),
+            "arms": {name: dict(changes) for name, changes in self.arms.items()},
+            "seeds": list(self.seeds),
+            "budget": {self.budget.unit: self.budget.amount},
+            "target": self.target,
+            "score": self.score,
+            "measures": {name: measure.record() for name, measure in self.measures.items()},
+            "confidence": self.confidence,
+        }
+
+
+def _names(text: str) -> list[str]:
+    """
+    >>> _names("grpo, rloo,")
+    ['grpo', 'rloo']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def read_design(
+    source: str | Path | Settings,
+    *,
+    algorithms: Sequence[str] = (),
+    seeds: int | Sequence[int] | None = None,
+    budget: Any = None,
+    target: float | None = None,
+    overrides: Settings | Sequence[str] = (),
+) -> Design:
+    """From a comparison file, or from a config and algorithms (also one text, with commas between them); what is given
+    beside it goes before the file.
+
+    `overrides` are settings of all arms. Raises ConfigError.
+    """
+    algorithms = _names(algorithms) if isinstance(algorithms, str) else algorithms
+    given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else read_mapping(source)
+    folder = Path() if isinstance(source, Mapping) else Path(source).parent
+    if "arms" not in given:
+        given = {"base": given, "arms": {name: {"algorithm": name} for name in algorithms}}
+    elif algorithms:
+        raise ConfigError(
+            given="algorithms beside a file with arms", allowed="one of the two", fix="Add them to its arms."
+        )
+    _known_keys(given)
+    base = given["base"] if isinstance(given.get("base"), Mapping) else read_mapping(folder / str(given.get("base")))
+    settings = {**(given.get("settings") or {}), **_read_settings(overrides)}
+    arms = _arms(given["arms"])
+    design = Design(
+        title=str(given.get("title") or ""),
+        base=base,
+        settings=settings,
+        arms=arms,
+        seeds=_seeds(given.get("seeds", 3) if seeds is None else seeds),
+        budget=_budget(
+            given.get("budget") if budget is None else budget, base, {**settings, **next(iter(arms.values()))}
+        ),
+        target=_target(given.get("target") if target is None else target),
+        score=_score(given.get("score", "auto")),
+        measures={str(name): measure_of(name, how) for name, how in (given.get("measures") or {}).items()},
+        confidence=_confidence(given.get("confidence", 0.95)),
+    )
+    _check(design)
+    return design
+
+
+# --- what a run may spend --------------------------------------------------------------------------------------------
+
+
+def _spending(budget: Budget, resolved: Resolved) -> dict[str, Any]:
+    """Settings with which a run ends when it has spent the budget. A schedule has to know where that is."""
+    train = resolved.config.train
+    if budget.unit == "steps":
+        return {"train.steps": int(budget.amount)}
+    if train.schedule != "constant":
+        raise ConfigError(
+            given=f"train.schedule = {train.schedule} with a budget in {budget.unit}, whose last step nobody knows",
+            allowed="train.schedule = constant, or a budget in steps",
+            fix="Set train.schedule = constant, or give steps=200, for example.",
+        )
+    if budget.unit == "seconds":
+        return {"train.stop_after_seconds": budget.amount, "train.steps": MOST_STEPS}
+    most = math.ceil(budget.amount / train.prompts_per_step)  # a row has a token at least
+    return {"train.stop_after_tokens": int(budget.amount), "train.steps": most}
+
+
+def _keeping(resolved: Resolved) -> dict[str, Any]:
+    """Many runs fill a disk: each keeps its newest checkpoint alone, unless somebody asked for more."""
+    return {"checkpoint.keep": 1} if resolved.origins.get("checkpoint.keep") == "default" else {}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _known_keys(given: Settings) -> None:
+    for key in given:
+        if key not in KEYS:
+            close = difflib.get_close_matches(str(key), KEYS, n=1)
+            raise ConfigError(
+                given=f"{key} is not a setting of a comparison",
+                allowed=", ".join(KEYS),
+                fix=f"Did you mean {close[0]}?" if close else "Settings of every run stand below base.",
+            )
+
+
+def _read_settings(overrides: Settings | Sequence[str]) -> dict[str, Any]:
+    return dict(overrides) if isinstance(overrides, Mapping) else dict(read_override(text) for text in overrides)
+
+
+def _arms(given: Any) -> dict[str, Settings]:
+    found = given.items() if isinstance(given, Mapping) else ()
+    arms: dict[str, Settings] = {str(name): dict(changes or {}) for name, changes in found}
+    if len(arms) < 2:
+        raise ConfigError(
+            given=f"{len(arms)} arms",
+            allowed="at least two to compare",
+            fix="Give --algorithms grpo,rloo, or a file with arms: {a: {algorithm: grpo}, b: {algorithm: rloo}}.",
+        )
+    for name, changes in arms.items():
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                given=f"an arm is called {name!r}",
+                allowed="letters, digits, and _ . + - behind them: its runs get folders of that name",
+                fix="Call it first-arm, for example.",
+            )
+        reserved = [key for key in changes if key in ("seed", "output", "train.steps")]
+        if reserved:
+            raise ConfigError(
+                given=f"arm {name} sets {reserved[0]}",
+                allowed="what is the same for all arms comes from seeds, budget and --out",
+                fix=f"Take {reserved[0]} out of the arm.",
+            )
+    return arms
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    numbers = [_number(one) for one in given] if isinstance(given, list | tuple) else []
+    count = None if isinstance(given, list | tuple) else _number(given)
+    if count is not None and count >= 1 and count % 1 == 0:
+        return tuple(range(int(count)))
+    if numbers and all(n is not None and n >= 0 and n % 1 == 0 for n in numbers) and len(set(numbers)) == len(numbers):
+        return tuple(int(n) for n in numbers if n is not None)
+    raise ConfigError(
+        given=f"seeds = {given}", allowed="how many, or a list of different seeds", fix="Write seeds: 5, or [0, 1, 2]."
+    )
+
+
+def _budget(given: Any, base: Settings, changes: Settings) -> Budget:
+    """Without one, the steps of the first arm are those of all."""
+    return Budget.read({"steps": _settled(base, changes).config.train.steps} if given is None else given)
+
+
+def _target(given: Any) -> float | None:
+    value = _number(given)
+    if given is not None and value is None:
+        raise ConfigError(given=f"target = {given}", allowed="a held-out score", fix="Write target: 0.8, for example.")
+    return value
+
+
+def _score(given: Any) -> Literal["auto", "check"]:
+    if given not in ("auto", "check"):
+        raise ConfigError(
+            given=f"score = {given}",
+            allowed="auto (the held-out score of the rewards) or check (the independent check)",
+            fix="Write score: auto.",
+        )
+    return given
+
+
+def _confidence(given: Any) -> float:
+    value = _number(given)
+    if value is None or not 0 < value < 1:
+        raise ConfigError(given=f"confidence = {given}", allowed="between 0 and 1", fix="Write confidence: 0.95.")
+    return value
+
+
+def _number(given: Any) -> float | None:
+    """A finite number, also one that YAML takes for a text (2e6)."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _settled(base: Settings, changes: Settings) -> Resolved:
+    """The base with changes; the settings of another algorithm mean nothing to the one that they name."""
+    below = {key: value for key, value in base.items() if key != "algorithm"}
+    same = _algorithm(changes) in ("", _algorithm(base))
+    return load_config(dict(base) if same else below, dict(changes), origin="base")
+
+
+def _algorithm(settings: Settings) -> str:
+    """The name that settings give; empty where they give none."""
+    named = settings.get("algorithm", settings.get("algorithm.name", ""))
+    return str(named.get("name", "")) if isinstance(named, Mapping) else str(named)
+
+
+def _check(design: Design) -> None:
+    """Every arm can be meant, and all are judged alike. Raises ConfigError before anything is paid for."""
+    configs = {arm: design.resolved(arm, design.seeds[0]).config for arm in design.arms}
+    judged = {
+        arm: (config.evaluation, config.data.eval, config.check if design.score == "check" else config.rewards)
+        for arm, config in configs.items()
+    }
+    first, *others = judged
+    odd = [arm for arm in others if judged[arm] != judged[first]]
+    if odd:
+        raise ConfigError(
+            given=f"the held-out scores of {first} and {odd[0]} mean different things: their rewards, evaluation or "
+            "data.eval differ",
+            allowed="one way to judge all arms",
+            fix="Give the base a check, and the comparison score: check, which every arm is then judged by.",
+        )
+    if design.score == "check" and not configs[first].check:
+        raise ConfigError(
+            given="score = check, but there is none",
+            allowed="an entry in check",
+            fix="Write check: [{name: exact_match}] below base, for example.",
+        )
+    if design.target is not None and configs[first].evaluation.every == 0:
+        raise ConfigError(
+            given=f"target = {design.target:g}, but evaluation.every = 0: nobody sees when it is reached",
+            allowed="evaluation.every of at least 1",
+            fix="Set evaluation.every = 10 in the base, for example.",
+        )

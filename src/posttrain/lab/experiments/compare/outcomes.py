@@ -1,0 +1,234 @@
+"""What one run of a comparison left in its folder, as the comparison counts it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+from posttrain.lab.experiments.compare.measures import COST, FULL_MARK, STABILITY, TO_TARGET, Measure, spikes
+from posttrain.report.heldout import LOWER_IS_BETTER, headline_span, kind_of
+from posttrain.report.spans import Span, span
+from posttrain.report.store import RunRecord, mapping, number, read_rollouts, read_run
+
+Status = Literal["finished", "failed", "missing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A held-out evaluation, and what had been spent until then."""
+
+    step: int
+    tokens: float
+    seconds: float
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One run: an arm at a seed."""
+
+    arm: str
+    seed: int
+    folder: Path
+    status: Status
+    reason: str = ""
+    """Why it did not finish."""
+    score: float | None = None
+    """Held out, after training."""
+    baseline: float | None = None
+    examples: Mapping[str, float] = field(default_factory=dict)
+    """Held-out example -> its score after training."""
+    start: Sequence[str] = ()
+    """Its answers before training, to see that arms began alike."""
+    prompts: frozenset[str] = frozenset()
+    """Those of its first step, which arms of a seed share; one may have drawn more where it replaced some."""
+    curve: Sequence[Point] = ()
+    steps: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    """In steps, evaluations not counted."""
+    collapsed: bool = False
+    spikes: int = 0
+    entropy_kept: float | None = None
+    """Entropy of the last fifth of the steps over that of the first."""
+    measures: Mapping[str, float | None] = field(default_factory=dict)
+    alarms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        left_out = ("examples", "folder", "curve", "start", "prompts")
+        plain = {name: value for name, value in vars(self).items() if name not in left_out}
+        return plain | {"measures": dict(self.measures), "curve": [vars(point) for point in self.curve]}
+
+
+def read_outcome(
+    arm: str,
+    seed: int,
+    folder: Path,
+    *,
+    measure: str,
+    measures: Mapping[str, Measure],
+    by_check: bool,
+    target: float | None = None,
+    reason: str = "",
+) -> Outcome:
+    """`measure` is the number that tells most of the runs of all arms: one run by itself, none of whose answers reached
+    the full mark, may say another. `reason` is what the last attempt failed of, where the folder does not say it."""
+    run = read_run(folder)
+    before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
+    points, spans = _curve(run, measure, by_check)
+    first, last = (_headline(side, measure, by_check) for side in (before, after))
+    finished = run.status == "finished"
+    told = "" if finished else _reason(run, reason)
+    spent = list(accumulate(value for _, value in run.series("time/step")))
+    return Outcome(
+        arm=arm,
+        seed=seed,
+        folder=folder,
+        status="finished" if finished else "failed" if told else "missing",
+        reason=told,
+        score=last.mean if finished and last else None,
+        baseline=first.mean if first else None,
+        examples=dict(_examples(run, measure, by_check)) if finished else {},
+        start=[
+            str(mapping(line.get("greedy")).get("text"))
+            for line in read_lines(folder / "evaluations" / "baseline.jsonl")
+        ],
+        prompts=frozenset(str(row.get("prompt")) for row in read_rollouts(folder, 1)),
+        curve=points,
+        steps=run.metrics[-1]["step"] if run.metrics else 0,
+        tokens=max((value for _, value in run.series("num_tokens")), default=0.0),
+        seconds=spent[-1] if spent else 0.0,
+        collapsed=_collapsed(spans, measure),
+        spikes=spikes(run),
+        entropy_kept=_kept(run),
+        measures={label: how.of(run) for label, how in {**COST, **STABILITY, **measures}.items()}
+        | _to_target(points, target, measure),
+        alarms=sum(event.get("kind") == "alarm" for event in run.events),
+    )
+
+
+def _to_target(points: Sequence[Point], target: float | None, name: str) -> dict[str, float | None]:
+    """What had been spent at the first evaluation at the target or beyond."""
+    if target is None:
+        return {}
+    lower = name in LOWER_IS_BETTER
+    first = next((p for p in points if (p.score <= target if lower else p.score >= target)), None)
+    spent = (None, None, None) if first is None else (float(first.step), first.tokens, first.seconds)
+    return dict(zip(TO_TARGET, spent, strict=True))
+
+
+def is_settled(folder: Path) -> bool:
+    """Has the run finished, or was it stopped by a guard, which would stop it again?"""
+    run = read_run(folder)
+    return run.status == "finished" or (run.error or {}).get("exit_code") == 4
+
+
+def _reason(run: RunRecord, reason: str) -> str:
+    if run.error is not None and run.status == "failed":
+        first_line = str(run.error.get("message", "")).split("\n")[0]
+        return f"{run.error.get('type')}: {first_line}"
+    return reason
+
+
+def _headline(evaluation: Mapping[str, Any], name: str, by_check: bool) -> Span | None:
+    if not by_check:
+        return headline_span(evaluation, name)
+    return next(iter(filter(None, map(span, mapping(evaluation.get("check")).values()))), None)
+
+
+def _curve(run: RunRecord, name: str, by_check: bool) -> tuple[list[Point], list[Span]]:
+    """Every evaluation; of a step that was repeated after a resume the last one."""
+    tokens, times = dict(run.series("num_tokens")), dict(run.series("time/step"))
+    spent = dict(zip(times, accumulate(times.values()), strict=True))
+    found: dict[int, Span] = {}
+    for event in run.events:
+        step, score = number(event.get("step")), _headline(mapping(event.get("evaluation")), name, by_check)
+        if event.get("kind") == "evaluation" and step is not None and score is not None:
+            found[int(step)] = score
+    points = [
+        Point(step=step, tokens=tokens.get(step, 0.0), seconds=spent.get(step, 0.0), score=score.mean)
+        for step, score in sorted(found.items())
+    ]
+    return points, [found[point.step] for point in points]
+
+
+def _collapsed(spans: Sequence[Span], name: str) -> bool:
+    """Of what it could do at its best, was half or more lost in the end, beyond chance? Of a score that is no share:
+    did it end below where it began?"""
+    if len(spans) < 2:
+        return False
+    first, last = spans[0], spans[-1]
+    if name in LOWER_IS_BETTER:
+        return last.low > first.high
+    if name != "accuracy":
+        return last.high < first.low
+    best = max(spans, key=lambda one: one.mean)
+    return last.high < best.low and last.mean <= best.mean / 2
+
+
+def _kept(run: RunRecord) -> float | None:
+    values = [value for _, value in run.series("entropy")]
+    fifth = max(1, len(values) // 5)
+    begun = math.fsum(values[:fifth])
+    return math.fsum(values[-fifth:]) / begun if begun > 0 else None
+
+
+# --- held-out examples -----------------------------------------------------------------------------------------------
+
+
+def _examples(run: RunRecord, name: str, by_check: bool) -> Iterator[tuple[str, float]]:
+    """Example -> score, where the run keeps one per example: answers, pairs of answers, given answers."""
+    folder = run.folder / "evaluations"
+    kind = kind_of(mapping(run.evaluation.get("trained")))
+    if kind == "answers":
+        yield from _answers(folder / "trained.jsonl", name, by_check)
+    elif kind in ("policy pairs", "loss"):
+        saved = _json(folder / "trained-scores.json")
+        logprobs, tokens = saved.get("logprobs") or [], saved.get("tokens") or []
+        half = len(logprobs) // 2
+        if kind == "loss":
+            yield from (
+                (str(row), -total / max(1, n)) for row, (total, n) in enumerate(zip(logprobs, tokens, strict=True))
+            )
+        else:
+            pairs = enumerate(zip(logprobs[:half], logprobs[half:], strict=True))
+            yield from (
+                (str(row), (chosen > rejected) + 0.5 * (chosen == rejected)) for row, (chosen, rejected) in pairs
+            )
+
+
+def _answers(path: Path, name: str, by_check: bool) -> Iterator[tuple[str, float]]:
+    for line in read_lines(path):
+        greedy = mapping(line.get("greedy"))
+        checked = next(iter(mapping(greedy.get("check")).values()), None)
+        score = number(checked if by_check else greedy.get("score"))
+        if score is not None:
+            key = f"{line.get('index')}:{line.get('prompt')}"
+            yield key, float(score >= FULL_MARK) if name == "accuracy" and not by_check else score
+
+
+def read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The objects of a file of lines; one that a kill or a full disk has cut off is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return
+    for line in lines:
+        try:
+            found = json.loads(line) if line else None
+        except ValueError:
+            continue
+        if isinstance(found, Mapping):
+            yield found
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        return mapping(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,189 @@
+"""`report.html` of a comparison: the verdict, the arms with their intervals, what they cost, and how they learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from posttrain.config.text import redact
+from posttrain.files import write_atomically
+from posttrain.lab.experiments.compare.analysis import Analysis, Pair
+from posttrain.lab.experiments.compare.charts import cost_plot, difference_bars, learning_plots, score_bars
+from posttrain.lab.experiments.compare.table import table as arm_table
+from posttrain.lab.experiments.compare.verdict import amount, claims, verdict
+from posttrain.lab.experiments.html import Link, table
+from posttrain.report.document import Section, cards, document
+from posttrain.report.svg import compact
+from posttrain.report.text import escaped
+
+METHOD = (
+    "Runs are paired by seed (same start, same order of the data, same dice) and by held-out example. The interval of "
+    "a score adds what seeds and what examples contribute, each with its quantile of Student's t, and is rather too "
+    "wide than too narrow; p-values are corrected for the number of pairs of arms (Holm). Of other numbers, which a "
+    "run has one of, it is Student's t over the seeds, corrected alike within each number. Few seeds give wide "
+    "intervals, and rare collapses are not described by them: those are counted."
+)
+
+
+def write_page(folder: Path, found: Analysis) -> Path:
+    """Write `report.html`; an arm's runs are linked where they have a report of their own."""
+    path = folder / "report.html"
+    write_atomically(path, page(found, folder))
+    return path
+
+
+def page(found: Analysis, folder: Path) -> str:
+    """The page as text."""
+    curves = learning_plots(found)
+    sections: list[Section] = [
+        ("result", "Result", _result(found)),
+        ("arms", "Arms", _arms(found)),
+        ("cost", "Cost", _cost(found)),
+        ("learning", "Learning", _learning(cards(curves)) if curves else ""),
+        ("numbers", "Numbers", _measures(found)),
+        ("runs", "Runs", _runs(found, folder)),
+        ("design", "Design", _design(found)),
+    ]
+    name = found.design.title or folder.resolve().name
+    return document(
+        name, _title(found, name), sections, curves, footer="Written by posttrain from the runs of this folder."
+    )
+
+
+def _title(found: Analysis, name: str) -> str:
+    design = found.design
+    lost = sum(len(arm.lost) for arm in found.arms)
+    state = ("unfinished", f"{lost} runs missing") if lost else ("finished", "every run finished")
+    facts = f"{len(design.arms)} arms · {len(design.seeds)} seeds · {design.budget} for each run"
+    return (
+        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status {state[0]}">{state[1]}'
+        f"</span></h1><p>{escaped(facts)}</p></header>"
+    )
+
+
+def _result(found: Analysis) -> str:
+    first, *others = verdict(found)
+    tone = "good" if claims(found) else "plain"
+    says = "".join(f"<p>{escaped(sentence)}</p>" for sentence in others)
+    bars = score_bars(found)
+    figure = f"<div><figure><figcaption><b>held-out {escaped(found.measure)}</b></figcaption>{bars}</figure></div>"
+    text = f'<div><h2 class="sentence">{escaped(first)}</h2><div class="says">{says}</div></div>'
+    return f'<div class="verdict {tone}{"" if bars else " alone"}">{text}{figure if bars else ""}</div>'
+
+
+def _arms(found: Analysis) -> str:
+    head, rows = arm_table(found)
+    pairs = _pair_table(found)
+    bars = difference_bars(found)
+    figure = (
+        f'<figure class="card"><h3>Differences</h3><p class="hint">Paired, with intervals.</p>{bars}</figure>'
+        if bars
+        else ""
+    )
+    lead = "Means over the runs that finished, scores with intervals."
+    return (
+        f'<h2>Arms</h2><p class="lead">{lead}</p>{table(head, rows)}'
+        f'<h3 class="apart">Pair by pair</h3>{pairs}<div class="charts apart">{figure}</div>'
+        f'<p class="hint apart">{escaped(METHOD)}</p>'
+    )
+
+
+def _cost(found: Analysis) -> str:
+    plot, hint = cost_plot(found)
+    if not plot:
+        return ""
+    lead = (
+        "Better is up, cheaper is left; the dashed line joins the arms that no other beats in both. Hollow: runs of it "
+    )
+    lead += "were lost or collapsed."
+    card = f'<figure class="card"><h3>Quality and cost</h3><p class="hint">{escaped(hint)}</p>{plot}</figure>'
+    return f'<h2>Cost and steadiness</h2><p class="lead">{lead}</p><div class="charts">{card}</div>'
+
+
+def _learning(shown: str) -> str:
+    lead = "Held-out score, mean over the seeds that finished; the band is from the worst seed to the best."
+    return f'<h2>Learning</h2><p class="lead">{lead}</p>{shown}'
+
+
+def _measures(found: Analysis) -> str:
+    rows = []
+    for name, pairs in found.of_measures.items():
+        how = found.measures[name]
+        sign = "×" if how.as_ratio else ""
+        rows += [
+            [
+                name if place == 0 else "",
+                f"{pair.first} {'/' if how.as_ratio else '−'} {pair.second}",
+                f"{compact(pair.estimate.mean)}{sign}",
+                _limits(pair, lambda value, sign=sign: f"{compact(value)}{sign}"),
+                _p(pair),
+            ]
+            for place, pair in enumerate(pairs)
+        ]
+    if not rows:
+        return ""
+    lead = "Paired by seed. A × says how many times as large the first is; else it is the first less the second."
+    head = ["number", "arms", "difference", _level(found), "p (Holm)"]
+    return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{table(head, rows)}'
+
+
+def _pair_table(found: Analysis) -> str:
+    def form(value: float) -> str:
+        return f"{100 * value:+.1f}" if found.share else compact(value)
+
+    head = ["first", "second", "difference", _level(found), "p (Holm)", "would have been seen"]
+    rows = [
+        [
+            pair.first,
+            pair.second,
+            form(pair.estimate.mean),
+            _limits(pair, form),
+            _p(pair),
+            amount(found, pair.smallest) if pair.estimate.seeds > 1 else "-",
+        ]
+        for pair in found.pairs
+        if pair.estimate.seeds
+    ]
+    return table(head, rows)
+
+
+def _level(found: Analysis) -> str:
+    return f"{100 * found.design.confidence:g}% interval"
+
+
+def _limits(pair: Pair, form: Callable[[float], str]) -> str:
+    own = pair.estimate
+    return f"{form(own.low)} to {form(own.high)}" if own.seeds > 1 else "none: one seed"
+
+
+def _p(pair: Pair) -> str:
+    return f"{pair.p:.2g}" if pair.estimate.seeds > 1 else "-"
+
+
+def _runs(found: Analysis, folder: Path) -> str:
+    rows = []
+    for arm in found.arms:
+        for run in arm.runs:
+            where = run.folder.relative_to(folder).as_posix() if run.folder.is_relative_to(folder) else ""
+            name = f"{run.arm}, seed {run.seed}"
+            linked = where and (run.folder / "report.html").exists()
+            shown = Link(name, f"{where}/report.html") if linked else name
+            state = "collapsed" if run.collapsed and run.status == "finished" else run.status
+            score = "-" if run.score is None else compact(run.score)
+            start = "-" if run.baseline is None else compact(run.baseline)
+            cells = [start, score, str(run.steps), compact(run.tokens), f"{run.seconds:.1f}", state, run.reason]
+            rows.append([shown, *cells])
+    head = ("run", "before", "after", "steps", "tokens", "seconds", "state", "why")
+    return f"<h2>Runs</h2>{table(head, rows)}"
+
+
+def _design(found: Analysis) -> str:
+    rows = [
+        [name, ", ".join(f"{key} = {value}" for key, value in redact(changes).items())]
+        for name, changes in found.design.arms.items()
+    ]
+    conditions = [[key, str(value)] for key, value in found.conditions.items() if not key.endswith("_note")]
+    words = {True: "yes", False: "no", None: "not on file"}
+    conditions.append(["arms of a seed gave the same answers before training", words[found.same_start]])
+    conditions.append(["arms of a seed drew the same prompts first", words[found.same_prompts]])
+    return f"<h2>Design</h2>{table(['arm', 'changes'], rows)}{table(['conditions', 'found'], conditions)}"

@@ -1,0 +1,171 @@
+"""What a comparison shows, in sentences that claim no more than its intervals allow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from posttrain.lab.experiments.compare.analysis import Analysis, Pair
+from posttrain.report.svg import compact
+
+
+def verdict(found: Analysis) -> list[str]:
+    """The first sentence is the answer; what limits it follows."""
+    return [*_answer(found), *_lost(found), *_collapsed(found), *_conditions(found)]
+
+
+def claims(found: Analysis) -> list[tuple[str, str, Pair]]:
+    """(better, worse, pair) wherever a difference may be claimed. An arm that lost runs is never called better: those
+    that it lost might have been its worst."""
+    return [
+        (*sides, pair)
+        for pair in found.pairs
+        if pair.differs(found.design.confidence) and found.arm((sides := _sides(found, pair))[0]).is_whole
+    ]
+
+
+def amount(found: Analysis, value: float) -> str:
+    """The size of a difference: points of an accuracy, else a plain number."""
+    if not math.isfinite(value):
+        return "any size"
+    return f"{100 * abs(value):.1f} points" if found.share else compact(abs(value))
+
+
+def interval(found: Analysis, pair: Pair, better: str) -> str:
+    """Of the difference as its sentence states it: `95% interval +1.0 to +5.2`."""
+    ends = (pair.estimate.low, pair.estimate.high)
+    ends = ends if better == pair.first else (-ends[1], -ends[0])
+    low, high = (f"{100 * end:+.1f}" if found.share else f"{end:+.3g}" for end in ends)
+    return f"{100 * found.design.confidence:g}% interval {low} to {high}".replace("-", "−")
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def _answer(found: Analysis) -> list[str]:
+    if sum(arm.score.seeds > 0 for arm in found.arms) < 2:
+        return ["There is nothing to compare: fewer than two arms have a run that finished with a held-out score."]
+    if max(pair.estimate.seeds for pair in found.pairs) < 2:
+        return [_one_seed(found)]
+    made = claims(found)
+    return [*_better(found, made), *_undecided(found, [pair for _, _, pair in made])]
+
+
+def _better(found: Analysis, made: Sequence[tuple[str, str, Pair]]) -> list[str]:
+    """One sentence for an arm that beats all others, and one for each other pair."""
+    won = {arm.name: [worse for better, worse, _ in made if better == arm.name] for arm in found.arms}
+    winner = next((name for name, worse in won.items() if len(worse) == len(found.arms) - 1), None)
+    sentences = []
+    if winner is not None:
+        shown = ", ".join(_by(found, pair, winner, worse) for better, worse, pair in made if better == winner)
+        sentences.append(f"{winner} is better than {shown}, with {_seeds(found)}.")
+    return sentences + [
+        f"{better} is better than {_by(found, pair, better, worse)}, with {_seeds(found)}."
+        for better, worse, pair in made
+        if better != winner
+    ]
+
+
+def _by(found: Analysis, pair: Pair, better: str, worse: str) -> str:
+    p = "< 0.001" if pair.p < 0.001 else f"{pair.p:.2g}"
+    return f"{worse} by {amount(found, pair.estimate.mean)} ({interval(found, pair, better)}, p {p})"
+
+
+def _undecided(found: Analysis, claimed: Sequence[Pair]) -> list[str]:
+    rest = [pair for pair in found.pairs if pair.estimate.seeds and pair not in claimed]
+    withheld = [pair for pair in rest if pair.differs(found.design.confidence)]
+    undecided = [pair for pair in rest if pair not in withheld]
+    sentences = [_withheld(found, pair) for pair in withheld]
+    return sentences + (_no_difference(found, undecided) if undecided else [])
+
+
+def _no_difference(found: Analysis, pairs: Sequence[Pair]) -> list[str]:
+    """What was measured, and what would have been seen: no claim of a difference is no claim that there is none."""
+    if len(pairs) == len(found.pairs):
+        what = f"between {_and([arm.name for arm in found.arms])}"
+    else:
+        what = _and([f"between {pair.first} and {pair.second}" for pair in pairs])
+    largest = max(pairs, key=lambda pair: abs(pair.estimate.mean))
+    better, worse = _sides(found, largest)
+    lead = "the largest measured is" if len(pairs) > 1 else "measured is"
+    return [
+        f"No difference can be claimed {what} with {_seeds(found)}: {lead} {amount(found, largest.estimate.mean)} for "
+        f"{better} over {worse} ({interval(found, largest, better)}).",
+        _power(found, max(pair.smallest for pair in pairs)),
+    ]
+
+
+def _power(found: Analysis, least: float) -> str:
+    if found.share and least > 1:
+        return "So few runs would not even have shown the largest difference that there can be."
+    seen = f"A true difference of {amount(found, least)} would have been seen four times in five"
+    return f"{seen}, a smaller one less often."
+
+
+def _withheld(found: Analysis, pair: Pair) -> str:
+    better, worse = _sides(found, pair)
+    lost = f"{len(found.arm(better).lost)} of its {len(found.design.seeds)} runs"
+    return (
+        f"The runs of {better} that finished are better than those of {worse} by "
+        f"{amount(found, pair.estimate.mean)}; of {better} itself that is not claimed, because {lost} are missing."
+    )
+
+
+def _one_seed(found: Analysis) -> str:
+    form = (lambda value: f"{100 * value:.1f}%") if found.share else compact
+    scores = ", ".join(f"{arm.name} {form(arm.score.mean)}" for arm in found.arms if arm.score.seeds)
+    return f"One seed cannot tell arms apart, since another might turn their order round: {scores}. Take 3 or more."
+
+
+def _sides(found: Analysis, pair: Pair) -> tuple[str, str]:
+    """The arm that was measured as the better one, and the other."""
+    first_is_better = (pair.estimate.mean > 0) != found.lower
+    return (pair.first, pair.second) if first_is_better else (pair.second, pair.first)
+
+
+# --- what limits it --------------------------------------------------------------------------------------------------
+
+
+def _lost(found: Analysis) -> list[str]:
+    sentences = []
+    for arm in found.arms:
+        seeds_of: dict[str, list[int]] = {}
+        for run in arm.lost:
+            seeds_of.setdefault(run.reason or "not made yet", []).append(run.seed)
+        for reason, seeds in seeds_of.items():
+            runs = f"{len(seeds)} of {len(arm.runs)} runs of {arm.name}"
+            sentences.append(f"{runs} did not finish ({_which(seeds)}): {reason.rstrip('.')}.")
+    return sentences
+
+
+def _collapsed(found: Analysis) -> list[str]:
+    return [
+        f"{len(arm.collapsed)} of {len(arm.runs)} runs of {arm.name} collapsed "
+        f"({_which([run.seed for run in arm.collapsed])}): what they could do was lost. An "
+        "interval over seeds describes that badly."
+        for arm in found.arms
+        if arm.collapsed
+    ]
+
+
+def _conditions(found: Analysis) -> list[str]:
+    notes = [str(found.conditions.get(name) or "") for name in ("tokens_note", "seconds_note")]
+    if found.same_start is False:
+        notes.insert(0, "Arms of one seed did not begin alike: they gave other answers before training.")
+    if found.same_prompts is False:
+        notes.insert(0, "Arms of one seed did not draw the same prompts in their first step.")
+    return [note for note in notes if note]
+
+
+def _which(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {_and([str(seed) for seed in seeds])}"
+
+
+def _seeds(found: Analysis) -> str:
+    counts = {pair.estimate.seeds for pair in found.pairs if pair.estimate.seeds}
+    low, high = min(counts), max(counts)
+    return f"{low} seed{'s' if low != 1 else ''}" if low == high else f"{low} to {high} seeds"
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,227 @@
+"""`sweep`: from a config and some knobs to the best configuration, with the evidence for it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.config import RunConfig, check, load_config
+from posttrain.config.pipeline_stages import holds_stages
+from posttrain.config.text import leaves, read_mapping, write_tree
+from posttrain.errors import ConfigError
+from posttrain.files import write_atomically
+from posttrain.lab.experiments.pool import let_orphans_end, share_of_processor, work
+from posttrain.lab.experiments.sweep.analysis import boundaries, importance
+from posttrain.lab.experiments.sweep.base import for_trials, given_settings, with_values
+from posttrain.lab.experiments.sweep.confirm import (
+    SIDES,
+    Confirmation,
+    fresh_seeds,
+    score_of,
+    seed_folder,
+    seed_tasks,
+)
+from posttrain.lab.experiments.sweep.course import goodness
+from posttrain.lab.experiments.sweep.knobs import Knob, check_knobs, knob_of, parse_knob
+from posttrain.lab.experiments.sweep.page import write_page
+from posttrain.lab.experiments.sweep.results import SweepResult, best_of, show
+from posttrain.lab.experiments.sweep.settings import SweepSettings, read_settings
+from posttrain.lab.experiments.sweep.study import Pruner, TrialRecord, need_optuna, open_study, records
+from posttrain.lab.experiments.sweep.trials import Say, trial_tasks
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+
+
+def sweep(
+    source: str | Path | Mapping[str, Any] | RunConfig,
+    knobs: Sequence[str] | Mapping[str, str] = (),
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    trials: int | None = None,
+    workers: int = 1,
+    pruner: Pruner | None = None,
+    seeds: int | None = None,
+    folder: str | Path | None = None,
+    tell: Say = lambda line: None,
+) -> SweepResult:
+    """Search the values of some settings for the best held-out score, and try the best on fresh seeds.
+
+    `source` is a config, a YAML file with `base` and `knobs`, or the folder of a sweep, which then goes on. A knob is
+    `setting=log(low, high)` (or `float`, `int`, `choice`). What a killed sweep was at is gone on with by the same call.
+    Raises ConfigError for knobs that cannot be turned; runs that collapse or fail are results.
+    """
+    need_optuna()
+    settings, folder = settings_for(source, knobs, overrides, folder, trials=trials, pruner=pruner, seeds=seeds)
+    check(load_config(settings.base).config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        settings.keep(folder)
+        try:
+            return _carry_out(settings, folder, workers, tell)
+        except BaseException as error:
+            error.add_note(f"The sweep is in {folder}; `posttrain sweep {folder}` goes on with it.")
+            raise
+
+
+def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -> SweepResult:
+    config, base = settings.config, settings.base
+    notes = tuple(filter(None, (for_trials(config, settings.given)[1],)))
+    if (folder / "study.db").exists():
+        let_orphans_end()
+    study = open_study(folder / "study.db", pruner=settings.pruner, seed=config.seed, steps=config.train.steps)
+    environment = share_of_processor(workers)
+    tasks = trial_tasks(
+        study,
+        settings.knobs,
+        base,
+        trials=settings.trials,
+        folder=folder / "trials",
+        environment=environment,
+        default=settings.default if settings.default_is_reachable else None,
+        say=tell,
+    )
+    work(tasks, workers)
+    result = _result(study, settings, folder, notes)
+    if result.best is not None and not result.best.is_default and settings.seeds:
+        tell(f"trial {result.best.number} is best; it and the default run on {settings.seeds} fresh seeds")
+        seeds, places = fresh_seeds(config.seed, settings.seeds), folder / "fresh"
+        again = seed_tasks(base, result.best.values, seeds, folder=places, environment=environment, say=tell)
+        work(again, workers)
+        scores = [score_of(side, seed, seed_folder(places, side, seed)) for seed in seeds for side in SIDES]
+        result = replace(result, confirmation=Confirmation(measure=result.measure, scores=tuple(scores)))
+    write(result)
+    return result
+
+
+def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[str, ...]) -> SweepResult:
+    trials = records(study, settings.knobs)
+    told = [t.user_attrs.get("measure") for t in study.get_trials(deepcopy=False)]
+    measure = next((name for name in told if name), "score")
+    data = settings.config.data
+    return SweepResult(
+        folder=folder,
+        settings=settings,
+        measure=measure,
+        trials=tuple(trials),
+        best=best_of(trials, measure),
+        importance=importance(settings.knobs, trials, goodness(measure, 1.0)),
+        boundaries=boundaries(settings.knobs, trials),
+        confirmation=None,
+        fresh_rows=data.eval is None,
+        notes=notes,
+    )
+
+
+def write(result: SweepResult) -> None:
+    """results.json, the best configuration with the evidence for it as comments, and the page."""
+    write_atomically(result.folder / "results.json", json.dumps(result.to_json(), indent=1) + "\n")
+    if result.best is not None and result.best_config is not None:
+        write_atomically(result.best_config, best_config_text(result, result.best))
+    write_page(result.to_json(), result.folder)
+
+
+def best_config_text(result: SweepResult, best: TrialRecord) -> str:
+    """A config that runs; each setting that the sweep chose says what it was."""
+    tree = with_values(result.settings.given, best.values)
+    tree.pop("output", None)
+    default = result.settings.default
+    said = {
+        key: f"{knob.text} was tried; the default is {show(default[key])}"
+        for key, knob in ((knob.key, knob) for knob in result.settings.knobs)
+    }
+    known = {".".join(map(str, path)) for path, _ in leaves(tree)}
+    head = "\n".join(f"# {line}" for line in result.sentences())
+    return f"{head}\n# The trials: {result.folder / 'results.json'}\n" + write_tree(
+        tree, {key: text for key, text in said.items() if key in known}
+    )
+
+
+def settings_for(
+    source: str | Path | Mapping[str, Any] | RunConfig,
+    knobs: Sequence[str] | Mapping[str, str],
+    overrides: Sequence[str] | Mapping[str, Any],
+    folder: str | Path | None,
+    **asked: Any,
+) -> tuple[SweepSettings, Path]:
+    """What is to be done, and where; `asked` are fields of the settings, None where nothing was said."""
+    said = {name: value for name, value in asked.items() if value is not None}
+    if isinstance(source, (str, Path)) and Path(source).is_dir():
+        return _go_on(Path(source), knobs, overrides, folder, said)
+    if not isinstance(source, RunConfig) and holds_stages(source):
+        raise ConfigError(
+            given="a pipeline, which has stages",
+            allowed="the config of one run",
+            fix="Sweep the config of one stage, on the model of the stage before it.",
+        )
+    told: Mapping[str, Any] = {}
+    name = Path(source).stem if isinstance(source, (str, Path)) else "config"
+    if isinstance(source, (str, Path)):
+        content = read_mapping(source)
+        if "knobs" in content:
+            told, source = content, _named_base(content, Path(source))
+    unknown = told.keys() - {"base", "knobs", "trials", "pruner", "seeds"}
+    if unknown:
+        raise ConfigError(
+            given=f"{', '.join(sorted(unknown))} in a file with knobs",
+            allowed="base, knobs, trials, pruner, seeds",
+            fix="Settings of the runs stand in the config that `base` names.",
+        )
+    resolved = load_config(source, overrides)
+    given = given_settings(resolved)
+    turned = [*_knobs(told.get("knobs", {})), *_knobs(knobs)]
+    in_file = {key: told[key] for key in ("trials", "pruner", "seeds") if key in told}
+    settings = SweepSettings(given=given, knobs=check_knobs(turned, given), **{**in_file, **said})
+    return settings, Path(folder) if folder is not None else Path("sweeps") / name
+
+
+def _go_on(
+    source: Path, knobs: Any, overrides: Any, folder: str | Path | None, said: Mapping[str, Any]
+) -> tuple[SweepSettings, Path]:
+    found = read_settings(source)
+    if found is None or knobs or overrides or folder is not None:
+        given = (
+            f"{source}, which holds no sweep" if found is None else f"{source}, a sweep, and other settings or a folder"
+        )
+        raise ConfigError(
+            given=given,
+            allowed="a config with knobs, or the folder of a sweep by itself, perhaps with more trials",
+            fix="For example posttrain sweep base.yaml 'train.learning_rate=log(1e-5, 1e-2)'.",
+        )
+    return replace(found, **said), source
+
+
+def _named_base(content: Mapping[str, Any], file: Path) -> Path:
+    base = content.get("base")
+    if not isinstance(base, str):
+        raise ConfigError(
+            given=f"{file} has knobs and no base", allowed="base: the config of the runs", fix="Add base: base.yaml."
+        )
+    beside = file.parent / base
+    return beside if beside.exists() else Path(base)
+
+
+def _knobs(given: Sequence[str] | Mapping[str, str]) -> list[Knob]:
+    if isinstance(given, Mapping):
+        return [knob_of(str(key), form) for key, form in given.items()]
+    return [parse_knob(text) for text in ([given] if isinstance(given, str) else given)]
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Two processes at one sweep would each run every trial. The lock goes with the process, however that ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                given=f"{folder}: another process works at this sweep",
+                allowed="one process at a time, with as many --workers as there is room for",
+                fix="Wait for it, or name another folder with --out.",
+            ) from None
+        yield

@@ -1,0 +1,157 @@
+"""The best configuration and the default one again, on seeds that chose neither: does the gain hold?
+
+The score that a configuration was chosen for is the highest of many and so too high by luck (selection bias). A seed
+that had no part in the choice knows nothing of that luck. Both sides run with each, and are compared seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from posttrain.functional.intervals import Interval, paired_interval
+from posttrain.lab.experiments.children import Child, ChildResult, start_child
+from posttrain.lab.experiments.sweep.base import with_values
+from posttrain.lab.experiments.sweep.course import Course, goodness, read_course
+from posttrain.lab.experiments.sweep.trials import COLLAPSED, Say
+from posttrain.report.heldout import LOWER_IS_BETTER
+
+SIDES = ("best", "default")
+FIRST_SEED = 1000
+"""Added to the seed of the config for the first of the fresh seeds."""
+
+
+class SeedScore(NamedTuple):
+    """One side at one seed. Without a score where its run collapsed or failed."""
+
+    side: str
+    seed: int
+    score: float | None
+    collapsed: bool = False
+    reason: str = ""
+
+
+@dataclass(kw_only=True)
+class SeedTask:
+    """A run of one side with one fresh seed."""
+
+    side: str
+    seed: int
+    folder: Path
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    say: Say
+
+    def start(self) -> Child | None:
+        if self.folder.is_dir() and read_course(self.folder).state != "unfinished":
+            return None
+        return start_child(self.settings, self.folder, environment=self.environment)
+
+    def look(self, child: Child) -> None:
+        """Nothing stops these early: both sides get the same."""
+
+    def ended(self, result: ChildResult) -> None:
+        found = score_of(self.side, self.seed, self.folder)
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        shown = "no score" if found.score is None else f"{found.score:.4g}"
+        self.say(f"{self.side}, seed {self.seed}: {shown}{': ' + found.reason if found.reason else ''}")
+
+
+def fresh_seeds(seed: int, count: int) -> list[int]:
+    return [seed + FIRST_SEED + number for number in range(count)]
+
+
+def seed_tasks(
+    base: Mapping[str, Any],
+    best: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    say: Say,
+) -> Iterator[SeedTask]:
+    """Both sides with each seed, one seed after the other, so that what is there at any time is paired."""
+    for seed in seeds:
+        for side, values in zip(SIDES, (best, {}), strict=True):
+            yield SeedTask(
+                side=side,
+                seed=seed,
+                folder=seed_folder(folder, side, seed),
+                settings=with_values(base, {**values, "seed": seed}),
+                environment=environment,
+                say=say,
+            )
+
+
+def seed_folder(folder: Path, side: str, seed: int) -> Path:
+    return folder / f"{side}-seed-{seed}"
+
+
+def score_of(side: str, seed: int, folder: Path) -> SeedScore:
+    """What a run of a fresh seed came to."""
+    course = read_course(folder)
+    if course.state == "finished" and course.last is not None:
+        return SeedScore(side, seed, course.last.mean)
+    collapsed = course.error.get("exit_code") == COLLAPSED
+    return SeedScore(side, seed, None, collapsed, _reason(course))
+
+
+def _reason(course: Course) -> str:
+    if course.error:
+        return f"{course.error.get('type')}: {str(course.error.get('message', '')).splitlines()[0]}"
+    return "it did not end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """Best against default on fresh seeds."""
+
+    measure: str
+    scores: tuple[SeedScore, ...]
+
+    def of(self, side: str) -> list[SeedScore]:
+        return [found for found in self.scores if found.side == side]
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """(default, best) at each seed at which both ended well."""
+        both = zip(self.of("default"), self.of("best"), strict=True)
+        return [(a.score, b.score) for a, b in both if a.score is not None and b.score is not None]
+
+    @property
+    def difference(self) -> Interval:
+        """Best minus default, seed by seed: Student's t."""
+        return paired_interval([before for before, _ in self.pairs], [after for _, after in self.pairs])
+
+    def collapses(self, side: str) -> int:
+        return sum(found.collapsed for found in self.of(side))
+
+    def lost(self, side: str) -> int:
+        """Runs without a score, for whatever reason: those might have been its worst."""
+        return sum(found.score is None for found in self.of(side))
+
+    @property
+    def verdict(self) -> int:
+        """1: the best one is shown to be better; -1: worse; 0: neither. Neither side is called better where more of its
+        runs were lost, by a collapse or otherwise."""
+        if len(self.pairs) < 2:
+            return 0
+        low, high = sorted(goodness(self.measure, edge) for edge in self.difference[1:3])
+        if low > 0 and self.lost("best") <= self.lost("default"):
+            return 1
+        return -1 if high < 0 and self.lost("default") <= self.lost("best") else 0
+
+    def to_json(self) -> dict[str, Any]:
+        mean, low, high, n = self.difference
+        shown = {"mean": mean, "low": low, "high": high, "n": n}
+        return {
+            "measure": self.measure,
+            "lower_is_better": self.measure in LOWER_IS_BETTER,
+            "scores": [found._asdict() for found in self.scores],
+            "difference": {name: value if math.isfinite(value) else None for name, value in shown.items()},
+            "verdict": self.verdict,
+        }

@@ -1,0 +1,166 @@
+"""`report.html` of a sweep: one page that needs no network, made from what `results.json` holds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.files import write_atomically
+from posttrain.lab.experiments.html import table
+from posttrain.lab.experiments.sweep.plots import Found, compact_value, course_chart, knob_chart, knobs_of
+from posttrain.report.document import Section, document
+from posttrain.report.svg import compact
+from posttrain.report.text import escaped
+
+
+def write_page(found: Found, folder: Path) -> Path:
+    """Write the page into the folder of the sweep."""
+    path, best = folder / "report.html", folder / "best.yaml"
+    write_atomically(path, render(found, best.read_text(encoding="utf-8") if best.exists() else ""))
+    return path
+
+
+def render(found: Found, best_config: str = "") -> str:
+    """The page as text."""
+    name = Path(found["folder"]).name
+    sections: list[Section] = [
+        ("result", "Result", _result(found)),
+        ("knobs", "Settings", _knobs(found)),
+        ("collapse", "Collapse", _collapse(found)),
+        ("fresh", "Fresh seeds", _fresh(found)),
+        ("course", "Steps", _course(found)),
+        ("trials", "Trials", _trials(found)),
+        ("best", "Best", f"<h2>The best configuration</h2><pre>{escaped(best_config)}</pre>" if best_config else ""),
+    ]
+    facts = f"{len(found['trials'])} trials of {', '.join(found['settings']['knobs'])}"
+    title = (
+        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status finished">sweep</span>'
+        f"</h1><p>{escaped(facts)}</p></header>"
+    )
+    footer = "Written by posttrain from the files of this folder. Each trial has its own report below trials/."
+    return document(name, title, sections, [], footer=footer)
+
+
+def _result(found: Found) -> str:
+    confirmation = found["confirmation"] or {}
+    tone = {1: "good", -1: "bad"}.get(confirmation.get("verdict", 0), "plain")
+    first, *rest = [*found["sentences"], *found["notes"]]
+    says = "".join(f"<p>{escaped(sentence)}</p>" for sentence in [first, *rest])
+    headline = _headline(found)
+    tiles = [(word, str(count)) for word, count in found["counts"].items()]
+    tiles.append(("tokens of all trials", compact(sum(trial["tokens"] for trial in found["trials"]))))
+    cells = "".join(f"<div><dt>{escaped(word)}</dt><dd>{escaped(value)}</dd></div>" for word, value in tiles)
+    return (
+        f'<div class="verdict {tone} alone"><div><h2>{escaped(headline)}</h2><div class="says">{says}</div></div></div>'
+        f'<dl class="tiles">{cells}</dl>'
+    )
+
+
+def _headline(found: Found) -> str:
+    if found["best"] is None:
+        return "No trial finished"
+    if found["best"]["is_default"]:
+        return "Nothing that was tried beats the default"
+    if found["confirmation"] is None:
+        return "A best configuration, not yet tried on fresh seeds"
+    return {
+        1: "The best configuration beats the default on fresh seeds",
+        0: "The best configuration is not shown to beat the default",
+        -1: "The best configuration is worse than the default on fresh seeds",
+    }[found["confirmation"]["verdict"]]
+
+
+def _knobs(found: Found) -> str:
+    cards = []
+    for knob in knobs_of(found):
+        share = found["importance"].get(knob.key)
+        weight = "" if share is None else f" Importance {share:.0%}."
+        chart = knob_chart(found, knob)
+        hint = f"{escaped(knob.text)}.{weight}"
+        cards.append(f'<figure class="card"><h3>{escaped(knob.key)}</h3><p class="hint">{hint}</p>{chart}</figure>')
+    lead = (
+        f"Held-out {escaped(found['measure'])} at the end of each trial. Dots finished, pale dots were pruned, crosses "
+        "collapsed, the ring is the best; where trials collapse is shaded, if that is more than chance. Importance is "
+        "the share of each setting in what tells the best quarter of the trials from all of them (PED-ANOVA)."
+    )
+    return f'<h2>What each setting does</h2><p class="lead">{lead}</p><div class="charts">{"".join(cards)}</div>'
+
+
+def _collapse(found: Found) -> str:
+    if not found["counts"].get("collapsed"):
+        return ""
+    items = "".join(f"<li><p>{escaped(boundary['sentence'])}</p></li>" for boundary in found["boundaries"])
+    reasons = "".join(
+        f"<li><p>trial {trial['number']}: {escaped(trial['reason'])}</p></li>"
+        for trial in found["trials"]
+        if trial["outcome"] == "collapsed"
+    )
+    lead = (
+        "A trial collapsed when a guard stopped it, or when it ended worse than it began. Of each setting the split "
+        "that tells collapsed trials from the others best; how often chance alone makes one as clear is counted by "
+        "dealing the collapses out at random, over all settings and splits."
+    )
+    return f'<h2>From success to collapse</h2><p class="lead">{lead}</p><ul class="notes">{items}{reasons}</ul>'
+
+
+def _fresh(found: Found) -> str:
+    confirmation = found["confirmation"]
+    if confirmation is None:
+        return ""
+    by_seed: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for score in confirmation["scores"]:
+        by_seed.setdefault(score["seed"], {})[score["side"]] = score
+    rows = [
+        (str(seed), _score(sides["default"]), _score(sides["best"]), _difference(sides))
+        for seed, sides in by_seed.items()
+    ]
+    shown = table(("seed", "default", "best", "difference"), rows)
+    lead = "Seeds that had no part in the choice; both configurations with each of them."
+    return f'<h2>On fresh seeds</h2><p class="lead">{lead}</p>{shown}'
+
+
+def _score(score: Mapping[str, Any]) -> str:
+    return f"{score['score']:.4g}" if score["score"] is not None else f"none: {score['reason']}"
+
+
+def _difference(sides: Mapping[str, Mapping[str, Any]]) -> str:
+    before, after = sides["default"]["score"], sides["best"]["score"]
+    return "" if before is None or after is None else f"{after - before:+.4g}"
+
+
+def _course(found: Found) -> str:
+    chart = course_chart(found)
+    if not chart:
+        return ""
+    lead = "Every trial over its steps: blue is the best, orange collapsed. What ends early was pruned or collapsed."
+    card = f'<div class="charts"><figure class="card">{chart}</figure></div>'
+    return f'<h2>Over the steps</h2><p class="lead">{lead}</p>{card}'
+
+
+def _trials(found: Found) -> str:
+    keys = list(found["settings"]["knobs"])
+    rows = [
+        (
+            f"{trial['number']}{' (default)' if trial['is_default'] else ''}",
+            trial["outcome"],
+            _span(trial),
+            *(compact_value(trial["values"].get(key, "")) for key in keys),
+            compact(trial["tokens"]),
+            trial["reason"],
+        )
+        for trial in found["trials"]
+    ]
+    ended = [trial["tokens"] for trial in found["trials"] if trial["outcome"] == "finished"]
+    uneven = ended and max(ended) > 1.2 * statistics.median(ended)
+    note = '<p class="hint">Not every trial cost the same: look at the tokens.</p>' if uneven else ""
+    shown = table(("trial", "outcome", found["measure"], *keys, "tokens", "reason"), rows)
+    return f"<h2>All trials</h2>{note}{shown}"
+
+
+def _span(trial: Mapping[str, Any]) -> str:
+    if trial["score"] is None:
+        return ""
+    interval = "" if trial["low"] is None else f" ({trial['low']:.3g} to {trial['high']:.3g})"
+    return f"{trial['score']:.4g}{interval}"

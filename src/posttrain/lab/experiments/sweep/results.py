@@ -1,0 +1,149 @@
+"""What a sweep found, and the sentences that say it without claiming more than was shown."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.text import redact
+from posttrain.lab.experiments.sweep.analysis import Boundary
+from posttrain.lab.experiments.sweep.confirm import Confirmation
+from posttrain.lab.experiments.sweep.course import goodness
+from posttrain.lab.experiments.sweep.settings import SweepSettings
+from posttrain.lab.experiments.sweep.study import TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """All of it; `to_json` is what `results.json` holds."""
+
+    folder: Path
+    settings: SweepSettings
+    measure: str
+    trials: tuple[TrialRecord, ...]
+    best: TrialRecord | None
+    importance: Mapping[str, float]
+    """Setting -> share of what tells the best quarter of the trials from all (PED-ANOVA); empty where they are few."""
+    boundaries: tuple[Boundary, ...]
+    """Of each knob, where success turns into collapse; the clearest first."""
+    confirmation: Confirmation | None
+    """None where the default is the best, nothing finished, or no fresh seeds were asked for."""
+    fresh_rows: bool
+    """Does each seed draw held-out rows of its own?"""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def best_config(self) -> Path | None:
+        return self.folder / "best.yaml" if self.best is not None else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(Counter(trial.outcome for trial in self.trials))
+
+    def sentences(self) -> list[str]:
+        """The result in words."""
+        return [text for text in (self._found(), self._held(), self._bias(), self._collapses()) if text]
+
+    def _found(self) -> str:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
+        if self.best is None:
+            return f"None of {len(self.trials)} trials finished ({counts}): there is no best configuration."
+        values = ", ".join(f"{key} = {show(value)}" for key, value in self.best.values.items())
+        span = f"{self.best.score:.4g}"
+        if self.best.low is not None and self.best.high is not None:
+            span += f" ({self.best.low:.4g} to {self.best.high:.4g})"
+        return (
+            f"Of {len(self.trials)} trials ({counts}), number {self.best.number} has the best held-out {self.measure}, "
+            f"{span}: {values}."
+        )
+
+    def _held(self) -> str:
+        if self.best is not None and self.best.is_default:
+            return "It is the default configuration: nothing that was tried beats it, and nothing was run again."
+        if self.confirmation is None:
+            return "" if self.best is None else "It was not run on fresh seeds: that it beats the default is not shown."
+        c = self.confirmation
+        ran = f"On {len(c.pairs)} fresh seeds, on which both ended well,"
+        if len(c.pairs) < 2:
+            return f"{ran} nothing can be said: an interval takes two. {self._fell()}".rstrip()
+        before, after = (statistics.fmean(side) for side in zip(*c.pairs, strict=True))
+        mean, low, high, _ = c.difference
+        span = f"a difference of {mean:+.3g}, 95% interval {low:+.3g} to {high:+.3g}"
+        text = f"{ran} it has {after:.4g} and the default {before:.4g}: {span}"
+        says = {
+            1: "which is better than the default.",
+            -1: "which is worse than the default.",
+            0: "by which it is not shown to be better than the default.",
+        }
+        return f"{text}, {says[c.verdict]} {self._fell()}".rstrip()
+
+    def _fell(self) -> str:
+        assert self.confirmation is not None
+        c, runs = self.confirmation, len(self.confirmation.of("best"))
+        kinds = {"Collapsed": c.collapses, "Failed otherwise": lambda side: c.lost(side) - c.collapses(side)}
+        return " ".join(
+            f"{kind}: {best} of {runs} runs of the best one, {default} of {runs} of the default."
+            for kind, of in kinds.items()
+            if (best := of("best")) + (default := of("default"))
+        )
+
+    def _bias(self) -> str:
+        if self.best is None or self.best.is_default:
+            return ""
+        ended = sum(trial.outcome == "finished" for trial in self.trials)
+        luck = f"Its score in the sweep is the highest of {ended}, and so too high by luck"
+        if self.confirmation is None:
+            return f"{luck}."
+        rows = (
+            "Each of them draws its held-out rows anew."
+            if self.fresh_rows
+            else "The held-out rows are those that it was chosen by, so that a part of the luck stays in both."
+        )
+        return f"{luck}; the fresh seeds had no part in the choice. {rows}"
+
+    def _collapses(self) -> str:
+        if not any(trial.outcome == "collapsed" for trial in self.trials):
+            return ""
+        return self.boundaries[0].sentence if self.boundaries else "No one knob explains the collapses by itself."
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "report": str(self.report),
+            "best_config": None if self.best_config is None else str(self.best_config),
+            "measure": self.measure,
+            "settings": redact(self.settings.to_json()),
+            "default": self.settings.default,
+            "counts": self.counts,
+            "best": None if self.best is None else asdict(self.best),
+            "trials": [asdict(trial) for trial in self.trials],
+            "importance": dict(self.importance),
+            "boundaries": [boundary.to_json() for boundary in self.boundaries],
+            "confirmation": None if self.confirmation is None else self.confirmation.to_json(),
+            "sentences": self.sentences(),
+            "notes": list(self.notes),
+        }
+
+    def render(self) -> str:
+        """For a terminal."""
+        places = [("report", self.report), ("best", self.best_config)]
+        return "\n".join([*self.sentences(), *self.notes, "", *(f"{name:<8} {path}" for name, path in places if path)])
+
+
+def show(value: Any) -> str:
+    """A value of a knob, with four digits of a drawn number."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def best_of(trials: Sequence[TrialRecord], measure: str) -> TrialRecord | None:
+    """The finished trial with the best score; of equals the first."""
+    ended = [trial for trial in trials if trial.outcome == "finished" and trial.score is not None]
+    return max(ended, key=lambda trial: goodness(measure, trial.score or 0.0), default=None)

@@ -1,0 +1,161 @@
+"""One trial: an ordinary run with some settings turned, watched while it trains and pruned where others do better."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.config import check, load_config
+from posttrain.errors import ConfigError, GuardStop
+from posttrain.lab.experiments.children import Child, ChildResult, start_child
+from posttrain.lab.experiments.sweep.base import with_values
+from posttrain.lab.experiments.sweep.course import Course, goodness, read_course
+from posttrain.lab.experiments.sweep.knobs import Knob
+from posttrain.lab.experiments.sweep.study import Outcome, begun, tell, unfinished
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
+
+COLLAPSED = GuardStop.exit_code
+Say = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class TrialTask:
+    """A trial at work: its run is `folder`, what is known of it is in the study."""
+
+    study: Study
+    trial: Trial
+    folder: Path
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    say: Say
+    reported: set[int] = field(default_factory=set)
+    pruned: bool = False
+    size: int = -1
+
+    def start(self) -> Child | None:
+        if (same := self._done_before()) is not None:
+            self._repeat(same)
+            return None
+        course = read_course(self.folder) if self.folder.is_dir() else None
+        if course is not None and course.state != "unfinished":
+            self._end(int(course.error.get("exit_code", 1)) if course.error else 0, _in_line(course.error), course)
+            return None
+        try:
+            check(load_config(self.settings).config)
+        except ConfigError as error:
+            self._conclude("failed", f"{type(error).__name__}: {error.given}", None)
+            return None
+        return start_child(self.settings, self.folder, environment=self.environment)
+
+    def _done_before(self) -> FrozenTrial | None:
+        """An earlier trial with these values. It would be the same run: the seed is the same, too."""
+        ended = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        return next((trial for trial in ended if trial.params == self.trial.params), None)
+
+    def _repeat(self, same: FrozenTrial) -> None:
+        for name, content in (same.user_attrs | {"reason": f"the same settings as trial {same.number}"}).items():
+            self.trial.set_user_attr(name, content)
+        tell(self.study, self.trial, same.user_attrs["outcome"], same.value)
+        self.say(f"trial {self.trial.number} has the same settings as trial {same.number}, and is not run again")
+
+    def look(self, child: Child) -> None:
+        """Report each new held-out score, and stop a run that falls behind."""
+        events = self.folder / "events.jsonl"
+        size = events.stat().st_size if events.exists() else -1
+        if size == self.size or self.pruned:
+            return
+        self.size = size
+        if self._report(read_course(self.folder)) and self.trial.should_prune():
+            self.pruned = True
+            child.ask_to_stop()
+
+    def ended(self, result: ChildResult) -> None:
+        course = read_course(self.folder)
+        if self.pruned and course.state != "finished":
+            self._conclude("pruned", "its held-out score fell behind", course)
+        else:
+            self._end(result.exit_code, result.reason, course)
+
+    def _report(self, course: Course) -> bool:
+        """True where something new was measured."""
+        new = [(step, span) for step, span in course.points if step > 0 and step not in self.reported]
+        for step, span in new:
+            self.trial.report(goodness(course.measure, span.mean), step)
+            self.reported.add(step)
+        return bool(new)
+
+    def _end(self, exit_code: int, reason: str, course: Course) -> None:
+        self._report(course)
+        if exit_code == 0:
+            self._conclude("finished", "", course)
+        else:
+            self._conclude("collapsed" if exit_code == COLLAPSED else "failed", reason, course)
+
+    def _conclude(self, outcome: Outcome, reason: str, course: Course | None) -> None:
+        """Write down what came of it, then tell the study: a kill in between only makes both happen again."""
+        last = course.last if course else None
+        value = None if course is None or last is None else goodness(course.measure, last.mean)
+        if outcome == "finished" and value is None:
+            outcome, reason = "failed", "nothing was measured on held-out rows"
+        if outcome in ("finished", "pruned") and course is not None and course.is_worse:
+            outcome, reason = "collapsed", "it ended worse than it began, by intervals that do not overlap"
+        told: dict[str, Any] = {"outcome": outcome, "reason": reason}
+        if course is not None and course.points:
+            told |= {"measure": course.measure, "course": [(step, span.mean) for step, span in course.points]}
+            told |= {"tokens": course.tokens}
+        if course is not None and last is not None:
+            told |= {"step": course.points[-1][0], "score": last.mean}
+            told |= {"low": last.low, "high": last.high} if last.finite else {}
+        for name, content in told.items():
+            self.trial.set_user_attr(name, content)
+        tell(self.study, self.trial, outcome, value)
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        shown = ", ".join(f"{key} = {value}" for key, value in self.trial.params.items())
+        score = f", {course.measure} {last.mean:.4g}" if course is not None and last is not None else ""
+        self.say(f"trial {self.trial.number} {outcome}{score} ({shown}){': ' + reason if reason else ''}")
+
+
+def _in_line(error: Mapping[str, Any]) -> str:
+    return f"{error.get('type')}: {str(error.get('message', '')).partition(chr(10))[0]}" if error else ""
+
+
+def trial_tasks(
+    study: Study,
+    knobs: tuple[Knob, ...],
+    base: Mapping[str, Any],
+    *,
+    trials: int,
+    folder: Path,
+    environment: Mapping[str, str],
+    default: Mapping[str, Any] | None,
+    say: Say,
+) -> Iterator[TrialTask]:
+    """First those that were at work when the last process ended, then new ones up to `trials`; the first of all has the
+    `default` values, where the knobs can be turned to them."""
+
+    def task(trial: Trial, reported: set[int]) -> TrialTask:
+        values = {knob.key: knob.suggest(trial) for knob in knobs}
+        if default is not None and values == dict(default):
+            trial.set_user_attr("default", True)
+        return TrialTask(
+            study=study,
+            trial=trial,
+            folder=folder / f"trial-{trial.number:03d}",
+            settings=with_values(base, values),
+            environment=environment,
+            say=say,
+            reported=reported,
+        )
+
+    for trial, reported in list(unfinished(study)):
+        yield task(trial, reported)
+    if default is not None and begun(study) == 0:
+        study.enqueue_trial({knob.key: knob.stored(default[knob.key]) for knob in knobs}, skip_if_exists=True)
+    while begun(study) < trials:
+        yield task(study.ask(), set())

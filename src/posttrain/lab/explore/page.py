@@ -1,0 +1,111 @@
+"""Assembles the page: template, style and script of this folder, with the facts, numbers and advice that it carries."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import posttrain
+from posttrain.files import write_atomically
+from posttrain.lab.advise.cards import cards
+from posttrain.lab.explore.choices import Choice, choices
+from posttrain.lab.explore.facts import facts_of, family_of
+from posttrain.lab.explore.numbers import Numbers, device_of
+from posttrain.lab.explore.questions import Question, questions
+from posttrain.lab.explore.walk import Walk
+from posttrain.report.text import escaped, script_json
+
+SCRIPTS = ("explore.js", "memory.js", "facts.js", "walk.js")
+START = "grpo"
+"""The algorithm that the page shows first."""
+
+
+def write_page(path: Path | str) -> Path:
+    """Write the explorer to `path`. `DoesNotFit` or an OSError where the file cannot be written."""
+    path = Path(path)
+    write_atomically(path, render())
+    return path
+
+
+def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question] | None = None) -> str:
+    """The page as text: it needs no network, and its policy allows nothing but its own style and script.
+
+    All that can be chosen is planned, and all answers are given to the advisor, which takes seconds; less where less is
+    `offered` to choose from and `asked`.
+    """
+    offered = choices() if offered is None else offered
+    asked = questions() if asked is None else asked
+    style, script = _asset("explore.css"), "\n".join(_asset(name) for name in SCRIPTS)
+    return Template(_asset("page.html")).substitute(
+        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        "form-action 'none'",
+        style=style,
+        script=script,
+        data=script_json(content(offered, asked)),
+        first=_algorithm_options(START),
+        second=_algorithm_options(None),
+        model_fields=_fields(offered, hardware=False),
+        hardware_fields=_fields(offered, hardware=True),
+        footer=escaped(f"Written by posttrain {posttrain.__version__}."),
+    )
+
+
+def content(offered: Mapping[str, Choice], asked: Sequence[Question]) -> dict[str, Any]:
+    """Everything that the script looks up."""
+    numbers = Numbers(offered)
+    algorithms = [facts_of(card) | {"shapes": numbers.shapes_of(card.key)} for card in cards().values()]
+    return {
+        "algorithms": algorithms,
+        "devices": [device_of(key) for key in offered["device"].values],
+        "walk": Walk(questions=asked).to_json(),
+        **numbers.to_json(),
+    }
+
+
+def _algorithm_options(chosen: str | None) -> str:
+    families: dict[str, list[str]] = {}
+    for card in cards().values():
+        name = card.title.partition(":")[0]
+        families.setdefault(family_of(card), []).append(_option(card.key, name, card.key == chosen))
+    return "".join(
+        f'<optgroup label="{escaped(name)}">{"".join(options)}</optgroup>' for name, options in families.items()
+    )
+
+
+def _option(key: str, label: str, chosen: bool) -> str:
+    return f'<option value="{escaped(key)}"{" selected" if chosen else ""}>{escaped(label)}</option>'
+
+
+def _fields(offered: Mapping[str, Choice], *, hardware: bool) -> str:
+    return "\n".join(_field(choice) for choice in offered.values() if choice.hardware == hardware)
+
+
+def _field(choice: Choice) -> str:
+    """A list, or buttons side by side; a screen reader is told the name in both."""
+    attributes = f'data-said="{escaped(choice.said)}"{" data-online" if choice.online else ""}'
+    label = escaped(choice.label)
+    if not choice.switch:
+        options = "".join(_option(key, text, key == choice.start) for key, text in choice.values.items())
+        select = f'<select id="{choice.name}" name="{choice.name}" {attributes}>{options}</select>'
+        return f'<div class="field"><label for="{choice.name}">{label}</label>{select}</div>'
+    buttons = "".join(
+        f'<label><input type="radio" name="{choice.name}" value="{key}"{" checked" if key == choice.start else ""}>'
+        f"<span>{escaped(text)}</span></label>"
+        for key, text in choice.values.items()
+    )
+    name = f'<span class="name" id="{choice.name}-name">{label}</span>'
+    group = f'<div class="switch" role="radiogroup" aria-labelledby="{choice.name}-name" {attributes}>{buttons}</div>'
+    return f'<div class="field">{name}{group}</div>'
+
+
+def _asset(name: str) -> str:
+    return (importlib.resources.files("posttrain.lab.explore") / name).read_text(encoding="utf-8")
+
+
+def _hash(source: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()

@@ -1,0 +1,107 @@
+"""The advisor's questions as a tree to walk through, grown from the advisor itself.
+
+Every combination of answers is asked of it. A question whose answers all lead to the same advice is left out where
+that is so; equal branches, and equal advice, are kept once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.lab.advise.advisor import RECOMMENDED, Standing, rank
+from posttrain.lab.advise.conditions import met
+from posttrain.lab.advise.facts import Facts
+from posttrain.lab.advise.guides import Before, Contradiction, guides
+from posttrain.lab.explore.questions import Given, Question, questions
+
+
+@dataclass
+class Walk:
+    """Nodes, advice and texts, each kept once; a node is a question with a child for each answer, or advice."""
+
+    questions: Sequence[Question] = field(default_factory=questions)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    advice: list[dict[str, Any]] = field(default_factory=list)
+    standings: list[dict[str, Any]] = field(default_factory=list)
+    """Algorithms with what speaks for and against them somewhere."""
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    """What is said, and who says it."""
+    _places: dict[str, int] = field(default_factory=dict)
+
+    def grow(self, given: Given, after: int = 0) -> int:
+        """The node at which one stands who has said this, and was asked the questions before `after`."""
+        for place in range(after, len(self.questions)):
+            question = self.questions[place]
+            if question.asked(given):
+                children = [self.grow({**given, **answer.facts}, place + 1) for answer in question.answers]
+                if len(set(children)) == 1:
+                    return children[0]
+                return self._once(self.nodes, {"question": place, "next": children})
+        return self._once(self.nodes, {"advice": self._once(self.advice, self._say(given))})
+
+    def to_json(self) -> dict[str, Any]:
+        """The tree from its root, with the questions in words."""
+        return {
+            "root": self.grow({}),
+            "questions": [_asked(question) for question in self.questions],
+            **{name: getattr(self, name) for name in ("nodes", "advice", "standings", "texts")},
+        }
+
+    def _say(self, given: Given) -> dict[str, Any]:
+        """What `advise` says of these facts: the first recommendations with their reasons, and what comes before."""
+        facts, _ = Facts(**given).assumed()
+        known, said = facts.known(), guides()
+        possible = [standing for standing in rank(facts) if standing.possible]
+        return {
+            "ranked": [self._ranked(standing) for standing in possible[:RECOMMENDED]],
+            "before": [self._cited(entry, entry.do) for entry in said.before if met(entry.when, known)],
+            "contradictions": [
+                self._cited(entry, f"{entry.wishes}. {entry.answer}")
+                for entry in said.contradictions
+                if met(entry.when, known)
+            ],
+        }
+
+    def _ranked(self, standing: Standing) -> int:
+        told = {
+            "key": standing.algorithm,
+            "for": [self._text(reason.text, reason.sources) for reason in standing.speaks_for],
+            "against": [self._text(reason.text, reason.sources) for reason in standing.speaks_against],
+        }
+        return self._once(self.standings, told)
+
+    def _cited(self, entry: Before | Contradiction, text: str) -> int:
+        return self._text(text, guides().cited(entry.source))
+
+    def _text(self, text: str, sources: Iterable[str]) -> int:
+        return self._once(self.texts, (text, "; ".join(sources)))
+
+    def _once(self, where: list[Any], entry: Any) -> int:
+        key = f"{id(where)} {json.dumps(entry)}"
+        if key not in self._places:
+            self._places[key] = len(where)
+            where.append(entry)
+        return self._places[key]
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    answers = [{"key": a.key, "label": a.label, "hint": a.hint, "flags": flags(a.facts)} for a in question.answers]
+    return {"text": question.text, "answers": answers}
+
+
+def flags(facts: Given) -> str:
+    """The facts as `posttrain advise` takes them.
+
+    >>> flags({"data": "verifier", "sft_done": False})
+    '--data verifier --no-sft-done'
+    """
+    return " ".join(_flag(name.replace("_", "-"), value) for name, value in facts.items())
+
+
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"

@@ -1,0 +1,129 @@
+"""The settings of a project, each with the words that stand behind it in config.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.config.text import write_value
+from posttrain.lab.init.questions import Answers
+from posttrain.lab.init.recommendation import Recommendation
+from posttrain.lab.init.samples import WORD
+
+COLUMN = 58
+"""Where comments begin, or further right."""
+SAMPLED = ("answers", "function")
+"""Kinds of data whose answers the model gives itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A setting, or a few of one section."""
+
+    key: str
+    value: Any
+    comment: str = ""
+
+
+def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
+    """The config of a project from its first line to its last."""
+    models = "put a folder or a Hugging Face name in its place" if answers.tiny else "a folder or a Hugging Face name"
+    return [
+        Line(key="model", value=_model(answers), comment=models),
+        *_adapters(answers, found),
+        Line(
+            key="algorithm",
+            value={"name": found.algorithm, **found.settings},
+            comment=f"`posttrain explain {found.algorithm}`",
+        ),
+        Line(key="data", value={"train": "train.jsonl", "eval": "eval.jsonl"}, comment="eval: never trained on"),
+        *_rewards(answers),
+        *_sampling(answers, found),
+        Line(key="train", value=_train(answers, found), comment=""),
+        _evaluation(answers),
+        Line(key="checkpoint", value={"every": 50}, comment="steps; where `posttrain resume` goes on"),
+        Line(key="seed", value=0, comment="the same seed, the same run"),
+    ]
+
+
+def settings_of(lines: list[Line]) -> dict[str, Any]:
+    """The same as plain data."""
+    return {line.key: line.value for line in lines}
+
+
+def config_text(lines: list[Line], title: str) -> str:
+    """The file: a line for each section, and in `train`, where most is changed, one for each setting."""
+    text = [f"# {title}"]
+    for line in lines:
+        if line.key == "train":
+            text += [
+                "train:",
+                *(_written(f"  {name}", value, _TRAIN.get(name, "")) for name, value in line.value.items()),
+            ]
+        else:
+            text.append(_written(line.key, line.value, line.comment))
+    return "\n".join(text) + "\n"
+
+
+_TRAIN = {
+    "steps": "",
+    "prompts_per_step": "rows of the data in each step",
+    "learning_rate": "the first setting to try others of: posttrain sweep",
+    "minibatches": "updates with the answers of a step",
+    "schedule": "down to 0 at the end",
+    "warmup_steps": "up from 0 at the beginning",
+}
+
+
+def _written(key: str, value: Any, comment: str) -> str:
+    text = f"{key}: {write_value(value)}"
+    return f"{text:<{COLUMN - 2}}  # {comment}" if comment else text
+
+
+def _model(answers: Answers) -> Any:
+    path = f"tiny:{'reverse' if answers.data in SAMPLED else 'sort'}" if answers.tiny else answers.model
+    device = {"auto": None, "cpu": "cpu", "gpu": "cuda"}[answers.where]
+    return path if device is None else {"path": path, "device": device}
+
+
+def _adapters(answers: Answers, found: Recommendation) -> list[Line]:
+    lora = None if answers.tiny else found.config.get("lora")
+    return [] if lora is None else [Line(key="lora", value=lora, comment="adapters, not all weights; null trains all")]
+
+
+def _rewards(answers: Answers) -> list[Line]:
+    match answers.data:
+        case "answers":
+            verifier = "exact_match" if answers.tiny else "math"
+            says = "1 where the answer is that of the row" if answers.tiny else "1 where the value is that of the row"
+            return [
+                Line(key="rewards", value=[{"name": verifier}], comment=says),
+                Line(key="check", value=[{"function": "reward.py:check"}], comment="a second look; never trained on"),
+            ]
+        case "function":
+            return [Line(key="rewards", value=[{"function": "reward.py:score"}], comment="yours; try: reward test")]
+    return []
+
+
+def _sampling(answers: Answers, found: Recommendation) -> list[Line]:
+    if answers.data not in SAMPLED:
+        return []
+    value = {"group_size": 8, "max_completion_length": WORD + 2} if answers.tiny else found.config["sampling"]
+    return [Line(key="sampling", value=value, comment="answers to each prompt; tokens of the longest")]
+
+
+def _train(answers: Answers, found: Recommendation) -> Mapping[str, Any]:
+    """The advisor's; of a tiny model, which learns its task from nothing, what does that in a minute."""
+    if not answers.tiny:
+        return found.config["train"]
+    if answers.data in SAMPLED:
+        course = {"schedule": "linear", "warmup_steps": 10}
+        return {"steps": 100, "prompts_per_step": 32, "learning_rate": 4e-4, **course}
+    return {"steps": 40, "prompts_per_step": 32, "learning_rate": 5e-4}
+
+
+def _evaluation(answers: Answers) -> Line:
+    sampled = {"prompts": 96 if answers.tiny else 64, "samples": 4} if answers.data in SAMPLED else {}
+    value = {**sampled, "every": 20}
+    return Line(key="evaluation", value=value, comment="on eval, before, after and every 20 steps")

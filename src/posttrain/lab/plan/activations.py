@@ -1,0 +1,201 @@
+"""Bytes that the packed forward pass leaves for the backward pass, and what either holds for a moment.
+
+Counted from the autograd graph of transformers' decoders as models/packed_attention.py runs them. With L tokens that go
+through the model, D the width of the hidden state, F of the MLP, H heads for queries, K for keys and values, each d
+wide, a layer of Llama in float32 keeps, of each token:
+
+    norm              1 + D        its root, and what the gain is multiplied by (only a trained gain needs that)
+    inputs of q, k, v     D
+    attention         H d + 2 K d  as grids: a branch repeats its prefix there, and where masked the keys of each head
+                      H d + H      its output and the log-sum-exp of the fused kernel; short attention keeps the
+                                   probabilities in place of these two (models/short_attention.py)
+    input of o        H d
+    hidden state          D        after attention, for the norm that follows
+    norm              1 + D
+    inputs of the MLP     D
+    MLP                 4 F        gate, up, act(gate), act(gate) * up
+    hidden state          D        after the MLP, for the norm that follows
+
+Under autocast the hidden state and its norm stay float32; everything that a product gives is bfloat16, each product
+keeps a cast of its input for itself, and the casts of the weights live until the backward pass has used them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posttrain.lab.plan.architecture import Architecture, Block
+from posttrain.lab.plan.layout import Grid, Layout
+from posttrain.lab.plan.library import SHORT_KEYS, SLAB_NUMBERS
+from posttrain.lab.plan.records import BYTES, Adapters, Workload
+from posttrain.lab.plan.roles import weight_ranks
+
+WIDE = 4
+"""Bytes of a number of the hidden state and of weights that are trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A forward pass of one model over one micro-batch, and how it computes."""
+
+    architecture: Architecture
+    layout: Layout
+    narrow: int
+    """Bytes of a number that a product gives."""
+    short: bool
+    """Attention of short rows keeps its probabilities."""
+    fused: bool
+    """Attention through PyTorch's fused kernel."""
+    trained: bool
+    """All weights get a gradient; with adapters only those."""
+    adapters: Adapters | None = None
+    divided: bool = False
+    """The weights are divided among ranks: casts are those of the layers that are gathered (roles.py)."""
+
+    @staticmethod
+    def of(workload: Workload, architecture: Architecture, layout: Layout, *, adapters: Adapters | None) -> Pass:
+        half = workload.precision == "bfloat16"
+        return Pass(
+            architecture=architecture,
+            layout=layout,
+            narrow=BYTES[workload.precision],
+            short=workload.device == "cpu" and workload.attention == "sdpa" and (half or workload.onednn),
+            fused=workload.attention == "sdpa",
+            trained=adapters is None,
+            adapters=adapters,
+            divided=weight_ranks(workload) > 1,
+        )
+
+    # --- what stays --------------------------------------------------------------------------------------------------
+
+    @property
+    def saved(self) -> int:
+        """Of all layers, of what comes before and after them, until the backward pass."""
+        layers = sum(number * self.saved_by(block) for number, block in self.architecture.blocks)
+        return layers + self.around
+
+    @property
+    def around(self) -> int:
+        """Ids, positions' cosines and sines, the embedded tokens, the last norm."""
+        a, tokens = self.architecture, self.layout.tokens
+        rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
+        norm = WIDE * (1 + (a.hidden if self.trained else 0))
+        embedded = WIDE * a.hidden if self.trained else 0
+        return tokens * (8 + rotary + embedded + norm)
+
+    @property
+    def checkpointed(self) -> int:
+        """The input of each layer, in place of what the layers keep."""
+        return self.architecture.layers * self.layout.tokens * self.architecture.hidden * WIDE + self.around
+
+    def saved_by(self, block: Block) -> int:
+        a, tokens = self.architecture, self.layout.tokens
+        norms = 2 if self.architecture.family.norms <= 2 else self.architecture.family.norms
+        states = WIDE * tokens * a.hidden * (2 + max(0, norms - 2))  # after attention, after the MLP, before post-norms
+        gains = WIDE * tokens * norms * (1 + (a.hidden if self.trained and a.family.norm == "rms" else 0))
+        return states + gains + self._inputs(block) + self.attention_saved + self._mlp(block) + self._casts(block)
+
+    def _inputs(self, block: Block) -> int:
+        """Of the products that read a normed hidden state and the output of attention, and of adapters."""
+        a, tokens = self.architecture, self.layout.tokens
+        readers = sum(linear.inputs == a.hidden and linear.name != "o" for linear in block.linears)
+        copies = 2 if self.narrow == WIDE else readers  # one before attention and one before the MLP, or one each
+        low_rank = self.adapters.rank * len(block.linears) if self.adapters else 0
+        return tokens * self.narrow * (copies * a.hidden + a.heads * a.value_width + low_rank)
+
+    @property
+    def attention_saved(self) -> int:
+        """Queries, keys and values as attention sees them, and what it keeps beside them."""
+        a, tokens = self.architecture, self.layout.tokens
+        queries = tokens * a.heads * a.key_width
+        if a.family.qk_norm:
+            queries += 2 * tokens * (a.heads + a.kv_heads) * a.key_width
+        if a.family.fused_qkv:
+            queries += tokens * (a.heads * a.key_width + a.kv_heads * a.key_width)
+        kept = self.narrow * tokens * a.kv_width  # trunks read the packed keys and values themselves
+        for grid in self.layout.grids:
+            short = self._is_short(grid)
+            if grid.prefix:
+                heads = a.kv_heads if short else a.heads  # a masked grid repeats keys
+                kept += self.narrow * grid.rows * grid.keys * heads * (a.key_width + a.value_width)
+            if short or not self.fused:
+                kept += self.narrow * grid.rows * grid.queries * grid.keys * a.heads
+            else:
+                kept += grid.rows * grid.queries * a.heads * (self.narrow * a.value_width + WIDE)
+                kept += WIDE * grid.queries * grid.keys if grid.prefix else 0  # its mask, as numbers
+        return self.narrow * queries + kept
+
+    def _mlp(self, block: Block) -> int:
+        width = sum(linear.outputs for linear in block.mlp if linear.name != "down")
+        down = sum(linear.inputs for linear in block.mlp if linear.name == "down")
+        gated = any("gate" in linear.name for linear in block.mlp)
+        per_token = width + (2 * down if gated else down)  # act(gate) and the product; or act(up) alone
+        if block.mixture is not None:
+            mixture = block.mixture
+            per_token += mixture.per_token * (4 * mixture.width + 2 * mixture.hidden)
+        return self.layout.tokens * self.narrow * per_token
+
+    def _casts(self, block: Block) -> int:
+        """Of the weights of a layer in the precision of the products, experts included; FSDP gathers divided weights
+        already cast, and frees them layer by layer."""
+        if self.narrow == WIDE or self.divided:
+            return 0
+        mixture = block.mixture
+        experts = 0 if mixture is None else mixture.experts * mixture.expert_parameters + mixture.router_parameters
+        return self.narrow * (sum(linear.parameters for linear in block.linears) + experts)
+
+    @property
+    def cached_casts(self) -> int:
+        """Autocast keeps the casts of weights that are trained until the end of the pass, without gradient too."""
+        return sum(number * self._casts(block) for number, block in self.architecture.blocks) if self.trained else 0
+
+    # --- what is there for a moment ----------------------------------------------------------------------------------
+
+    @property
+    def forward_moment(self) -> int:
+        """Without gradient, in the MLP or in attention, beside four hidden states: the embedded tokens, the input of
+        the layer, that of the part and its norm."""
+        a, tokens = self.architecture, self.layout.tokens
+        rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
+        in_mlp = tokens * self.narrow * 3 * self.widest_mlp  # act(gate), up and their product
+        wide = WIDE * (1 if self.narrow == WIDE else 2)  # scores, and their softmax where that becomes narrower
+        in_attention = self.attention_saved + self.eager_scores + wide * self.slab
+        return tokens * (WIDE * 4 * a.hidden + rotary + 8) + max(in_mlp, in_attention)
+
+    @property
+    def backward_moment(self) -> int:
+        """In the product of act(gate) and up: three gradients, one of the hidden state, less the product itself; or in
+        attention, the gradients of the probabilities and of the scores."""
+        in_mlp = self.layout.tokens * self.narrow * 2 * self.widest_mlp
+        in_attention = 2 * max(self.eager_scores, self.narrow * self.slab)
+        return max(in_mlp, in_attention) + WIDE * self.layout.tokens * self.architecture.hidden
+
+    @property
+    def slab(self) -> int:
+        """Scores of the rows that short attention computes together, of all heads."""
+        most = 0
+        for grid in filter(self._is_short, self.layout.grids):
+            of_a_row = self.architecture.heads * grid.queries * grid.keys
+            most = max(most, of_a_row * min(grid.rows, max(1, SLAB_NUMBERS // max(1, of_a_row))))
+        return most
+
+    def _is_short(self, grid: Grid) -> bool:
+        return self.short and grid.keys <= SHORT_KEYS
+
+    @property
+    def eager_scores(self) -> int:
+        """Scores of attention that are held whole, in float32: the fused kernel and short attention hold none."""
+        return 0 if self.fused else WIDE * self.layout.scores * self.architecture.heads
+
+    @property
+    def widest_mlp(self) -> int:
+        """Of what a token passes: the experts chosen for it, or the MLP of every token, which run one after another."""
+        return max(max(_mlp_width(block), _experts_width(block)) for _, block in self.architecture.blocks)
+
+
+def _mlp_width(block: Block) -> int:
+    return block.mlp[-1].inputs if block.mlp else 0
+
+
+def _experts_width(block: Block) -> int:
+    return block.mixture.per_token * block.mixture.width if block.mixture else 0

@@ -1,0 +1,257 @@
+"""A plan of a run: what a step is, whether it fits, how long it takes, what it costs, and what would make it fit.
+
+    plan = make_plan("run.yaml", gpus="8xH100")
+    plan = make_plan(model="7b", algorithm="ppo", gpus="8xH100", settings={"lora": {}})
+    plan.verdict.answer, plan.run_seconds, plan.changes;  print(plan.render())
+
+Nothing is downloaded, no GPU is needed and torch is not imported. Of `posttrain.plan(...)` this is the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import RunConfig, check, load_config
+from posttrain.config.algorithm import SOURCE, algorithm_names
+from posttrain.config.cards import without_torch
+from posttrain.errors import ConfigError
+from posttrain.lab.advise.ranges import Remark, remarks
+from posttrain.lab.plan.arithmetic import Step
+from posttrain.lab.plan.calibration import corrected
+from posttrain.lab.plan.disk import DiskPlan, disk_of
+from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
+from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
+from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.records import MemoryPlan, Workload
+from posttrain.lab.plan.target import Target, target_of
+from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
+from posttrain.lab.plan.verdict import Verdict
+from posttrain.lab.plan.workload import workload_of
+
+ERROR = {"cpu": 0.25, "cuda": 0.25}
+"""Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
+
+SHARED_BY = (2, 4, 8, 16, 32, 64)
+"""Numbers of devices to try."""
+DEFAULT_STEPS = 200
+"""Of a run that is planned without a config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that can be known before a run is paid for."""
+
+    config: RunConfig
+    target: Target
+    workload: Workload
+    memory: MemoryPlan
+    cost: StepCost
+    evaluation_seconds: float
+    """Of one held-out evaluation."""
+    evaluations: int
+    disk: DiskPlan
+    changes: tuple[Change, ...] = ()
+    """What would make it fit, where it does not."""
+    elsewhere: tuple[str, ...] = ()
+    """Hardware on which it fits as it is, where it does not fit on this."""
+    remarks: tuple[Remark, ...] = ()
+    """Settings outside of published ranges."""
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.target.hardware
+
+    @property
+    def devices(self) -> int:
+        """All that are paid for: those that train, and those of an engine of its own."""
+        sampling = self.workload.engine_ranks if self.workload.engine == "separate" else 0
+        return self.hardware.count + sampling
+
+    @cached_property
+    def step(self) -> Step:
+        """The arithmetic, with every answer as long as it may be."""
+        return step_of(self.workload)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return verdict_on(self.memory, self.target)
+
+    @property
+    def step_seconds(self) -> float:
+        return self.cost.seconds
+
+    @property
+    def run_seconds(self) -> float:
+        return self.workload.steps * self.step_seconds + self.evaluations * self.evaluation_seconds
+
+    @property
+    def dollars(self) -> tuple[float, float] | None:
+        """Of the run, by the cheapest and the dearest usual offer; None where nothing is rented."""
+        hourly = replace(self.hardware, count=self.devices).price(self.target.price)
+        hours = self.run_seconds / 3600
+        return None if hourly is None else (hourly[0] * hours, hourly[1] * hours)
+
+    def line(self) -> str:
+        """What `posttrain train` says before it loads anything."""
+        from posttrain.lab.plan.render import line
+
+        return line(self)
+
+    def render(self) -> str:
+        """For a terminal."""
+        from posttrain.lab.plan.render import render
+
+        return render(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs, and for plan.json of a run."""
+        from posttrain.lab.plan.render import to_json
+
+        return to_json(self)
+
+
+def make_plan(
+    config: str | PathLike[str] | Mapping[str, Any] | RunConfig | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+    **how: Any,
+) -> Plan:
+    """A plan of a config, or of a model and an algorithm with the defaults of everything else.
+
+    `gpus` is like "8xH100"; None is this machine. `how` are further fields of `Target`. Raises ConfigError and
+    ModelError for what cannot be planned; what does not fit is no error here.
+    """
+    with without_torch():
+        if config is None:
+            config = from_flags(model, algorithm)
+        elif model is not None or algorithm is not None:
+            raise ConfigError(
+                given="a configuration, and a model or an algorithm beside it",
+                allowed="one of the two",
+                fix="Change the configuration by its settings: model=7b, algorithm.name=ppo.",
+            )
+        resolved = load_config(config, overrides).config
+        check(resolved)
+        return plan_for(resolved, target_of(resolved, gpus, **how))
+
+
+def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
+    """The least configuration with this model and this algorithm."""
+    if model is None or algorithm is None:
+        raise ConfigError(
+            given="neither a configuration nor both a model and an algorithm",
+            allowed="one of the two",
+            fix="posttrain plan my_run.yaml, or posttrain plan --model 7b --algorithm grpo --gpus h100",
+        )
+    declared = SOURCE.get().declared(algorithm, {}) if algorithm in algorithm_names() else None
+    needs = frozenset[str]() if declared is None else declared.needs
+    return {
+        "model": model,
+        "algorithm": algorithm,
+        "data": {"train": "train.jsonl"} | ({"auxiliary": "examples.jsonl"} if "auxiliary" in needs else {}),
+        **({"teacher": model} if "teacher" in needs else {}),
+        **({"rewards": [{"name": "math"}]} if declared is not None and declared.learns_from_rewards else {}),
+        "train": {"steps": DEFAULT_STEPS},
+    }
+
+
+def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
+    """The plan of a resolved config; `advice`: look for changes where it does not fit, and for unusual settings."""
+    workload = workload_for(config, target)
+    memory = predict(workload)
+    evaluations, evaluation_seconds = _evaluations(config, workload, target.hardware)
+    folder = Path(config.output or "runs") if target.here else None
+    plan = Plan(
+        config=config,
+        target=target,
+        workload=workload,
+        memory=memory,
+        cost=cost_of_step(workload, target.hardware),
+        evaluations=evaluations,
+        evaluation_seconds=evaluation_seconds,
+        disk=disk_of(workload, config.checkpoint, folder=folder, step_tokens=step_of(workload).tokens),
+    )
+    if not advice:
+        return plan
+    plan = replace(plan, remarks=tuple(remarks(config)))
+    if plan.verdict.fits:
+        return plan
+    return replace(plan, changes=tuple(changes_for(plan)), elsewhere=tuple(places_for(plan)))
+
+
+def workload_for(config: RunConfig, target: Target) -> Workload:
+    """What decides memory and time: the config, on that hardware."""
+    accelerator = target.hardware.device
+    known = {"engine": target.engine, "prompt_tokens": target.prompt_tokens}
+    return workload_of(
+        config,
+        device="cpu" if accelerator.key == "cpu" else "cuda",
+        bfloat16=accelerator.bfloat16 is not None,
+        ranks=target.hardware.count,
+        sharding=target.sharding,
+        engine_ranks=target.engine_ranks,
+        optimizer_bits=target.optimizer_bits,
+        mean_completion_tokens=target.mean_completion_tokens,
+        **{name: value for name, value in known.items() if value is not None},
+    )
+
+
+def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
+    """Against what is free on this machine, or against the whole memory of a device by its name."""
+    hardware = target.hardware
+    needed = corrected(memory, hardware.memory_factor)
+    error = ERROR[memory.workload.device]
+    return Verdict(needed=needed, available=hardware.memory, error=error, swap=hardware.swap)
+
+
+def changes_for(plan: Plan) -> list[Change]:
+    """The smallest changes that make it fit even if the estimate is too low by its error; where there are none, those
+    that make it fit as estimated. Each is found by planning again."""
+
+    def attempt(settings: Mapping[str, Any]) -> tuple[int, float] | None:
+        try:
+            config = load_config(plan.config, settings).config
+            check(config)
+        except ConfigError:  # two settings that do not go together
+            return None
+        changed = plan_for(config, plan.target, advice=False)
+        return changed.verdict.needed, changed.step_seconds
+
+    steps = list(possible_steps(plan.config, plan.workload))
+    surely = smallest_changes(steps, attempt, plan.verdict.surely)
+    return surely or smallest_changes(steps, attempt, plan.verdict.available)
+
+
+def places_for(plan: Plan) -> Iterator[str]:
+    """The cheapest single GPU on which it fits as it is, and the fewest of the planned kind that share it."""
+
+    def fits(hardware: Hardware, **how: Any) -> bool:
+        return plan_for(plan.config, replace(plan.target, hardware=hardware, **how), advice=False).verdict.fits
+
+    cheapest_first = sorted(devices().values(), key=lambda device: device.price or (0.0, 0.0))
+    singles = (find_hardware(device.key) for device in cheapest_first if device.bfloat16 is not None)
+    if one := next((hardware for hardware in singles if fits(hardware, sharding="none")), None):
+        yield one.name
+    own = plan.hardware.device
+    if own.key in devices() and not plan.target.here:
+        several = (find_hardware(f"{count}x{own.key}") for count in SHARED_BY if count > plan.hardware.count)
+        if many := next((hardware for hardware in several if fits(hardware, sharding="full")), None):
+            yield f"{many.name}, sharded"
+
+
+def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware) -> tuple[int, float]:
+    """(how many, seconds of each): before, after, and every so many steps."""
+    every, steps, settings = config.evaluation.every, workload.steps, config.evaluation
+    number = 2 + ((steps - 1) // every if every else 0)
+    tokens = settings.max_completion_length or step_of(workload, longest=False).answer_tokens
+    return number, evaluation_seconds(
+        workload, hardware, prompts=settings.prompts, samples=settings.samples, tokens=tokens
+    )

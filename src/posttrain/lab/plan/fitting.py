@@ -1,0 +1,162 @@
+"""The smallest changes that make a run fit: settings of the config, each tried by planning again.
+
+In the order of what they cost: first what takes time alone and leaves every result as it is, then what computes
+otherwise, then what trains less, last what makes the task smaller. A single change that is enough comes before any
+combination; a combination holds nothing that could be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from posttrain.config.text import show
+from posttrain.lab.plan.records import Workload
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+Settings = Mapping[str, Any]
+SHORTEST_CHUNK = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A change that may help."""
+
+    settings: Settings
+    costs: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Settings that make the run fit, found by planning with them."""
+
+    settings: Settings
+    costs: tuple[str, ...]
+    """What each of them costs."""
+    bytes: int
+    """What the run then needs."""
+    seconds: float
+    """How long a step then takes."""
+
+    @property
+    def command(self) -> str:
+        """As it is written on the command line."""
+        return " ".join(f"{name}={show(value)}" for name, value in self.settings.items())
+
+
+Try = Callable[[Settings], tuple[int, float] | None]
+"""Plans with these settings: (bytes, seconds of a step); None for settings that are refused."""
+
+
+def smallest_changes(steps: Sequence[Step], attempt: Try, available: int, *, most: int = 3) -> list[Change]:
+    """Every single change that is enough, the cheapest first, at most so many; else the one combination that is."""
+    tried = [(step, attempt(step.settings)) for step in steps]
+    enough = [_change([step], found) for step, found in tried if found is not None and found[0] <= available]
+    if enough:
+        return _one_of_each_setting(enough)[:most]
+    combined = _combination(steps, attempt, available)
+    return [] if combined is None else [combined]
+
+
+def _one_of_each_setting(changes: Sequence[Change]) -> list[Change]:
+    """Of several values of one setting that are enough, the first: the smallest change of it."""
+    first: dict[tuple[str, ...], Change] = {}
+    for change in changes:
+        first.setdefault(tuple(change.settings), change)
+    return list(first.values())
+
+
+def _combination(steps: Sequence[Step], attempt: Try, available: int) -> Change | None:
+    """Changes are added in their order, where they help, until it fits; then whatever is not needed is taken out."""
+    taken: list[Step] = []
+    found = attempt({})
+    for step in steps:
+        more = attempt(_together([*taken, step]))
+        if more is None or (found is not None and more[0] >= found[0]):
+            continue
+        taken, found = [*taken, step], more
+        if found[0] <= available:
+            break
+    if found is None or found[0] > available:
+        return None
+    for step in list(taken):
+        fewer = [other for other in taken if other is not step]
+        without = attempt(_together(fewer))
+        if without is not None and without[0] <= available:
+            taken, found = fewer, without
+    return _change(taken, found)
+
+
+def _together(steps: Sequence[Step]) -> dict[str, Any]:
+    return {name: value for step in steps for name, value in step.settings.items()}
+
+
+def _change(steps: Sequence[Step], found: tuple[int, float]) -> Change:
+    settings = _together(steps)
+    costs = {name: step.costs for step in steps for name in step.settings}
+    return Change(
+        settings=settings,
+        costs=tuple(dict.fromkeys(costs[name] for name in settings)),
+        bytes=found[0],
+        seconds=found[1],
+    )
+
+
+def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
+    """What can be changed about this run, the cheapest first."""
+    yield from _slower(config, workload)
+    if config.model.precision == "float32" and workload.device == "cuda":
+        yield Step(settings={"model.precision": "bfloat16"}, costs="computes in bfloat16")
+    if workload.critic == "separate":
+        yield Step(settings={"critic.kind": "shared"}, costs="policy and critic pull at the same weights")
+    if workload.lora is None:
+        yield Step(
+            settings={"lora.rank": 16, **({"critic.kind": "lora"} if workload.critic == "separate" else {})},
+            costs="trains adapters alone, and wants about ten times the learning rate",
+        )
+    elif config.lora is not None and config.lora.rank > 8:
+        yield Step(settings={"lora.rank": 8}, costs="smaller adapters")
+    yield from _smaller(config, workload)
+
+
+def _slower(config: RunConfig, workload: Workload) -> Iterator[Step]:
+    """What takes time and changes no result."""
+    train, sampling = config.train, config.sampling
+    for tokens in _halves(train.tokens_per_microbatch, least=min(workload.row_tokens, train.tokens_per_microbatch)):
+        yield Step(settings={"train.tokens_per_microbatch": tokens}, costs="more and smaller passes, same gradient")
+    for tokens in _halves(train.logprob_chunk_tokens, least=SHORTEST_CHUNK):
+        yield Step(settings={"train.logprob_chunk_tokens": tokens}, costs="log-probabilities in smaller parts")
+    if not train.gradient_checkpointing:
+        yield Step(settings={"train.gradient_checkpointing": True}, costs="about a third more time to train")
+    if workload.data_kind == "prompts":
+        for rows in _halves(sampling.max_batch_rows, least=8):
+            yield Step(
+                settings={"sampling.max_batch_rows": rows}, costs="fewer answers decoded at once, slower sampling"
+            )
+
+
+def _smaller(config: RunConfig, workload: Workload) -> Iterator[Step]:
+    """What changes the task."""
+    if workload.data_kind == "prompts":
+        length = config.sampling.max_completion_length
+        for shorter in _halves(length, least=max(64, length // 4)):
+            yield Step(settings={"sampling.max_completion_length": shorter}, costs="shorter answers")
+        if "reference" in workload.needs and "kl_coef" in config.algorithm.settings:
+            yield Step(settings={"algorithm.kl_coef": 0.0}, costs="nothing holds the policy to its reference")
+    elif config.data.max_length is not None:
+        for shorter in _halves(config.data.max_length, least=config.data.max_length // 4):
+            yield Step(settings={"data.max_length": shorter}, costs="longer rows are dropped")
+
+
+def _halves(number: int, least: int) -> Iterator[int]:
+    """Half, a quarter ... down to the least.
+
+    >>> list(_halves(2048, least=300))
+    [1024, 512]
+    """
+    while number // 2 >= max(1, least):
+        number //= 2
+        yield number

@@ -1,0 +1,148 @@
+"""Bytes of sampling in the trainer's process: keys and values of the rows in flight, their prompts, the next token.
+
+A plain decoder (rollout/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for all
+rows that began with it, and what came after it per row (rollout/group_cache.py); other models hold prompt and answer in
+a slot per row (rollout/slots.py). Per layer, with K heads for keys and values, each d wide:
+
+    plain     [prompts, K, columns of a prompt, d] and [rows, K, columns of an answer, d], for keys and for values
+    slots     [slots, K, columns, d] for keys and for values
+
+For as long as it decodes, a plain decoder has small weights that read the same input side by side in one matrix
+(rollout/joint_linear.py): of copies and of shared modules in float32, without adapters. In half precision shared
+modules run under autocast, which casts their weights: trained ones once for a whole call, frozen ones for each product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import ceil
+
+from posttrain.lab.plan.architecture import Architecture, Block, Linear
+from posttrain.lab.plan.library import (
+    COPIED_WEIGHTS,
+    GROUP_COLUMNS,
+    SAMPLING_BLOCK,
+    SLOT_COLUMNS,
+    SLOT_GROWTH,
+    SMALL,
+)
+from posttrain.lab.plan.records import BYTES, Workload
+from posttrain.lab.plan.roles import weight_ranks
+
+WIDE = 4
+
+
+def rows_in_flight(workload: Workload) -> int:
+    return min(workload.max_batch_rows, workload.rows)
+
+
+def prompts_in_flight(workload: Workload) -> int:
+    return ceil(rows_in_flight(workload) / workload.group_size)
+
+
+@cache
+def columns(first: int, last: int, multiple: int = SLOT_COLUMNS) -> int:
+    """Capacity of a slot whose length goes from `first` to `last`: it grows by a half, or to what is needed.
+
+    >>> columns(31, 70), columns(600, 1000), columns(1, 130)
+    (96, 1368, 216)
+    """
+    capacity = 0
+    for length in range(first, last + 1):
+        needed = ceil(length / multiple) * multiple
+        if needed > capacity:
+            capacity = max(needed, int(capacity * SLOT_GROWTH))
+    return capacity
+
+
+def is_plain(architecture: Architecture) -> bool:
+    """Is it decoded as one list of operations?"""
+    family = architecture.family
+    plain_norms = family.norm == "rms" and family.norms == 2 and family.qk_norm != "width"
+    other = family.fused_qkv or family.latent or family.sinks or family.positions
+    return plain_norms and not other and family.mlp == "gated"
+
+
+def keys_and_values(workload: Workload) -> int:
+    """Of all rows in flight when they are longest."""
+    a, rows = workload.architecture, rows_in_flight(workload)
+    prompt, answer = workload.prompt_tokens, max(1, workload.completion_tokens - 1)  # the last token is not fed again
+    if is_plain(a):
+        places = prompts_in_flight(workload) * columns(prompt, prompt, GROUP_COLUMNS)
+        places += rows * columns(1, answer, GROUP_COLUMNS)
+    else:
+        held = workload.rows > rows  # the prompt of those of its group that wait
+        places = (rows + held) * columns(prompt, prompt + answer)
+    return a.layers * places * a.kv_width * BYTES[workload.precision]
+
+
+def joined_weights(workload: Workload) -> int:
+    """Of queries, keys and values, and of gate and up, where a layer's fit together; of every layer that is no larger
+    where compiled kernels multiply. Adapters are merged into the copies."""
+    a = workload.architecture
+    if not is_plain(a) or is_cast(workload):
+        return 0
+    by_kernels = workload.device == "cpu" and workload.precision == "float32" and not workload.packed_sampler
+    alone = by_kernels and a.parameters >= SMALL
+    numbers = sum(number * _copied(block, alone) for number, block in a.blocks)
+    head = a.vocabulary * a.hidden
+    return BYTES[workload.precision] * (numbers + (head if alone and head <= COPIED_WEIGHTS else 0))
+
+
+def is_cast(workload: Workload) -> bool:
+    """Does it decode with the float32 weights of the policy, in half precision?"""
+    return workload.engine == "shared" and workload.precision != "float32"
+
+
+def casts(workload: Workload) -> int:
+    """Of all matrices where they are trained; else of the adapters, and for a moment of the head, which is the largest.
+    Weights that are divided among ranks come already cast when they are gathered."""
+    if not is_cast(workload) or weight_ranks(workload) > 1:
+        return 0
+    a, lora = workload.architecture, workload.lora
+    layers = a.counts.attention + a.counts.mlp + a.counts.experts
+    kept = layers if lora is None else a.lora_parameters(lora.rank, lora.targets)
+    return BYTES[workload.precision] * (kept + a.vocabulary * a.hidden)
+
+
+def choice(workload: Workload) -> int:
+    """Logits of all rows, in float32 where they are not, their exponentials, and those in whole blocks."""
+    a: Architecture = workload.architecture
+    padded = ceil(a.vocabulary / SAMPLING_BLOCK) * SAMPLING_BLOCK
+    narrow = BYTES[workload.precision]
+    wide = WIDE * (2 if narrow == WIDE else 3)
+    return rows_in_flight(workload) * (narrow * a.vocabulary + WIDE * padded + (wide - WIDE) * a.vocabulary)
+
+
+def prefill(workload: Workload) -> int:
+    """All prompts that enter together, in an MLP: its input, gate and up, act(gate) and the product, beside the hidden
+    state and its norm."""
+    a = workload.architecture
+    tokens = prompts_in_flight(workload) * workload.prompt_tokens
+    return tokens * (BYTES[workload.precision] * 4 * a.mlp_width + WIDE * 2 * a.hidden)
+
+
+def prompt_cache(workload: Workload) -> int:
+    """Keys and values when the prompts have just entered."""
+    a, prompt = workload.architecture, workload.prompt_tokens
+    slots, multiple = (
+        (prompts_in_flight(workload), GROUP_COLUMNS) if is_plain(a) else (rows_in_flight(workload), SLOT_COLUMNS)
+    )
+    return a.layers * slots * columns(prompt, prompt, multiple) * a.kv_width * BYTES[workload.precision]
+
+
+def _copied(block: Block, alone: bool) -> int:
+    """Of layers that read the same input, joined; `alone`: by itself what is not."""
+    ups = tuple(linear for linear in block.mlp if linear.name != "down")
+    copied = 0
+    for linears in (block.attention[:-1], block.attention[-1:], ups, block.mlp[len(ups) :]):
+        if len(linears) > 1 and _weights(linears) <= COPIED_WEIGHTS:
+            copied += _weights(linears)
+        elif alone:
+            copied += sum(size for linear in linears if (size := _weights([linear])) <= COPIED_WEIGHTS)
+    return copied
+
+
+def _weights(linears: Sequence[Linear]) -> int:
+    return sum(linear.inputs * linear.outputs for linear in linears)

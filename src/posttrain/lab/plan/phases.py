@@ -1,0 +1,110 @@
+"""The phases of a step: generate, score, train, publish. Of each the moment counts at which most is alive.
+
+Rows are divided among the ranks that train together; what is divided of weights, gradients and moments says roles.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+
+from posttrain.lab.plan import training
+from posttrain.lab.plan.activations import Pass
+from posttrain.lab.plan.generate import casts, choice, joined_weights, keys_and_values, prefill, prompt_cache
+from posttrain.lab.plan.head import Head
+from posttrain.lab.plan.layout import Layout, lay_out, microbatches
+from posttrain.lab.plan.library import PROBE_ROWS, PROBE_SCORED, PROBE_TOKENS, REWARD_TOKENS
+from posttrain.lab.plan.moments import Moment, part, records
+from posttrain.lab.plan.records import BYTES, Part, Phase, PhaseName, Role, Workload
+from posttrain.lab.plan.roles import engine_weights, frozen_scorers, gathered, resident
+
+
+def phases_of(workload: Workload) -> Iterator[Phase]:
+    """In their order, per device; an engine of its own has the phase generate on its devices."""
+    own = replace(workload, prompts_per_step=ceil(workload.prompts_per_step / workload.ranks))
+    stays = [*resident(own), *gathered(own)]
+    if own.data_kind == "prompts":
+        if own.engine == "separate":
+            yield _engine(workload)
+        else:
+            yield _largest("generate", stays, _generate(own))
+        if scored := list(_score(own)):
+            yield _largest("score", stays, scored)
+    yield _largest("train", stays, training.moments(own))
+    if own.data_kind == "prompts":
+        yield _largest("publish", stays, _publish(own))
+
+
+def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) -> Phase:
+    moment = max(moments, key=lambda one: one.bytes)
+    parts = [one for one in (*stays, *moment.parts) if one.bytes]
+    return Phase(name=name, parts=tuple(parts), moment=moment.name)
+
+
+def _generate(workload: Workload) -> Iterator[Moment]:
+    weights = _decoded_weights(workload)
+    cache, logits = part("sampler", "keys and values", keys_and_values(workload)), choice(workload)
+    yield Moment(name="choice of a token", parts=(*weights, cache, part("sampler", "logits", logits)))
+    prompts = part("sampler", "keys and values", prompt_cache(workload))
+    yield Moment(name="prompts", parts=(*weights, prompts, part("sampler", "temporaries", prefill(workload))))
+
+
+def _decoded_weights(workload: Workload) -> tuple[Part, ...]:
+    """What a call of the sampler in this process makes of the weights, and drops at its end."""
+    joined = part("sampler", "joined weights", joined_weights(workload))
+    return joined, part("sampler", "casts of the weights", casts(workload))
+
+
+def _engine(workload: Workload) -> Phase:
+    ranks = workload.engine_ranks
+    parts = (
+        Part(role="sampler", what="copy of the weights", bytes=engine_weights(workload), stays=True),
+        part("sampler", "keys and values", keys_and_values(workload) // ranks),
+        part("sampler", "logits", choice(workload) // ranks),
+    )
+    return Phase(name="generate", parts=parts, moment="choice of a token", place="engine")
+
+
+def _score(workload: Workload) -> Iterator[Moment]:
+    """Passes without gradient: of the policy before its updates, of a critic, of frozen models. A reward model scores
+    when sampling has ended (rewards/scoring.py)."""
+    layout = microbatches(workload).largest
+    always = records(workload)
+    for role, one in _scoring_passes(workload, layout):
+        casts = one.cached_casts if role in ("policy", "critic") else 0
+        inside = part(role, "temporaries", one.forward_moment + casts)
+        yield Moment(name=f"layers of the {role}", parts=(inside, always))
+        if role not in ("critic", "reward model"):
+            head = Head.of(workload, one.architecture, layout.scored, trained=False)
+            logits = part(role, "logits", head.forward_moment)
+            yield Moment(name=f"head of the {role}", parts=(logits, part(role, "temporaries", casts), always))
+
+
+def _scoring_passes(workload: Workload, layout: Layout) -> Iterator[tuple[Role, Pass]]:
+    if workload.old_pass:
+        yield "policy", Pass.of(workload, workload.architecture, layout, adapters=workload.lora)
+    if workload.critic in ("separate", "lora"):
+        architecture = workload.critic_architecture or workload.architecture
+        yield "critic", Pass.of(workload, architecture, layout, adapters=None)
+    at_once = min(workload.rows, max(1, REWARD_TOKENS // workload.row_tokens))
+    whole = lay_out(workload.row_tokens + 1, 0, [1] * at_once, prefix=0)  # their last token is read, too
+    for architecture in workload.reward_models:
+        yield "reward model", Pass.of(workload, architecture, whole, adapters=None)
+    for role, architecture in frozen_scorers(workload):
+        yield role, Pass.of(workload, architecture, layout, adapters=None)
+
+
+def _publish(workload: Workload) -> Iterator[Moment]:
+    """The largest matrix on its way into a copy: cast and packed there, and unpacked to be compared; a server gets it
+    in the precision in which it decodes. Then the probe, which trainer and sampler score."""
+    a = workload.architecture
+    numbers = {"shared": 0, "copy": 4, "separate": BYTES[workload.precision]}[workload.engine]
+    transfer = part("sampler", "weight transfer", numbers * a.vocabulary * a.hidden)
+    yield Moment(name="delivery of the weights", parts=(transfer, records(workload)))
+    layout = lay_out(PROBE_TOKENS, PROBE_SCORED, [1] * PROBE_ROWS, prefix=0)
+    body = Pass.of(workload, a, layout, adapters=workload.lora)
+    head = Head.of(workload, a, layout.scored, trained=False)
+    probe = part("policy", "temporaries", max(body.forward_moment, head.forward_moment) + body.cached_casts)
+    yield Moment(name="probe of the weights", parts=(probe, records(workload)))
+    yield Moment(name="probe of the sampler", parts=(*_decoded_weights(workload), records(workload)))

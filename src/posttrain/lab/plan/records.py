@@ -1,0 +1,177 @@
+"""What a plan is made from and what it says: a workload, and the bytes of each part in each phase.
+
+Counts of tokens are those of one row, sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from posttrain.lab.plan.architecture import Architecture
+
+Role = Literal["policy", "reference", "critic", "reward model", "teacher", "sampler"]
+"""Whose bytes they are; a sampler is what decodes: keys and values, and a copy of the weights where it has one."""
+PhaseName = Literal["generate", "score", "train", "publish"]
+DataKind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
+CriticKind = Literal["none", "separate", "shared", "lora"]
+Engine = Literal["shared", "copy", "separate"]
+"""Who decodes: the modules of the policy, a copy of its own beside it, or a server on devices of its own."""
+Sharding = Literal["none", "optimizer", "gradients", "full"]
+"""What is divided among the ranks: nothing, or ZeRO's stages 1, 2 and 3; FSDP's full shard is the third."""
+
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """Low-rank adapters on linear layers."""
+
+    rank: int = 16
+    targets: tuple[str, ...] | None = None
+    """Names as in `Linear.name`; None is every linear layer but the head."""
+    dropout: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Everything that decides memory, arithmetic and time of a step. Defaults are those of the config."""
+
+    architecture: Architecture
+    algorithm: str
+    """Key of `ALGORITHMS`."""
+    needs: frozenset[str]
+    """What the algorithm asks for with these settings: `AlgorithmCard.needs_of`."""
+    data_kind: DataKind = "prompts"
+    """Prompts are answered by a sampler; everything else is given."""
+    old_pass: bool = False
+    """Log-probabilities of the policy are computed before the updates."""
+
+    prompts_per_step: int = 16
+    group_size: int = 8
+    """Completions per prompt; 1 where nothing is sampled."""
+    prompt_tokens: int = 256
+    """Of the longest prompt."""
+    completion_tokens: int = 256
+    """Of the longest completion."""
+    mean_completion_tokens: int | None = None
+    """Of all completions; None: as the longest one. Time depends on it, memory does not."""
+    minibatches: int = 1
+    epochs: int = 1
+    tokens_per_microbatch: int = 2048
+    logprob_chunk_tokens: int = 1024
+    max_batch_rows: int = 64
+    """Rows that are decoded together."""
+    steps: int = 1
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; weights that are trained are float32."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    packed_sampler: bool = False
+    """The copy that decodes holds its weights packed (on a CPU)."""
+    onednn: bool = False
+    """float32 products of training go through oneDNN (on a CPU)."""
+    gradient_checkpointing: bool = False
+    lora: Adapters | None = None
+    optimizer_bits: Literal[32, 8] = 32
+    """Of each of AdamW's two moments. 8: in blocks with a scale each; computed, since this version trains with 32."""
+
+    critic: CriticKind = "none"
+    critic_architecture: Architecture | None = None
+    """Of a separate critic; None: as the policy."""
+    critic_rank: int = 16
+    reference: Architecture | None = None
+    """Of a reference model of its own; None: the policy's start."""
+    teacher: Architecture | None = None
+    reward_models: tuple[Architecture, ...] = ()
+
+    ranks: int = 1
+    """Devices that train together."""
+    sharding: Sharding = "none"
+    engine: Engine = "shared"
+    engine_ranks: int = 1
+    """Devices of a separate engine, which divide its weights."""
+
+    @property
+    def rows(self) -> int:
+        """Of a step: completions, or given rows, of which a pair has two."""
+        per_prompt = self.group_size if self.data_kind == "prompts" else 2 if self.data_kind == "pairs" else 1
+        return self.prompts_per_step * per_prompt
+
+    @property
+    def scores(self) -> bool:
+        """The model that is trained gives a score in place of words: it has no head of a language model."""
+        return "scores" in self.needs
+
+    @property
+    def row_tokens(self) -> int:
+        """Of the longest row."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Bytes of one kind that belong to one role."""
+
+    role: Role
+    what: str
+    """weights, gradients, optimizer state, activations, logits, keys and values, temporaries, weight transfer ..."""
+    bytes: int
+    why: str = ""
+    """The arithmetic in words."""
+    stays: bool = False
+    """From one phase to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """The moment of a phase in which most is alive, on one device."""
+
+    name: PhaseName
+    parts: tuple[Part, ...]
+    moment: str = ""
+    """Which one it is: "backward of the head", "optimizer step" ..."""
+    place: Literal["trainer", "engine"] = "trainer"
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    def of(self, role: str | None = None, what: str | None = None) -> int:
+        """Bytes of the parts of that role and kind; None is any."""
+        return sum(p.bytes for p in self.parts if role in (None, p.role) and what in (None, p.what))
+
+    @property
+    def by_role(self) -> Mapping[str, int]:
+        return {role: self.of(role) for role in dict.fromkeys(part.role for part in self.parts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of every phase of a step, per device."""
+
+    workload: Workload
+    phases: tuple[Phase, ...]
+    notes: tuple[str, ...] = field(default=())
+    """What was computed from papers and not measured, and what could not be known."""
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that needs most, on the devices that train."""
+        return max((p for p in self.phases if p.place == "trainer"), key=lambda phase: phase.bytes)
+
+    @property
+    def bytes(self) -> int:
+        return self.peak.bytes
+
+    def phase(self, name: str) -> Phase | None:
+        """None where the step has no such phase."""
+        return next((phase for phase in self.phases if phase.name == name), None)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Roles that hold weights of their own: PPO has four, GRPO with a reference two, SimPO one."""
+        held = [p.role for phase in self.phases for p in phase.parts if p.what == "weights" and p.role != "sampler"]
+        return tuple(dict.fromkeys(held))

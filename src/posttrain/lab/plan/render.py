@@ -1,0 +1,274 @@
+"""A plan in words: for a terminal, as one line before a run, and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from posttrain.lab.plan.hardware import table
+from posttrain.lab.plan.timing import useful_devices
+from posttrain.lab.plan.verdict import size
+from posttrain.report.svg import percent, seconds
+
+if TYPE_CHECKING:
+    from posttrain.lab.plan.api import Plan
+    from posttrain.lab.plan.records import Phase
+
+WIDTH = 24
+"""Characters of the bar of a phase that needs all there is."""
+SECTION = 9
+COLUMNS = 110
+"""Where long lines are folded."""
+
+
+def line(plan: Plan) -> str:
+    """`256 answers a step, needs 3.1 of 24 GiB, at most about 4 min`"""
+    rows = f"{plan.step.rows:,} {plan.step.rows_are if plan.step.rows_are != 'pairs' else 'rows'} a step"
+    needed = plan.verdict.sentence(plan.hardware.count).removeprefix(f"fits: {plan.verdict.answer}, ")
+    dollars = f", {money(plan.dollars)}" if plan.dollars is not None and plan.target.price is not None else ""
+    return f"{rows}, needs {needed}, at most about {duration(plan.run_seconds)}{dollars}"
+
+
+def render(plan: Plan) -> str:
+    """Everything, section by section."""
+    w = plan.workload
+    lora = f", LoRA of rank {w.lora.rank}" if w.lora is not None else ""
+    shape = f"{parameters(w.architecture.parameters)} parameters{_active(plan)}{lora}"
+    head = f"{w.architecture.name} ({shape}), {w.algorithm}"
+    sections = [
+        _section("Step", [plan.step.sentence(w.steps)]),
+        _section("Memory", _memory(plan)),
+        _section("Change", _changes(plan)),
+        _section("Time", _time(plan)),
+        _section("Money", _money(plan)),
+        _section("Disk", _disk(plan)),
+        _section("Remarks", [f"- {remark}" for remark in plan.remarks]),
+        _section("Assumed", _assumed(plan)),
+    ]
+    trained = plan.hardware.count
+    apart = f" ({trained} to train + {plan.devices - trained} to sample)" if plan.devices > trained else ""
+    where = replace(plan.hardware, count=plan.devices).name
+    return "\n\n".join([f"{head}\non {where}{apart}", *filter(None, sections)])
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Bytes, seconds and dollars as plain numbers."""
+    verdict, step = plan.verdict, plan.step
+    return {
+        "fits": verdict.answer,
+        "needed_bytes": verdict.needed,
+        "available_bytes": verdict.available,
+        "error": verdict.error,
+        "hardware": {
+            "name": plan.hardware.name,
+            "devices": plan.hardware.count,
+            "efficiency": asdict(plan.hardware.efficiency),
+        },
+        "model": {
+            "name": plan.workload.architecture.name,
+            "parameters": plan.workload.architecture.parameters,
+            "active_parameters": plan.workload.architecture.active_parameters,
+        },
+        "algorithm": plan.workload.algorithm,
+        "step": {
+            "sentence": step.sentence(plan.workload.steps),
+            **{name: getattr(step, name) for name in ("rows", "updates", "tokens", "computed_tokens", "microbatches")},
+            "seconds": plan.step_seconds,
+            "flops": plan.cost.work.flops,
+            "bytes": plan.cost.work.bytes,
+            "parts": [
+                {"phase": part.phase, "what": part.what, "seconds": part.seconds, **asdict(part.work)}
+                for part in plan.cost.parts
+            ],
+        },
+        "run": {
+            "steps": plan.workload.steps,
+            "seconds": plan.run_seconds,
+            "evaluations": plan.evaluations,
+            "evaluation_seconds": plan.evaluation_seconds,
+            "dollars": None if plan.dollars is None else list(plan.dollars),
+        },
+        "memory": {
+            phase.name: {"bytes": phase.bytes, "moment": phase.moment, "parts": [asdict(part) for part in phase.parts]}
+            for phase in plan.memory.phases
+        },
+        "disk": {**asdict(plan.disk), "checkpoint": plan.disk.checkpoint, "total": plan.disk.total},
+        "changes": [
+            {
+                "settings": dict(change.settings),
+                "costs": list(change.costs),
+                "bytes": change.bytes,
+                "seconds": change.seconds,
+            }
+            for change in plan.changes
+        ],
+        "fits_on": list(plan.elsewhere),
+        "remarks": [remark.to_json() for remark in plan.remarks],
+        "notes": list(plan.memory.notes),
+    }
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+
+def _section(name: str, lines: list[str]) -> str:
+    """Its name before the first line, long lines folded."""
+    if not lines:
+        return ""
+    room = COLUMNS - SECTION
+    folded = [part for line in lines for part in textwrap.wrap(line, room, subsequent_indent=_hanging(line)) or [""]]
+    return "\n".join(f"{name if number == 0 else '':<{SECTION}}{line}" for number, line in enumerate(folded))
+
+
+def _hanging(line: str) -> str:
+    return " " * (len(line) - len(line.lstrip("- ")))
+
+
+def _active(plan: Plan) -> str:
+    shape = plan.workload.architecture
+    mixed = shape.active_parameters != shape.parameters
+    return f", {parameters(shape.active_parameters)} active" if mixed else ""
+
+
+def _memory(plan: Plan) -> list[str]:
+    verdict = plan.verdict
+    head = f"{verdict.sentence(plan.hardware.count)} (±{verdict.error:.0%})"
+    rows = [_phase(phase, max(verdict.available, verdict.needed)) for phase in plan.memory.phases]
+    peak = plan.memory.peak
+    parts = sorted(peak.parts, key=lambda part: -part.bytes)
+    largest = ", ".join(f"{size(part.bytes)} {part.role} {part.what}" for part in parts[:5])
+    moment = f" at the {peak.moment}" if peak.moment else ""
+    factor = plan.hardware.memory_factor
+    if factor != 1.0:
+        head += f", what is not exactly known times {factor:.2f}, as measured"
+    return [head, *rows, f"most while it {_doing(peak.name)}{moment}: {largest}"]
+
+
+def _doing(phase: str) -> str:
+    return f"{phase}es" if phase.endswith("sh") else f"{phase}s"
+
+
+def _phase(phase: Phase, whole: int) -> str:
+    filled = min(WIDTH, round(WIDTH * phase.bytes / max(1, whole)))
+    roles = ", ".join(f"{role} {size(needed)}" for role, needed in phase.by_role.items() if needed)
+    return f"{phase.name:<9}{'█' * filled}{'░' * (WIDTH - filled)} {size(phase.bytes):>8}  {roles}"
+
+
+def _changes(plan: Plan) -> list[str]:
+    if plan.verdict.fits:
+        return []
+    elsewhere = [f"as it is, it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
+    if not plan.changes:
+        return ["no settings make it fit here: take a smaller model, or more memory", *elsewhere]
+    told = [f"{c.command}: {size(c.bytes)}, {duration(c.seconds)} a step; {', '.join(c.costs)}" for c in plan.changes]
+    surely = all(change.bytes <= plan.verdict.surely for change in plan.changes)
+    makes = "makes it fit" if surely else "probably makes it fit"
+    if len(told) == 1:
+        return [f"this {makes}: {told[0]}", *elsewhere]
+    return [f"any one of these {makes}:", *(f"- {one}" for one in told), *elsewhere]
+
+
+def _time(plan: Plan) -> list[str]:
+    phases = [(name, plan.cost.of(name)) for name in ("generate", "score", "train")]
+    parts = ", ".join(f"{name} {duration(spent)}" for name, spent in phases if spent)
+    if plan.target.mean_completion_tokens is None and plan.workload.data_kind == "prompts":
+        most = "at most, with every answer as long as it may be: "
+    else:
+        most = ""
+    work = plan.cost.work
+    between = f", and {size(work.link_bytes)} between devices" if work.link_bytes else ""
+    evaluations = f"{plan.evaluations} evaluations of {duration(plan.evaluation_seconds)}"
+    return [
+        f"{most}{duration(plan.step_seconds)} a step ({parts})",
+        f"{duration(plan.run_seconds)} for {plan.workload.steps:,} steps and {evaluations}",
+        f"a step is {operations(work.flops)} and moves {size(work.bytes)} of memory{between}",
+        *_wasted(plan),
+    ]
+
+
+def _wasted(plan: Plan) -> list[str]:
+    """Devices without which a step would take as long."""
+    useful, all_devices, w = useful_devices(plan.workload), plan.hardware.count, plan.workload
+    if useful == all_devices:
+        return []
+    kind = "prompts" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "rows"
+    given = f"with {w.prompts_per_step:,} {kind} a step {all_devices} devices compute as long as {useful} would"
+    return [f"{given}: raise train.prompts_per_step, or take fewer devices"]
+
+
+def _money(plan: Plan) -> list[str]:
+    if plan.dollars is None:
+        return []
+    low, high = plan.dollars
+    each = plan.step_seconds / plan.run_seconds
+    told = "your price" if plan.target.price is not None else f"on demand, prices of {table()['prices_as_of']}"
+    return [f"{money((low, high))} for the run, {money((low * each, high * each))} a step ({told})"]
+
+
+def _disk(plan: Plan) -> list[str]:
+    disk = plan.disk
+    free = "" if disk.free is None else f"; {size(disk.free)} free" + ("" if disk.fits else ", which is not enough")
+    rollouts = f" + {size(disk.rollouts)} of answers" if disk.rollouts else ""
+    each = f"{size(disk.checkpoint)} (model {size(disk.model)}, state {size(disk.state)})"
+    return [f"{size(disk.total)} at most: {disk.checkpoints} checkpoints of {each}{rollouts}{free}"]
+
+
+def _assumed(plan: Plan) -> list[str]:
+    shares = plan.hardware.efficiency
+    told = [
+        f"{percent(shares.compute)} of the peak in products, {percent(shares.bandwidth)} of the memory's bandwidth "
+        f"({shares.source})",
+        f"weights that are trained in float32, products in {plan.workload.precision}",
+        "not counted: your reward functions, judges, reading data, writing checkpoints",
+    ]
+    if plan.config.reward_model is not None:
+        told.append("not counted either: training the reward model first; its section can be planned by itself")
+    if plan.workload.device == "cuda":
+        told.append("time on GPUs is computed from data sheets; none was at hand to measure it")
+    if plan.hardware.count > 1:
+        told.append("this version trains on one device: what several would do is computed")
+    return [*told, *plan.memory.notes]
+
+
+# --- units -----------------------------------------------------------------------------------------------------------
+
+
+def parameters(number: int) -> str:
+    """As the names of models have them.
+
+    >>> parameters(7_615_616_512), parameters(25_829_888), parameters(130_000)
+    ('7.6B', '26M', '0.1M')
+    """
+    if number >= 1e9:
+        return f"{number / 1e9:,.1f}B"
+    return f"{number / 1e6:,.0f}M" if number >= 1e6 else f"{number / 1e6:.1f}M"
+
+
+def operations(number: float) -> str:
+    """Floating-point operations for people.
+
+    >>> operations(1.1e12), operations(5.583e15), operations(2.4e9)
+    ('1.1 TFLOP', '5.6 PFLOP', '2.4 GFLOP')
+    """
+    unit, name = next(((u, n) for u, n in ((1e18, "E"), (1e15, "P"), (1e12, "T")) if number >= u), (1e9, "G"))
+    return f"{number / unit:,.1f} {name}FLOP"
+
+
+def money(low_high: tuple[float, float]) -> str:
+    """Dollars for people, a range where there is one.
+
+    >>> money((2.0, 2.0)), money((1.234, 150.0)), money((0.0012, 0.004))
+    ('$2.00', '$1.23 to $150', '$0.0012 to $0.0040')
+    """
+    shown = [f"${x:,.0f}" if x >= 100 else f"${x:,.2f}" if x >= 0.1 else f"${x:.4f}" for x in low_high]
+    return shown[0] if shown[0] == shown[1] else f"{shown[0]} to {shown[1]}"
+
+
+def duration(value: float) -> str:
+    """Seconds for people; days where they are many.
+
+    >>> duration(90), duration(400_000)
+    ('1 min 30 s', '4.6 days')
+    """
+    return seconds(value) if value < 2 * 86400 else f"{value / 86400:,.1f} days"

@@ -1,0 +1,159 @@
+"""What each role keeps from step to step: weights, moments of the optimizer, a copy for the sampler.
+
+    policy        4 bytes per parameter: master weights are float32; with adapters they are frozen, and those are beside
+    reference     a frozen copy, 4 bytes; none with adapters, whose base it is, and none where its numbers are on disk
+    critic        separate: a second model without the head of a language model, trained; lora: a second set of
+                  adapters; shared: a head of D + 1 numbers
+    optimizer     two float32 moments per trained parameter (AdamW, arXiv:1711.05101); 8 bits: one byte each and a scale
+                  for 256 (arXiv:2110.02861)
+
+Sharding over N ranks divides, by stage (arXiv:1910.02054, arXiv:2304.11277): the moments; also the gradients; also the
+weights, those of frozen models included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posttrain.lab.plan.architecture import Architecture
+from posttrain.lab.plan.records import BYTES, Part, Role, Workload
+
+MASTER = 4
+BLOCK_8BIT = 256
+"""Moments that share a scale of four bytes."""
+
+
+def resident(workload: Workload) -> list[Part]:
+    """All that stays on one device between the steps."""
+    return [*_policy(workload), *_others(workload), *_sampler(workload)]
+
+
+def trained_parameters(workload: Workload) -> dict[Role, int]:
+    """Parameters that get a gradient, by role."""
+    policy = workload.architecture
+    trained: dict[Role, int] = {"policy": policy_parameters(workload)}
+    if workload.lora is not None:
+        trained["policy"] = policy.lora_parameters(workload.lora.rank, workload.lora.targets)
+    if workload.critic != "none":
+        trained["critic"] = critic_parameters(workload)
+    return trained
+
+
+def policy_parameters(workload: Workload) -> int:
+    """Of the model that is trained; one that scores has a head of one number."""
+    a = workload.architecture
+    return a.trunk_parameters + a.hidden if workload.scores else a.parameters
+
+
+def critic_parameters(workload: Workload) -> int:
+    """That belong to the critic alone."""
+    if workload.critic == "separate":
+        architecture = workload.critic_architecture or workload.architecture
+        return architecture.trunk_parameters + architecture.hidden
+    head = workload.architecture.hidden + 1
+    targets = workload.lora.targets if workload.lora else None
+    return head + (
+        workload.architecture.lora_parameters(workload.critic_rank, targets) if workload.critic == "lora" else 0
+    )
+
+
+def gradients(workload: Workload) -> dict[Role, int]:
+    """Bytes once all are there: float32, divided from ZeRO's second stage on."""
+    ranks = workload.ranks if workload.sharding in ("gradients", "full") else 1
+    return {role: MASTER * number // ranks for role, number in trained_parameters(workload).items()}
+
+
+def has_reference(workload: Workload) -> bool:
+    """A model of its own is in memory: of given data the numbers are on disk, and adapters have their base."""
+    needed = "reference" in workload.needs and workload.data_kind == "prompts"
+    return needed and (workload.reference is not None or workload.lora is None)
+
+
+def weight_ranks(workload: Workload) -> int:
+    return workload.ranks if workload.sharding == "full" else 1
+
+
+def moment_bytes(workload: Workload, parameters: int) -> int:
+    ranks = 1 if workload.sharding == "none" else workload.ranks
+    if workload.optimizer_bits == 32:
+        return 2 * MASTER * parameters // ranks
+    return 2 * (parameters + MASTER * parameters // BLOCK_8BIT) // ranks
+
+
+def _policy(workload: Workload) -> Iterator[Part]:
+    trained, ranks = trained_parameters(workload), weight_ranks(workload)
+    yield _weights("policy", policy_parameters(workload), ranks, "master weights in float32")
+    if workload.lora is not None:
+        rank = f"rank {workload.lora.rank}"
+        yield Part(role="policy", what="adapters", bytes=MASTER * trained["policy"] // ranks, why=rank, stays=True)
+    for role, number in trained.items():
+        if role == "critic":
+            yield _weights("critic", number, ranks, f"{workload.critic} critic in float32")
+        yield Part(
+            role=role,
+            what="optimizer state",
+            bytes=moment_bytes(workload, number),
+            why=f"two moments of {number:,} parameters in {workload.optimizer_bits} bits",
+            stays=True,
+        )
+
+
+def _others(workload: Workload) -> Iterator[Part]:
+    ranks = weight_ranks(workload)
+    if has_reference(workload):
+        reference = workload.reference or workload.architecture
+        yield _weights("reference", reference.parameters, ranks, "frozen, in float32")
+    if "teacher" in workload.needs and workload.teacher is not None:
+        yield _weights("teacher", workload.teacher.parameters, ranks, "frozen, in float32")
+    for model in workload.reward_models:
+        yield _weights("reward model", model.trunk_parameters + model.hidden, ranks, "frozen, in float32")
+
+
+def _sampler(workload: Workload) -> Iterator[Part]:
+    if workload.data_kind == "prompts" and workload.engine == "copy":
+        yield Part(
+            role="sampler",
+            what="copy of the weights",
+            bytes=sampler_copy(workload),
+            why=f"in {workload.precision}{', packed' if workload.packed_sampler else ''}",
+            stays=True,
+        )
+
+
+def sampler_copy(workload: Workload) -> int:
+    """Packed, a head that is the embedding is held twice: products read one layout, the embedding the other."""
+    a = workload.architecture
+    twice = a.vocabulary * a.hidden if workload.packed_sampler and a.tied else 0
+    return BYTES[workload.precision] * (a.parameters + twice)
+
+
+def _weights(role: Role, parameters: int, ranks: int, why: str) -> Part:
+    size = MASTER * parameters // ranks
+    return Part(role=role, what="weights", bytes=size, why=f"{parameters:,} parameters, {why}", stays=True)
+
+
+def frozen_scorers(workload: Workload) -> list[tuple[Role, Architecture]]:
+    """Models beside the policy that score the trained tokens without gradient."""
+    found: list[tuple[Role, Architecture]] = []
+    if "reference" in workload.needs and workload.data_kind == "prompts":
+        found.append(("reference", workload.reference or workload.architecture))
+    if "teacher" in workload.needs and workload.teacher is not None:
+        found.append(("teacher", workload.teacher))
+    return found
+
+
+def engine_weights(workload: Workload) -> int:
+    """On each device of an engine of its own, which divides them, in the precision in which it decodes."""
+    return BYTES[workload.precision] * workload.architecture.parameters // workload.engine_ranks
+
+
+def gathered(workload: Workload) -> list[Part]:
+    """Weights that are divided come together layer by layer: the one that computes and the one that is fetched
+    meanwhile (arXiv:2304.11277), in the precision of the computation; so does the table of the head."""
+    if weight_ranks(workload) == 1:
+        return []
+    a = workload.architecture
+    counts = a.counts
+    layer = (counts.total - counts.embeddings - counts.head) // a.layers
+    size = BYTES[workload.precision] * (2 * layer + a.vocabulary * a.hidden)
+    return [Part(role="policy", what="gathered layers", bytes=size, why="two layers and the head")]

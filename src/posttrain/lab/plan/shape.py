@@ -1,0 +1,172 @@
+"""What a language model consists of, as far as memory and arithmetic go: its layers, their matrices, their parameters.
+
+D width of the hidden state, V vocabulary, H heads for queries, K for keys and values, F width of an MLP, E experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from posttrain.lab.plan.families import Family
+
+
+class Linear(NamedTuple):
+    """A linear layer of a block, with its name in the words of the field: q, k, v, qkv, o, gate, up, down ..."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return self.outputs * (self.inputs + self.bias)
+
+
+class Mixture(NamedTuple):
+    """The experts of a block, whose matrices are stacked in two parameters, and their router."""
+
+    experts: int
+    per_token: int
+    width: int
+    hidden: int
+    biases: bool = False
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert: gate, up and down."""
+        return 3 * self.hidden * self.width + self.biases * (2 * self.width + self.hidden)
+
+    @property
+    def router_parameters(self) -> int:
+        return self.experts * (self.hidden + self.biases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One layer: attention and an MLP, or experts in its place."""
+
+    attention: tuple[Linear, ...]
+    mlp: tuple[Linear, ...]
+    """The MLP of every token; empty where there are experts and no shared one."""
+    mixture: Mixture | None
+    norm_parameters: int
+    other_parameters: int = 0
+    """Sinks, and the gate of a shared expert."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """What adapters sit on; experts are parameters, not layers."""
+        return (*self.attention, *self.mlp)
+
+
+class Counts(NamedTuple):
+    """Parameters by part."""
+
+    embeddings: int
+    """Of tokens, and of positions where they are learned."""
+    head: int
+    """0 where it is the embedding."""
+    attention: int
+    mlp: int
+    """MLPs that every token passes."""
+    experts: int
+    """All experts, routers included."""
+    active_experts: int
+    """What one token passes of them."""
+    norms: int
+
+    @property
+    def total(self) -> int:
+        return self.embeddings + self.head + self.attention + self.mlp + self.experts + self.norms
+
+    @property
+    def active(self) -> int:
+        """What one token passes, its row of the embedding counted as the whole table."""
+        return self.total - self.experts + self.active_experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Everything about a model that decides its memory and its arithmetic."""
+
+    name: str
+    """The model type, or what the user called it."""
+    hidden: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    key_width: int
+    """Of queries and keys in one head."""
+    value_width: int
+    mlp_width: int
+    blocks: tuple[tuple[int, Block], ...]
+    """(how many, what) of each kind of layer, in their order."""
+    tied: bool
+    """The head is the embedding."""
+    learned_positions: int = 0
+    head_bias: bool = False
+    final_norm_parameters: int
+    context: int | None = None
+    """Most tokens of a row; None where config.json does not say."""
+    sliding_window: int | None = None
+    family: Family
+
+    @property
+    def layers(self) -> int:
+        return sum(number for number, _ in self.blocks)
+
+    @property
+    def counts(self) -> Counts:
+        """Parameters by part, each once."""
+
+        def over_layers(of: Any) -> int:
+            return sum(number * of(block) for number, block in self.blocks)
+
+        return Counts(
+            embeddings=(self.vocabulary + self.learned_positions) * self.hidden,
+            head=(0 if self.tied else self.vocabulary * self.hidden) + self.head_bias * self.vocabulary,
+            attention=over_layers(lambda b: sum(m.parameters for m in b.attention)),
+            mlp=over_layers(lambda b: sum(m.parameters for m in b.mlp) + b.other_parameters),
+            experts=over_layers(lambda b: _all_experts(b.mixture)),
+            active_experts=over_layers(lambda b: _active_experts(b.mixture)),
+            norms=over_layers(lambda b: b.norm_parameters) + self.final_norm_parameters,
+        )
+
+    @property
+    def parameters(self) -> int:
+        return self.counts.total
+
+    @property
+    def active_parameters(self) -> int:
+        """What one token passes."""
+        return self.counts.active
+
+    @property
+    def trunk_parameters(self) -> int:
+        """All but the head of a language model: what a critic or a reward model has of it."""
+        return self.counts.total - self.counts.head
+
+    def lora_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
+        """Of adapters on every linear layer but the head, or on those named: rank * (inputs + outputs) each."""
+        chosen = [
+            number * (linear.inputs + linear.outputs)
+            for number, block in self.blocks
+            for linear in block.linears
+            if targets is None or linear.name in targets
+        ]
+        return rank * sum(chosen)
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that one token leaves in the cache of one layer: all its keys and values."""
+        return self.kv_heads * (self.key_width + self.value_width)
+
+
+def _all_experts(mixture: Mixture | None) -> int:
+    return 0 if mixture is None else mixture.experts * mixture.expert_parameters + mixture.router_parameters
+
+
+def _active_experts(mixture: Mixture | None) -> int:
+    return 0 if mixture is None else mixture.per_token * mixture.expert_parameters + mixture.router_parameters

@@ -1,0 +1,190 @@
+"""From a configuration to what a step of it has to hold and to compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from posttrain.config.stages import REWARD_MODEL
+from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
+from posttrain.lab.plan.library import SMALL
+from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
+from posttrain.tasks.base import ALPHABET
+from posttrain.tasks.catalogue import find_builtin
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+ASSUMED_PROMPT = 256
+"""Tokens of the longest prompt where neither the configuration nor the caller says."""
+ASSUMED_ROW = 512
+"""The same for rows of given data, prompt and answer together."""
+SPECIAL_TOKENS, TINY_CONTEXT, TINY_EXPERTS = 4, 128, 16
+"""tasks/tiny.py, of the built-in models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """How products run, which on a CPU is measured when a run begins (models/compute.py)."""
+
+    precision: Literal["float32", "bfloat16"]
+    onednn: bool = False
+    packed: bool = False
+    """The sampler decodes with a copy whose weights are packed."""
+
+    @staticmethod
+    def read(path: Path) -> Computing:
+        """Of the compute.json in the folder of a run."""
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        packed, onednn = saved["sampler"] == "packed", saved["matmul"] == "onednn"
+        return Computing(precision=saved["dtype"], onednn=onednn, packed=packed)
+
+    @staticmethod
+    def assumed(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Computing:
+        """What a run chooses mostly: bfloat16 where the device has it (`bfloat16`). On a CPU only for models that are
+        worth a measurement, which decode from a copy, and whose float32 products go through oneDNN."""
+        asked, on_cpu = config.model.precision, device == "cpu"
+        measured = on_cpu and parameters >= SMALL
+        half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (measured or not on_cpu))
+        return Computing(precision="bfloat16" if half else "float32", onednn=measured and not half, packed=measured)
+
+
+def workload_of(
+    config: RunConfig,
+    *,
+    device: Literal["cpu", "cuda"] = "cpu",
+    computing: Computing | None = None,
+    bfloat16: bool = True,
+    **known: Any,
+) -> Workload:
+    """What this configuration asks of one device, which has instructions for `bfloat16` or not; `known` are fields of
+    `Workload` that the caller knows better.
+
+    Lengths are the longest that the configuration admits; where it names none, they are assumed. Raises as
+    `read_architecture` does.
+    """
+    declared, train, sampling = config.algorithm.declared, config.train, config.sampling
+    architecture = known.pop("architecture", None) or model_architecture(config.model.path)
+    computing = computing or Computing.assumed(config, architecture.parameters, device, bfloat16=bfloat16)
+    kind: DataKind = "pairs" if config.sampled_pairs is not None else declared.data_kind  # type: ignore[assignment]
+    online = kind == "prompts"
+    prompt, completion = _lengths(config, architecture, online=online)
+    fields: dict[str, Any] = {
+        "algorithm": declared.key,
+        "needs": declared.needs,
+        "data_kind": kind,
+        "old_pass": online and _old_pass(config),
+        "prompts_per_step": train.prompts_per_step,
+        "group_size": sampling.group_size if online else 1,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "minibatches": train.minibatches,
+        "epochs": train.epochs,
+        "tokens_per_microbatch": train.tokens_per_microbatch,
+        "logprob_chunk_tokens": train.logprob_chunk_tokens,
+        "max_batch_rows": sampling.max_batch_rows,
+        "steps": train.steps,
+        "device": device,
+        "precision": computing.precision,
+        "attention": config.model.attention,
+        "packed_sampler": online and computing.packed,
+        "onednn": computing.onednn,
+        "gradient_checkpointing": train.gradient_checkpointing,
+        "lora": _adapters(config),
+        "critic": _critic(config),
+        "engine": _engine(config, computing) if online else "shared",
+        **_other_models(config, architecture, online=online),
+    }
+    return Workload(architecture=architecture, **(fields | known))
+
+
+def model_architecture(path: str) -> Architecture:
+    """As `read_architecture`, and of the built-in tiny models, which may not have been built yet."""
+    form, colon, name = path.partition(":")
+    if not colon or form not in ("tiny", "tiny-moe"):
+        return read_architecture(path)
+    recipe = find_builtin(name).tiny
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": recipe.hidden_size,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "vocab_size": SPECIAL_TOKENS + len(dict.fromkeys(ALPHABET)),
+        "max_position_embeddings": TINY_CONTEXT,
+        "tie_word_embeddings": True,
+    }
+    if form == "tiny-moe":
+        chosen = TINY_EXPERTS // 4
+        config |= {
+            "model_type": "qwen3_moe",
+            "num_experts": TINY_EXPERTS,
+            "num_experts_per_tok": chosen,
+            "moe_intermediate_size": recipe.intermediate_size // chosen,
+        }
+    return architecture_of(config, name=path)
+
+
+def _lengths(config: RunConfig, architecture: Architecture, *, online: bool) -> tuple[int, int]:
+    """(prompt, completion) of the longest row."""
+    context = architecture.context or 2**31
+    if online:
+        completion = min(config.sampling.max_completion_length, context - 1)
+        prompt = config.data.max_prompt_length or ASSUMED_PROMPT
+        return min(prompt, context - completion), completion
+    row = min(config.data.max_length or ASSUMED_ROW, context)
+    return row // 2, row - row // 2
+
+
+def _old_pass(config: RunConfig) -> bool:
+    """As train/setup.py decides it (RULE 6)."""
+    needs, train = config.algorithm.declared.needs, config.train
+    dropout = config.lora is not None and config.lora.dropout > 0
+    return "old_for_advantages" in needs or ((train.epochs * train.minibatches > 1 or dropout) and "old" in needs)
+
+
+def _adapters(config: RunConfig) -> Adapters | None:
+    """Targets by the last part of their names, in the words of `Linear`."""
+    if config.lora is None:
+        return None
+    named = config.lora.target_modules
+    targets = None if named == "all-linear" else tuple(name.rpartition(".")[2].removesuffix("_proj") for name in named)
+    return Adapters(rank=config.lora.rank, targets=targets, dropout=config.lora.dropout > 0)
+
+
+def _critic(config: RunConfig) -> CriticKind:
+    if "values" not in config.algorithm.declared.needs:
+        return "none"
+    from posttrain.config import CriticConfig
+
+    return (config.critic or CriticConfig()).kind_beside(config.lora)
+
+
+def _engine(config: RunConfig, computing: Computing) -> Engine:
+    return "copy" if computing.packed or config.train.publish_every > 1 else "shared"
+
+
+def _other_models(config: RunConfig, policy: Architecture, *, online: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    critic = config.critic
+    if critic is not None:
+        found["critic_rank"] = critic.rank
+        if critic.path is not None and critic.path != REWARD_MODEL:
+            found["critic_architecture"] = model_architecture(critic.path)
+    if config.reference is not None:
+        found["reference"] = model_architecture(config.reference.path)
+    if config.teacher is not None:
+        found["teacher"] = model_architecture(config.teacher.path)
+    if online:
+        found["reward_models"] = tuple(_reward_models(config, policy))
+    return found
+
+
+def _reward_models(config: RunConfig, policy: Architecture) -> Iterator[Architecture]:
+    """Those that score answers in this process; one that the run trains first is made from the policy's model."""
+    for entry in config.rewards:
+        if entry.model is not None:
+            yield policy if entry.model == REWARD_MODEL else model_architecture(entry.model)

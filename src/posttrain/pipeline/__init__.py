@@ -1,0 +1,1 @@
+"""Several stages in one file, each measured, each hand-over proven."""

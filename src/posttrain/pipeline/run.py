@@ -1,0 +1,265 @@
+"""A pipeline at work: its stages one after the other, each an ordinary run in a folder of its own.
+
+    OUTPUT/
+      pipeline.yaml      all settings of all stages; `posttrain resume OUTPUT` reads them
+      pipeline.json      how far it is: status, model and hand-over proofs of each stage
+      01-sft/ 02-dpo/    the runs
+      handover/          what each stage handed over, see `handover.py`
+      export/            the exported model, where one is asked for
+      report.html        the stages side by side
+
+Data and reward functions of all stages are looked at before the first one trains. Killed at any moment and resumed, a
+pipeline is the one that was never killed: finished stages stay, the one that was interrupted resumes like any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.pipeline import PipelineConfig, Stage, notes, read_pipeline, read_saved, to_yaml
+from posttrain.config.pipeline_stages import holds_stages
+from posttrain.errors import ConfigError, DoesNotFit, GuardStop
+from posttrain.export.target import check_place
+from posttrain.pipeline.stage import StageResult, finished, named, train_stage
+from posttrain.pipeline.store import SETTINGS, PipelineStore, pipeline_around
+from posttrain.report.lines import short_line
+from posttrain.report.pipeline_page import write_pipeline_report
+from posttrain.report.spans import show_span
+from posttrain.report.store import read_run
+from posttrain.report.terminal import TerminalView
+from posttrain.report.verdict import in_brief, verdict
+from posttrain.train import api
+from posttrain.train.planning import plan_stages
+from posttrain.train.run import Run
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Pipeline:
+    """What `train` and `resume` return for a file with stages."""
+
+    folder: Path
+    stages: tuple[StageResult, ...]
+    model_path: Path | None
+    """The last policy; None where only reward models were trained."""
+    export: Path | None
+    """Where the last policy was exported to."""
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """Name of each stage -> its evaluation."""
+        return {stage.name: stage.evaluation for stage in self.stages}
+
+    def __fspath__(self) -> str:
+        """Its folder, for whatever takes the folder of a pipeline: `resume(pipeline)`."""
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        """`<Pipeline runs/chat-1: sft, dpo trained accuracy 71% (62% to 78%)>`"""
+        after = ((stage.name, stage.evaluation.get("trained")) for stage in self.stages)
+        stages = [name if not found else f"{name} trained {short_line(found)}" for name, found in after]
+        return f"<Pipeline {self.folder}: {', '.join(stages)}>"
+
+    def summary(self) -> dict[str, Any]:
+        report = self.folder / "report.html"
+        return {
+            "folder": str(self.folder),
+            "model_path": str(self.model_path) if self.model_path else None,
+            "export": str(self.export) if self.export else None,
+            "report": str(report) if report.exists() else None,
+            "stages": [
+                {
+                    "name": stage.name,
+                    "algorithm": stage.algorithm,
+                    "folder": str(stage.folder),
+                    "model_path": str(stage.model_path),
+                    "received": stage.received,
+                    "verdict": in_brief(read_run(stage.folder)),
+                    "evaluation": stage.evaluation,
+                }
+                for stage in self.stages
+            ],
+        }
+
+
+def start(config: Any, *, view: TerminalView | None = None, **overrides: Any) -> Run | Pipeline:
+    """`posttrain.train`: a run, or a pipeline where the file or mapping has `stages`. See `posttrain.train.api.train`.
+
+    Overrides of a pipeline: see `posttrain.config.pipeline.read_pipeline`.
+    """
+    if holds_stages(config):
+        return train_pipeline(read_pipeline(config, overrides), view=view)
+    return api.train(config, view=view, **overrides)
+
+
+def go_on(folder: str | PathLike[str], *, steps: int | None = None, view: TerminalView | None = None) -> Run | Pipeline:
+    """`posttrain.resume`: of a run or of a pipeline, told by its folder, or by what `train` returned."""
+    folder = Path(folder)
+    if not (folder / SETTINGS).is_file():
+        around = pipeline_around(folder)
+        if around is not None and steps is not None:
+            raise ConfigError(
+                given=f"--steps {steps} for {folder}, a stage of the pipeline {around}",
+                allowed="the steps that the pipeline gives it: later stages began with what it had learned by then",
+                fix=f"Copy {folder} out of {around} and resume the copy; its proofs and reports stay with it.",
+            )
+        return api.resume(folder, steps=steps, view=view)
+    if steps is not None:
+        raise ConfigError(
+            given=f"--steps {steps} for the pipeline {folder}",
+            allowed="no number of steps: each stage has its own",
+            fix=f"`posttrain resume {folder}` finishes it.",
+        )
+    return resume_pipeline(folder, view=view)
+
+
+def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) -> Pipeline:
+    """Train all stages. Raises as `train` does; the folder then holds everything up to that moment."""
+    folder = pipeline_folder(config)
+    view = view or TerminalView(quiet=True)
+    store = PipelineStore.create(folder, to_yaml(config, str(folder)), config.stages)
+    with _recording(store, view):
+        for note in notes(config):
+            view.event("warning", note)
+        plan_stages(config.with_start_models(), folder)
+        look_ahead(config, store)
+        return _carry_out(config, store, view)
+
+
+def resume_pipeline(folder: str | PathLike[str], *, view: TerminalView | None = None) -> Pipeline:
+    """Go on with a pipeline; one that is finished stays as it is."""
+    folder = Path(folder)
+    config = read_saved(folder / SETTINGS)
+    view = view or TerminalView(quiet=True)
+    store = PipelineStore.open(folder, config.stages)
+    with _recording(store, view):
+        look_ahead(config, store)
+        return _carry_out(config, store, view)
+
+
+def pipeline_folder(config: PipelineConfig) -> Path:
+    """`output`, or the first free runs/<name of the file>-<n>."""
+    if config.settings.output is not None:
+        return Path(config.settings.output)
+    stem = Path(config.source).stem if config.source else "pipeline"
+    taken = {path.name for path in Path("runs").glob(f"{stem}-*")}
+    return Path("runs") / next(f"{stem}-{n}" for n in range(1, len(taken) + 2) if f"{stem}-{n}" not in taken)
+
+
+def look_ahead(config: PipelineConfig, store: PipelineStore) -> None:
+    """Data and reward functions of stages that are not done are found, read and imported, and the place of the export
+    is free; the first fault is raised."""
+    for stage in config.stages:
+        folder = store.folder / stage.folder
+        if read_run(folder).status != "finished":
+            with named(stage):
+                api.read_inputs(_without_stages(stage), folder)
+    output = export_folder(config, store)
+    if output is not None and not store.has_announced(output):
+        try:
+            check_place(output, store.folder, force=False)
+        except ConfigError as error:
+            fix = f"Set export.output to another folder, or remove {output}."
+            raise ConfigError(given=f"export: {error.given}", allowed=error.allowed, fix=fix) from error
+
+
+def export_folder(config: PipelineConfig, store: PipelineStore) -> Path | None:
+    """Where the last policy goes, where an export is asked for."""
+    wanted = config.settings.export
+    if wanted is None or config.last_policy is None:
+        return None
+    return Path(wanted.output) if wanted.output is not None else store.folder / "export"
+
+
+def _without_stages(stage: Stage) -> Any:
+    """Its settings without what scores by a model that is not trained yet."""
+    waiting = {".".join(setting.split(".")[:2]) for setting in stage.uses}
+    entries = {
+        section: [e for place, e in enumerate(getattr(stage.config, section)) if f"{section}.{place}" not in waiting]
+        for section in ("rewards", "check")
+    }
+    return stage.config.model_copy(update=entries)
+
+
+# --- the stages ------------------------------------------------------------------------------------------------------
+
+
+def _carry_out(config: PipelineConfig, store: PipelineStore, view: TerminalView) -> Pipeline:
+    done: dict[str, StageResult] = {}
+    for stage in config.stages:
+        algorithm = stage.config.algorithm.name
+        shown = stage.name if stage.name == algorithm else f"{stage.name} ({algorithm})"
+        view.event(f"stage {stage.number} of {len(config.stages)}", shown)
+        done[stage.name] = finished(stage, store, done) or train_stage(stage, store, view, done)
+        _judge(stage, config, store, view)
+    policy = config.last_policy
+    export = _export(config, store, view)
+    store.finish()
+    with suppress(OSError, DoesNotFit):
+        write_pipeline_report(store.folder)
+    return Pipeline(
+        folder=store.folder,
+        stages=tuple(done.values()),
+        model_path=done[policy.name].model_path if policy else None,
+        export=export,
+    )
+
+
+def _judge(stage: Stage, config: PipelineConfig, store: PipelineStore, view: TerminalView) -> None:
+    """Warn of a stage that made its own held-out measure worse, or stop there."""
+    found = verdict(read_run(store.folder / stage.folder))
+    if found.change >= 0 or found.baseline is None or found.trained is None:
+        return
+    before, after = (show_span(found.measure, side) for side in (found.baseline, found.trained))
+    text = f"stage {stage.name} made its held-out {found.measure} worse: {before} before, {after} after"
+    store.update(stage, warnings=[text])
+    if config.settings.stop_if_worse:
+        raise GuardStop(
+            given=text,
+            allowed="no change for the worse beyond the intervals (stop_if_worse)",
+            fix=f"Change the stage; or set stop_if_worse: false in {store.folder / SETTINGS} and resume.",
+        )
+    view.event("warning", text)
+
+
+def _export(config: PipelineConfig, store: PipelineStore, view: TerminalView) -> Path | None:
+    """The exported last policy, where one is asked for; one that is there already stays.
+
+    What a pipeline has announced is its own to replace, should a kill have left it without a word about it.
+    """
+    wanted, policy, output = config.settings.export, config.last_policy, export_folder(config, store)
+    if wanted is None or policy is None or output is None or store.has_exported(output):
+        return output
+    from posttrain.export import export
+
+    view.event("export", f"stage {policy.name} to {output}")
+    replaces = store.has_announced(output)
+    store.announce(output)
+    export(store.folder / policy.folder, output, to=wanted.to, force=replaces)
+    store.exported(output)
+    return output
+
+
+@contextmanager
+def _recording(store: PipelineStore, view: TerminalView) -> Iterator[None]:
+    """Whatever ends a pipeline is on file, and the error says where it is and how to go on."""
+    with ExitStack() as closing:
+        closing.callback(store.close)
+        closing.callback(view.close)
+        try:
+            yield
+        except BaseException as error:
+            with suppress(OSError, DoesNotFit):
+                store.failed(error)
+            if store.has_begun:
+                with suppress(Exception):  # a page about the failure must not become the failure
+                    write_pipeline_report(store.folder)
+                note = f"The pipeline is in {store.folder}; `posttrain resume {store.folder}` goes on with it."
+            else:
+                note = f"Nothing was trained; {store.folder} can be used again."
+            error.add_note(note)
+            raise

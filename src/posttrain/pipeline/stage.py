@@ -1,0 +1,186 @@
+"""One stage of a pipeline at work: the models that it gets are proven, its run is trained or gone on with, and what it
+hands over is put on file.
+
+A stage that has begun keeps its settings. `pipeline.yaml` may have been edited since, and the folder may have been
+moved: in a run's config.yaml, only the paths of models from earlier stages and a larger number of steps follow.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import Resolved, load_config, saved_tree, to_yaml
+from posttrain.config.pipeline import Stage
+from posttrain.config.text import dotted, leaves
+from posttrain.errors import ConfigError, PosttrainError
+from posttrain.files import write_durably
+from posttrain.pipeline.handover import HandOver, Makes, describe, describe_saved, receive
+from posttrain.pipeline.store import SETTINGS, PipelineStore
+from posttrain.report.store import read_run
+from posttrain.report.terminal import TerminalView
+from posttrain.train import api
+from posttrain.train.store import holds_run
+
+STEPS = "train.steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageResult:
+    """A stage that is done."""
+
+    name: str
+    algorithm: str
+    makes: Makes
+    folder: Path
+    """Of its run."""
+    model_path: Path
+    """What it trained: a folder that transformers opens."""
+    evaluation: Mapping[str, Any]
+    """Its evaluation.json: baseline, trained, and what compares them."""
+    received: Mapping[str, Any]
+    """Setting -> proof that the model there is the one that an earlier stage has trained."""
+
+
+Done = Mapping[str, StageResult]
+"""Name -> result, of the stages before."""
+
+
+def finished(stage: Stage, store: PipelineStore, done: Done) -> StageResult | None:
+    """The result of a stage that was done before, or None. What it hands over is described if a kill prevented it.
+
+    Raises ConfigError when the stage has other settings now.
+    """
+    folder = store.folder / stage.folder
+    run = read_run(folder)
+    if run.status != "finished":
+        return None
+    _check_unchanged(stage, _resolved(stage, folder, done), store, done, may_grow=False)
+    checkpoint = _last_checkpoint(folder)
+    record = store.handover(stage.folder)
+    if not record.exists():
+        who = f"stage {stage.name} has lost what it trained"
+        describe_saved(checkpoint, stage.config.model, makes=stage.makes, who=who).write(record)
+    received = store.update(stage, status="finished", model=store.place(checkpoint / "model")).get("received", {})
+    return _result(stage, folder, checkpoint, run.evaluation, received)
+
+
+def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Done) -> StageResult:
+    """Prove the hand-overs, train or go on with the run, and describe what it hands over."""
+    folder = store.folder / stage.folder
+    resolved = _resolved(stage, folder, done)
+    begun = holds_run(folder)
+    if begun:
+        _check_unchanged(stage, resolved, store, done, may_grow=True)
+    else:
+        store.handover(stage.folder).unlink(missing_ok=True)  # of a run that was removed, to be trained again
+    store.update(stage, status="training", algorithm=stage.config.algorithm.name)
+    received = _receive(stage, store, view, done)
+    own = TerminalView(view.stream, quiet=view.quiet, show_samples=view.show_samples)
+    with named(stage):
+        if begun:  # the models that were proven, wherever they lay when the run began
+            write_durably(folder / "config.yaml", to_yaml(resolved).encode())
+        run = api.resume(folder, view=own) if begun else api.train_resolved(resolved, view=own)
+    describe(run.loaded, run.step, makes=stage.makes).write(store.handover(stage.folder))
+    evaluation = run.evaluation
+    del run
+    gc.collect()  # the model and its optimizer, before the next ones are loaded
+    checkpoint = _last_checkpoint(folder)
+    store.update(stage, status="finished", model=store.place(checkpoint / "model"))
+    return _result(stage, folder, checkpoint, evaluation, received)
+
+
+@contextmanager
+def named(stage: Stage) -> Iterator[None]:
+    """Errors of a stage say whose they are, and leave it to the pipeline to say how to go on."""
+    try:
+        yield
+    except BaseException as error:
+        error.__notes__ = []
+        if isinstance(error, PosttrainError):
+            error.given = f"stage {stage.name}: {error.given}"
+            error.args = (f"stage {stage.name}: {error}",)
+        raise
+
+
+def _resolved(stage: Stage, folder: Path, done: Done) -> Resolved:
+    """The settings of its run: in its folder, with the models of earlier stages where they are now."""
+    linked = stage.with_models({name: str(done[name].model_path) for name in stage.uses.values()})
+    config = linked.config.model_copy(update={"output": str(folder)})
+    return Resolved(config=config, origins={**linked.origins, "output": "pipeline"})
+
+
+def _check_unchanged(stage: Stage, now: Resolved, store: PipelineStore, done: Done, *, may_grow: bool) -> None:
+    """Raise ConfigError with the names of the settings that are not those with which the stage began.
+
+    The number of steps of one that is not done may grow.
+    """
+    file = store.folder / stage.folder / "config.yaml"
+    then, wanted = ({dotted(p): v for p, v in leaves(saved_tree(c))} for c in (load_config(file).config, now.config))
+    changed = {name for name in then.keys() | wanted.keys() if then.get(name) != wanted.get(name)} - {"output"}
+    if may_grow and then[STEPS] < wanted[STEPS]:
+        changed.discard(STEPS)
+    proofs = store.entry(stage).get("received", {})
+    for setting, name in stage.uses.items():
+        digest = HandOver.read(store.handover(done[name].folder.name)).digest
+        began_with = proofs.get(setting, {}).get("sha256", digest)
+        same = began_with == digest and _within(str(then.get(setting))) == _within(wanted[setting])
+        changed = changed - {setting} if same else changed | {setting}
+    if changed:
+        raise ConfigError(
+            given=f"stage {stage.name} has begun with other settings: {', '.join(sorted(changed))} of {file} and of "
+            f"{store.folder / SETTINGS} differ",
+            allowed=f"the same in both{'; train.steps may grow' if may_grow else ', since the stage is done'}",
+            fix=f"Edit one of the two files so that they agree; or remove the folder {store.folder / stage.folder} and "
+            "those of the stages that go on from it, and resume, to train them again.",
+        )
+
+
+def _within(model: str) -> tuple[str, ...]:
+    """The checkpoint of a stage, wherever the pipeline lies.
+
+    >>> _within("runs/p-1/01-sft/checkpoints/step-000003/model")
+    ('01-sft', 'checkpoints', 'step-000003', 'model')
+    """
+    return Path(model).parts[-4:]
+
+
+def _receive(stage: Stage, store: PipelineStore, view: TerminalView, done: Done) -> dict[str, Any]:
+    """Setting -> proof, for every model that this stage gets from an earlier one."""
+    proofs: dict[str, Any] = {}
+    for name in dict.fromkeys(stage.uses.values()):
+        giver = done[name]
+        checkpoint = giver.model_path.parent
+        promised = HandOver.read(store.handover(giver.folder.name))
+        who = f"stage {stage.name} does not get the model that stage {name} has trained"
+        proof = receive(checkpoint, promised, stage.config.model, makes=giver.makes, who=who)
+        proofs[name] = {"stage": name, "checkpoint": store.place(checkpoint), **proof}
+        shown = f"{proof['weights_compared']} weights equal, largest difference {proof['largest_difference']:.2g}"
+        view.event("hand-over", f"the model of stage {name}: {shown}")
+    received = {setting: proofs[name] for setting, name in stage.uses.items()}
+    store.update(stage, received=received)
+    return received
+
+
+def _last_checkpoint(folder: Path) -> Path:
+    """The newest one, intact or not: what is handed over is this or nothing."""
+    run = read_run(folder)
+    return run.checkpoint(run.checkpoint_steps[-1] if run.checkpoint_steps else 0)
+
+
+def _result(
+    stage: Stage, folder: Path, checkpoint: Path, evaluation: Mapping[str, Any], received: Mapping[str, Any]
+) -> StageResult:
+    return StageResult(
+        name=stage.name,
+        algorithm=stage.config.algorithm.name,
+        makes=stage.makes,
+        folder=folder,
+        model_path=checkpoint / "model",
+        evaluation=dict(evaluation),
+        received=dict(received),
+    )

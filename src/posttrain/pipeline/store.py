@@ -1,0 +1,142 @@
+"""Writing the folder of a pipeline: its settings, how far it is, and what its stages handed over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.pipeline import Stage
+from posttrain.errors import ConfigError
+from posttrain.files import write_durably
+from posttrain.report.store import read_run
+from posttrain.train.store import RunLock
+
+SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
+
+
+def pipeline_around(run: Path) -> Path | None:
+    """The folder of the pipeline of which the run in this folder is a stage."""
+    parent = run.resolve().parent
+    return parent if (parent / SETTINGS).is_file() else None
+
+
+class PipelineStore:
+    """The writer of one pipeline folder; holds its lock until it is closed."""
+
+    def __init__(self, folder: Path, lock: RunLock, content: dict[str, Any]) -> None:
+        self.folder, self._lock, self.content = folder, lock, content
+
+    @classmethod
+    def create(cls, folder: Path, settings: str, stages: Sequence[Stage]) -> PipelineStore:
+        """Begin in a folder that holds nothing; one in which no stage had begun can be used again."""
+        begun = (folder / SETTINGS).exists() and _any_begun(folder)
+        if begun or (folder / "config.yaml").exists():
+            what = "pipeline" if begun else "run"
+            raise ConfigError(
+                given=f"output = {folder}, which holds a {what} already",
+                allowed="a folder that does not exist yet, or an empty one",
+                fix=f"`posttrain resume {folder}` continues it; set output to another folder for a new one.",
+            )
+        store = cls(folder, _lock(folder), {"status": "running", "stages": [_waiting(stage) for stage in stages]})
+        write_durably(folder / SETTINGS, settings.encode())
+        store._write()
+        return store
+
+    @classmethod
+    def open(cls, folder: Path, stages: Sequence[Stage]) -> PipelineStore:
+        """Go on writing a folder, whatever the file of its progress says."""
+        lock = _lock(folder)
+        saved = json.loads((folder / PROGRESS).read_bytes()) if (folder / PROGRESS).exists() else {}
+        known = {entry["name"]: entry for entry in saved.get("stages", [])}
+        entries = [_known(known.get(stage.name), stage) for stage in stages]
+        kept = {name: saved[name] for name in ("exporting", "export") if name in saved}
+        store = cls(folder, lock, {"status": "running", "stages": entries, **kept})
+        store._write()
+        return store
+
+    def close(self) -> None:
+        self._lock.release()
+
+    @property
+    def has_begun(self) -> bool:
+        """Was anything measured, trained or saved in any stage?"""
+        return _any_begun(self.folder)
+
+    def handover(self, stage: str) -> Path:
+        """The file that says what the stage in this folder handed over."""
+        return self.folder / "handover" / f"{stage}.json"
+
+    def place(self, path: Path) -> str:
+        """A path as it is written down: within the pipeline's folder, which may be moved, or as it is."""
+        return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
+
+    def entry(self, stage: Stage) -> dict[str, Any]:
+        """What is known of a stage."""
+        return self.content["stages"][stage.number - 1]
+
+    def update(self, stage: Stage, **values: Any) -> dict[str, Any]:
+        """Write down what is known of a stage; returns all of it."""
+        entry = self.entry(stage)
+        entry |= values
+        self._write()
+        return entry
+
+    def has_announced(self, output: Path) -> bool:
+        """Is what lies there, if anything, an export of this pipeline?"""
+        return self.content.get("exporting") == self.place(output)
+
+    def has_exported(self, output: Path) -> bool:
+        return self.content.get("export") == self.place(output)
+
+    def announce(self, output: Path) -> None:
+        """Write down that the export is about to take this place: killed after it, a pipeline may replace it."""
+        self.content["exporting"] = self.place(output)
+        self._write()
+
+    def exported(self, output: Path) -> None:
+        self.content["export"] = self.place(output)
+        self._write()
+
+    def finish(self) -> None:
+        self.content["status"] = "finished"
+        self._write()
+
+    def failed(self, error: BaseException) -> None:
+        kind = "failed" if isinstance(error, Exception) else "interrupted"
+        self.content |= {"status": kind, "error": {"type": type(error).__name__, "message": str(error)}}
+        for entry in self.content["stages"]:
+            if entry["status"] == "training":
+                entry["status"] = kind
+        self._write()
+
+    def _write(self) -> None:
+        write_durably(self.folder / PROGRESS, json.dumps(self.content, indent=1).encode())
+
+
+def _lock(folder: Path) -> RunLock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return RunLock(folder)
+    except OSError as error:
+        raise ConfigError(
+            given=f"output = {folder} cannot be written ({error.strerror})",
+            allowed="a folder that can be written",
+            fix="Check its permissions, or set output to another folder.",
+        ) from error
+
+
+def _any_begun(folder: Path) -> bool:
+    stages = [*folder.glob("[0-9][0-9]*-*"), *folder.glob("[0-9][0-9]*-*/reward_model")]
+    return any(run.metrics or run.evaluation or run.checkpoint_steps for run in map(read_run, stages))
+
+
+def _known(entry: dict[str, Any] | None, stage: Stage) -> dict[str, Any]:
+    """What was written of a stage; one that has not begun is what the pipeline's settings say now."""
+    return _waiting(stage) if entry is None or entry["status"] == "waiting" else entry
+
+
+def _waiting(stage: Stage) -> dict[str, Any]:
+    name = stage.config.algorithm.name
+    return {"name": stage.name, "folder": stage.folder, "algorithm": name, "status": "waiting"}

@@ -1,8 +1,0 @@
-r"""Mathematical answers as exact values: read by a grammar of our own, compared without rounding, nothing evaluated.
-
->>> from posttrain.rewards.mathematics.compare import same
->>> from posttrain.rewards.mathematics.options import Options
->>> from posttrain.rewards.mathematics.parse import parse
->>> same(parse(r"\frac{1}{2}", Options(), gold=True), parse("0.5", Options()), Options())
-True
-"""

@@ -1,0 +1,1 @@
+"""Verifiers of mathematics and code, and the sandbox that runs foreign programs."""

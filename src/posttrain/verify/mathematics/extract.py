@@ -1,0 +1,240 @@
+r"""The one final answer of a completion, or the reason why there is none.
+
+1. Only the final turn counts, and of it what follows the reasoning (`places.py`).
+2. Boxes and `<answer>` tags say what the answer is; all of them must have the same value. So must every statement
+   ("The answer is", "Answer:", "####"): who writes down several answers has not given one.
+3. Without box or tag the statements decide, by the same rule.
+4. Without any of these the last sentence does that has a number or a formula, if it has one only, or ends in the only
+   one that it claims ("... is 12", "... = 12").
+
+"The same value" is decided by the reader, not by the spelling: 1/2 and 0.5 are one answer.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from posttrain.verify.mathematics import places
+from posttrain.verify.mathematics.conclusions import JOINT, concluded, has_number, of_sentence
+from posttrain.verify.mathematics.denials import is_changed, is_denied, retractions
+from posttrain.verify.mathematics.guard import MAX_CHARS, NeedsAlgebra, look_at_the_clock
+from posttrain.verify.mathematics.reader import Extracted, Reader, ambiguous
+from posttrain.verify.mathematics.sentences import AMOUNTS, FORMULA, HEDGE, atoms_of, without_dollars
+
+__all__ = ["MAX_TEXT", "Extracted", "NeedsAlgebra", "Reader", "extract", "final_segment"]
+
+MAX_TEXT = 1_000_000
+"""Characters of a completion that is read at all."""
+MAX_SEGMENT = 250_000
+"""Of these, characters behind the reasoning: some 60,000 tokens that are no reasoning."""
+
+_NAMED_JOINT = re.compile(
+    r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad|\\text)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
+)
+_FINAL = re.compile(r"\bfinal\s+answer(?:\s+is\b|\s*:)", re.IGNORECASE)
+_HEDGE_BEHIND = re.compile(
+    r"[ $,.;:)]*[(,—-]?\s*(?:or|maybe|perhaps|possibly)\b[^.\n0-9\\$]{0,30}(?=[$0-9]|\\(?!boxed|fbox|framebox))",
+    re.IGNORECASE,
+)
+_HEDGE_BEFORE = re.compile(rf"[\s,]+(?:{HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
+_FILLER = re.compile(
+    r"^(?:(?:simply|just|exactly|clearly|thus|therefore|equal\s+to|option|choice|that|now)\s+)+",
+    re.IGNORECASE,
+)
+_EXPLANATION = re.compile(
+    r"[,;]?\s+(?:because|since|which|where|when|if|so\s+that|as\s+(?:the|we|it))\b.*|\s+\((?!or\b|maybe|perhaps|possibly|alternat)[A-Za-z][^()]*\)$",
+    re.DOTALL,
+)
+
+
+def extract(text: str, reader: Reader | None = None) -> Extracted:
+    r"""The one answer of a completion. Raises NeedsAlgebra when its candidates can only be told apart by algebra.
+
+    >>> extract(r"I think \boxed{\frac{1}{2}}, that is \boxed{0.5}.").answer
+    '0.5'
+    >>> extract(r"\boxed{6}? No, \boxed{7}.").reason, extract("0 1 2 3 4 5 6 7").reason
+    ('ambiguous', 'ambiguous')
+    >>> extract("She sells 9 eggs.\n#### 18").answer, extract("That makes 9 * 2 = $18 every day.").answer
+    ('18', '$18')
+    """
+    look_at_the_clock(len(text) // 10)
+    segment = final_segment(text) if len(text) <= MAX_TEXT else text
+    if len(segment) > MAX_SEGMENT:
+        return Extracted(None, reason="too_large", detail=f"a text of {len(segment)} characters")
+    look_at_the_clock(len(segment))
+    return _decide(segment, reader or Reader())
+
+
+def final_segment(text: str) -> str:
+    """What follows the reasoning in the final turn."""
+    return places.after_reasoning(places.final_turn(text))
+
+
+def _decide(segment: str, reader: Reader) -> Extracted:
+    boxes, tags, statements = places.find_boxes(segment), places.find_tags(segment), places.find_statements(segment)
+    if boxes is None or tags is None or statements is None:
+        return _too_many(segment)
+    if boxes and boxes[-1].closing < 0:
+        return Extracted(None, reason="no_answer", detail="the last box is never closed")
+    if boxes and not places.box_content(segment, boxes[-1]):
+        return Extracted(None, reason="no_answer", detail="the last box is empty")
+    shown = [content for box in boxes if (content := places.box_content(segment, box))]
+    tagged = [_tagged(tag) for tag in tags if "\\boxed" not in tag]
+    explicit = shown + [tag for tag in tagged if tag]
+    if not explicit and (boxes or tags):
+        return Extracted(None, reason="no_answer", detail="the answer tag is empty")
+    if reader.options.final_statement and (final := _final_statement(segment, boxes, reader)):
+        return final
+    statements = [said for statement in statements if (said := _before_box(statement))]
+    claims = [claim for said in statements if not _denied(said) and (claim := _claim(said, reader))]
+    denied = [one for said in statements if (one := _denied(said))]
+    if not explicit:
+        return _stated(claims, denied, segment, reader)
+    if any(len(content) > MAX_CHARS for content in explicit):
+        return Extracted(
+            None, len(explicit), reason="too_large", detail=f"an answer of {max(map(len, explicit))} characters"
+        )
+    distinct = _distinct(explicit, reader)
+    if len(distinct) > 1:
+        joined = not tagged and _are_joined(segment, [box for box in boxes if places.box_content(segment, box)])
+        return ambiguous(len(distinct), distinct if joined else None)
+    answer = distinct[0]
+    if any(is_denied(segment, box.start, box.closing + 1) or is_changed(segment, box.start) for box in boxes):
+        return Extracted(None, reason="no_answer", detail="the words around the box deny it")
+    if any(_is_part(segment, box) for box in boxes):
+        return Extracted(None, reason="ambiguous", detail="the box is a part of a larger formula")
+    others = [other for box in boxes for other in _offered_beside(segment, box) if not reader.same(answer, other)]
+    if boxes:
+        others += _taken_back(answer, segment, boxes[-1].closing + 1, reader)
+    if others:
+        return ambiguous(2, detail=f"{others[0]!r} is offered beside the box")
+    contradicting = [claim for claim in claims if _is_definite(claim, reader) and not reader.same(answer, claim)]
+    contradicting += [claim for claim in denied if reader.same(answer, claim)]
+    if contradicting:
+        return ambiguous(2, detail=f"the statement {contradicting[0]!r} beside the box {answer!r}")
+    return Extracted(answer, 1)
+
+
+def _final_statement(segment: str, boxes: list[places.Box], reader: Reader) -> Extracted | None:
+    """What the text behind the boxes states as the final answer; None where that is no number and no formula."""
+    if not boxes or not _FINAL.search(segment, boxes[-1].closing):
+        return None
+    found = _decide(segment[boxes[-1].closing + 1 :], reader)
+    return found if found.answer is not None and _is_definite(found.answer, reader) else None
+
+
+def _too_many(segment: str) -> Extracted:
+    if sum(map(segment.count, places.BOXES)) in range(1, places.MAX_PLACES):
+        return Extracted(
+            None, 1, reason="too_large", detail=f"no end in {places.MAX_SCANNED} characters from the box on"
+        )
+    return ambiguous(places.MAX_PLACES, detail=f"more than {places.MAX_PLACES} answers")
+
+
+def _before_box(statement: str) -> str:
+    """What a statement that ends in a box says before it, if it is a number alone: the 8 of `8: \\boxed{7}`."""
+    said, box, _ = statement.partition("\\boxed")
+    alone = not box or re.fullmatch(r"[-+\s]*[0-9][0-9.,]*[\s:;,.)(*]+\$*", said)
+    return said.rstrip(" :;,.(*$") if box and alone else said if alone else ""
+
+
+def _denied(statement: str) -> str:
+    """The value that a statement denies, if it does: the 7 of "not 7"."""
+    first = next(iter(atoms_of(statement)), None)
+    return first[0] if first and is_denied(statement, *first[1:]) else ""
+
+
+def _stated(claims: list[str], denied: list[str], segment: str, reader: Reader) -> Extracted:
+    """The answer of a text without boxes: what is stated, else what the last sentence concludes."""
+    definite = [claim for claim in claims if _is_definite(claim, reader)]
+    if definite or claims:
+        distinct = _distinct(definite or claims[-1:], reader)
+        if len(distinct) > 1:
+            return ambiguous(len(distinct))
+        others = _taken_back(distinct[0], segment, places.end_of_statements(segment), reader)
+        return ambiguous(2, detail=f"{others[0]!r} takes the statement back") if others else Extracted(distinct[0], 1)
+    if denied:
+        return Extracted(None, reason="no_answer", detail=f"{denied[-1]!r} is denied, and nothing else stated")
+    return concluded(segment, reader)
+
+
+def _distinct(answers: list[str], reader: Reader) -> list[str]:
+    """One spelling, the last, of each value, in the order in which the values first appear."""
+    found: list[str] = []
+    for answer in dict.fromkeys(answers):
+        for index, other in enumerate(found):
+            if reader.same(other, answer):
+                found[index] = answer
+                break
+        else:
+            found.append(answer)
+    return found
+
+
+def _are_joined(segment: str, boxes: list[places.Box]) -> bool:
+    """Whether the boxes are one list: `\\boxed{1}, \\boxed{2}`, `y_1 = \\boxed{1} and y_2 = \\boxed{2}`."""
+    for one, other in pairwise(boxes):
+        between = segment[one.closing + 1 : other.start]
+        if len(between) > 80 or not (JOINT.fullmatch(between) or _NAMED_JOINT.fullmatch(between)):
+            return False
+    return True
+
+
+def _is_part(segment: str, box: places.Box) -> bool:
+    """Whether a digit, a decimal or an exponent stands right beside a box: `1\\boxed{7}`, `\\boxed{7}.5`."""
+    behind = segment[box.closing + 1 : box.closing + 4] if segment[box.closing : box.closing + 1] == "}" else ""
+    before = segment[max(box.start - 6, 0) : box.start]
+    return bool(re.match(r"[0-9]|\.[0-9]|\^[0-9{]|[\[{(][0-9]", behind) or re.search(r"[0-9][{$]?$|\\sqrt\{?$", before))
+
+
+def _taken_back(answer: str, segment: str, start: int, reader: Reader) -> list[str]:
+    """The other answers that take an answer back which ends at `start`."""
+    found: list[str] = []
+    for at in retractions(segment, start):
+        other = next(iter(atoms_of(segment[at : at + 120])), ("", 1, 1))
+        text = other[0] if other[1] == 0 else segment[at : at + 10]
+        listed = text in answer and re.search(r"\bor\b|[,;]", answer) is not None
+        if not listed and not reader.same(answer, text) and "\\boxed" not in text:
+            found.append(text)
+    return found
+
+
+def _offered_beside(segment: str, box: places.Box) -> list[str]:
+    """What is offered right before or behind a box as well: the 8 of `\\boxed{7} or 8`. Other boxes are seen to."""
+    found: list[str] = []
+    behind, before = segment[box.closing + 1 : box.closing + 120], segment[max(box.start - 200, 0) : box.start]
+    if hedge := _HEDGE_BEHIND.match(behind):
+        found += [atom for atom, _, _ in atoms_of(behind[hedge.end() :])[:1]]
+    if hedge := _HEDGE_BEFORE.search(before):
+        said = before[: hedge.start()].rstrip(" ,")
+        start = said.rfind("$", 0, -1) if said.endswith("$") else -1
+        found += (
+            [said[start + 1 : -1]] if start >= 0 else [text for text, _, end in atoms_of(said)[-1:] if end == len(said)]
+        )
+    return [other for other in found if "\\boxed" not in other]
+
+
+def _tagged(content: str) -> str:
+    """The answer within a tag: what it states, if it is a sentence."""
+    statements = places.find_statements(content)
+    return without_dollars(statements[-1] if statements else content)
+
+
+def _claim(statement: str, reader: Reader) -> str:
+    """The answer within a statement: `$7$, because ...` is 7, `9 eggs per day` the number, `7 or 8` all of it."""
+    text = _EXPLANATION.sub("", _FILLER.sub("", statement)).strip(" ,;:*")
+    formula = FORMULA.match(text)
+    if formula and not AMOUNTS.match(text):
+        rest = text[formula.end() :]
+        percent = places.PERCENT_BEHIND.match(rest)
+        if not re.search(rf"[0-9$\\]|\b{HEDGE}", rest[percent.end() if percent else 0 :]):
+            return formula[formula.lastgroup or 0].strip() + ("\\%" if percent else "")
+    if re.search(r"[0-9]|\\[(\[]|\$", text) and (answer := of_sentence(text, reader).answer) is not None:
+        return answer
+    return without_dollars(text)
+
+
+def _is_definite(claim: str, reader: Reader) -> bool:
+    """Whether a statement gives a value, or begins as one; "the sum of both" does not."""
+    return bool(re.match(r"[-−+]?\s*\\?[$€£]?\s*[0-9.]|\\[a-z{(]", claim)) or has_number(reader.value(claim))

@@ -1,0 +1,162 @@
+r"""The recursive-descent reader of one expression: tokens in, tree out. It works nothing out.
+
+    sum      = [sign] product { (+ | - | ± | ∓) product }
+    product  = factor { [* | / | ÷] factor }
+    factor   = { sign } base { ^ factor | ! | % | ° }
+    base     = number | letter [_ sub] | ( sum ) | { sum } | |sum| | \frac.. | \sqrt.. | \sin.. | matrix
+
+Two conventions of its own: `3\frac{1}{2}` with a proper fraction is a mixed number, and `x^10` means what it says in
+plain text. A word, or anything else that is no part of an expression, ends the reading with NotAnExpression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from posttrain.verify.mathematics.bases import COMMANDS, FUNCTIONS, Bases, literal
+from posttrain.verify.mathematics.cursor import NotAnExpression
+from posttrain.verify.mathematics.tokens import Token
+from posttrain.verify.mathematics.tree import Call, Literal, Minus, Node, PlusMinus, Power, Product, Quotient, Sum
+
+
+def expression(tokens: Sequence[Token]) -> Node:
+    """The tree of all of the tokens."""
+    reader = _Reader(tokens)
+    node = reader.sum()
+    if reader.position < len(reader.tokens):
+        raise NotAnExpression
+    return node
+
+
+class _Reader(Bases):
+    def sum(self) -> Node:
+        self.descend()
+        terms = [self.signed_product()]
+        while self.peek() in ("+", "-", "±", "∓"):
+            terms.append(self.signed_product())
+        self.depth -= 1
+        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+
+    def signed_product(self) -> Node:
+        if self.peek() in ("+", "-", "±", "∓"):
+            sign = self.take().text
+            product = self.product()
+            if sign == "+":
+                return product
+            return Minus(product) if sign == "-" else PlusMinus(product, flipped=sign == "∓")
+        return self.product()
+
+    def product(self) -> Node:
+        factors: list[Node] = [self.factor()]
+        signed = False
+        while True:
+            following = self.peek()
+            if following in ("*", "×"):
+                self.take()
+                factors.append(self.factor())
+                signed = True
+            elif following in ("/", "÷"):
+                self.take()
+                above = factors[0] if len(factors) == 1 else Product(tuple(factors), signed)
+                factors = [Quotient(above, self.factor(), signed=following == "÷")]
+                signed = False
+            elif self._continues():
+                fraction = self._fraction_of_mixed(factors[-1])
+                if fraction is not None:
+                    factors[-1] = fraction
+                    continue
+                bracketed = following in ("(", "[")
+                factors.append(self.factor())
+                signed = signed or (bracketed and isinstance(factors[-1], Literal) and isinstance(factors[-2], Literal))
+            else:
+                return factors[0] if len(factors) == 1 else Product(tuple(factors), signed)
+
+    def _continues(self) -> bool:
+        """Whether the next token is a factor without a multiplication sign."""
+        text, kind = self.peek(), self.kind()
+        if kind == "letter":
+            return text != "…"
+        if kind == "number":  # `3 1/2`; in `x 2` and `7 8` nobody can tell what is meant
+            return self.position > 0 and self.tokens[self.position - 1].kind == "number" and self.peek(1) == "/"
+        if text == "|":
+            return self.bars == 0
+        return text in ("(", "[", "{") or text.startswith("\\begin{") or text in COMMANDS
+
+    def _fraction_of_mixed(self, whole: Node) -> Literal | None:
+        r"""`3\frac{1}{2}` and `3 1/2`: a whole number directly before a proper fraction of whole numbers."""
+        before = self.tokens[self.position - 1]
+        if not isinstance(whole, Literal) or whole.decimal or whole.percent or before.kind != "number":
+            return None
+        start = self.position
+        if self.peek() == "\\frac":
+            part = self.base()
+        elif self.kind() == "number":
+            above = literal(self.take().text)
+            self.expect("/")
+            part = Quotient(above, self.base())
+        else:
+            return None
+        if isinstance(part, Quotient) and isinstance(part.above, Literal) and isinstance(part.below, Literal):
+            above, below = part.above.value, part.below.value
+            if 0 < above < below and isinstance(above, int) and isinstance(below, int) and self.peek() != "^":
+                return Literal(whole.value + Fraction(above, below))
+        if self.tokens[start].kind == "number":
+            raise NotAnExpression
+        self.position = start
+        return None
+
+    def factor(self) -> Node:
+        self.descend()
+        if self.peek() in ("+", "-"):
+            minus = self.take().text == "-"
+            inner = self.factor()
+            self.depth -= 1
+            return Minus(inner) if minus else inner
+        node = self.base()
+        while True:
+            following = self.peek()
+            if following == "^":
+                self.take()
+                node = self._raised(node)
+            elif following == "!":
+                self.take()
+                node = Call("factorial", (node,))
+            elif following == "%":
+                self.take()
+                node = _percent(node)
+            else:
+                self.depth -= 1
+                return node
+
+    def _raised(self, base: Node) -> Node:
+        if self.peek() == "\\circ" or (self.peek() == "{" and self.peek(1) == "\\circ" and self.peek(2) == "}"):
+            self.position += 1 if self.peek() == "\\circ" else 3
+            return Call("degree", (base,))
+        return Power(base, self.exponent())
+
+    def exponent(self) -> Node:
+        if self.peek() in ("+", "-"):
+            minus = self.take().text == "-"
+            exponent = self.exponent()
+            return Minus(exponent) if minus else exponent
+        self.descend()
+        exponent = self.base()
+        if self.peek() == "^":  # 9^9^9 is 9^(9^9)
+            self.take()
+            exponent = Power(exponent, self.exponent())
+        self.depth -= 1
+        return exponent
+
+    def bare_argument(self) -> Node:
+        r"""`\sin 2x \cos x`: the argument goes up to the next sign or function."""
+        factors = [self.factor()]
+        while self._continues() and self.peek() not in FUNCTIONS and self.peek() not in ("(", "["):
+            factors.append(self.factor())
+        return factors[0] if len(factors) == 1 else Product(tuple(factors), signed=False)
+
+
+def _percent(node: Node) -> Node:
+    if isinstance(node, Literal):
+        return Literal(Fraction(node.value) / 100, node.decimal, percent=True)
+    return Quotient(node, Literal(100))

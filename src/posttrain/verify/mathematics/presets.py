@@ -1,0 +1,193 @@
+r"""The verifiers of mathematics, one for each kind of data set. Each is a function on plain strings, usable alone.
+
+    >>> gsm8k("She makes 9 * 2 = 18 dollars.\n#### 18", "#### 18").reason, aime(r"\boxed{25}", "025").reason
+    ('correct', 'correct')
+
+All of them take the one answer of the completion (`extract.py`) and return a `Verdict`. A completion is a text, or a
+list of messages of which the assistant's last one counts. `truncated` says that the completion was cut at the length
+limit: without an answer its reason is then "truncated".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from posttrain.errors import DataError
+from posttrain.rewards.verdict import Verdict
+from posttrain.verify.mathematics.guard import NeedsWorker, quickly
+from posttrain.verify.mathematics.numbers import Percent, gold_number, verify_number
+from posttrain.verify.mathematics.options import Options
+from posttrain.verify.mathematics.verify import Algebra, Message, verify
+
+MATH500 = Options(percent=True, words=True, ignore_case=True)
+"""What the published graders of MATH allow: units, percent signs and the case of words do not count."""
+MATH_LENIENT = Options(
+    words=True,
+    decimal_comma=True,
+    require_evaluated=False,
+    last_side=True,
+    rounded_places=2,
+    bare_points=True,
+    final_statement=True,
+    every_box=True,
+    inequality_as_set=False,
+)
+"""The conventions of math-verify's own test cases."""
+AIME_LARGEST = 999
+"""Answers of the AIME are integers from 0 to this."""
+
+Completion = str | Sequence[Message] | None
+
+
+def math(
+    completion: Completion,
+    answer: Any,
+    *,
+    truncated: bool = False,
+    percent: bool = False,
+    words: bool = False,
+    base: bool = False,
+    ignore_case: bool = False,
+    natural_log: bool = False,
+    decimal_comma: bool = False,
+    ordered: bool = False,
+    require_evaluated: bool = True,
+    last_side: bool = False,
+    rounded_places: int = 0,
+    bare_points: bool = False,
+    final_statement: bool = False,
+    every_box: bool = False,
+    inequality_as_set: bool = True,
+    relative_tolerance: float = 0.0,
+    absolute_tolerance: float = 0.0,
+) -> Verdict:
+    """Whether the final answer is mathematically equal to the gold. The settings are those of `Options`.
+
+    Where only algebra tells (x (x + 1) for x^2 + x beyond what our grammar multiplies out), math-verify decides, which
+    can take arbitrarily long: outside a reward worker, call this only on text that you trust.
+    """
+    options = Options(
+        percent=percent,
+        words=words,
+        base=base,
+        ignore_case=ignore_case,
+        natural_log=natural_log,
+        decimal_comma=decimal_comma,
+        ordered=ordered,
+        require_evaluated=require_evaluated,
+        last_side=last_side,
+        rounded_places=rounded_places,
+        bare_points=bare_points,
+        final_statement=final_statement,
+        every_box=every_box,
+        inequality_as_set=inequality_as_set,
+        relative_tolerance=relative_tolerance,
+        absolute_tolerance=absolute_tolerance,
+    )
+    return verify(completion, answer, options, truncated=truncated, algebra=_algebra(options))
+
+
+def math500(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+    """`math` for MATH and MATH-500: units, percent signs and the case of words do not count, as in the published
+    graders. The subscript of a base does, and so does everything else."""
+    return verify(completion, answer, MATH500, truncated=truncated, algebra=_algebra(MATH500))
+
+
+def math_lenient(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+    """`math` with the conventions of math-verify's test cases: the last side of a chain, rounded decimals, computations
+    left undone, decimal commas. One answer only still counts; lists, hedges and guesses earn nothing."""
+    return verify(completion, answer, MATH_LENIENT, truncated=truncated, algebra=_algebra(MATH_LENIENT))
+
+
+def numeric(
+    completion: Completion,
+    answer: Any,
+    *,
+    truncated: bool = False,
+    percent: Percent = "exact",
+    relative_tolerance: float = 0.0,
+    absolute_tolerance: float = 0.0,
+) -> Verdict:
+    """Whether the final number equals the gold, compared as exact fractions.
+
+    `1,234`, `$1234`, `1234.0` and `2468/2` are the same number; units and words around it do not count. `20%` is 1/5;
+    with percent = "either" it is right for 20 as well. With tolerances, right is
+    |found - answer| <= max(relative_tolerance * |answer|, absolute_tolerance); the relative one applies to golds that
+    are written as decimals, so that an integer stays exact.
+    """
+    return verify_number(
+        completion,
+        answer,
+        truncated=truncated,
+        percent=percent,
+        relative_tolerance=relative_tolerance,
+        absolute_tolerance=absolute_tolerance,
+    )
+
+
+def gsm8k(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+    """GSM8K: the gold is what follows `####`, or a number. `#### $18`, `#### 18.`, `\\boxed{18}`, "The answer is 18
+    dollars." and a last line with one number, such as `A: 18`, all give 18. A percent sign may be left out or added."""
+    return verify_number(completion, answer, truncated=truncated, percent="either")
+
+
+def svamp(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+    """SVAMP and other word problems whose golds are plain numbers (145.0): `gsm8k`, but a percent sign counts."""
+    return verify_number(completion, answer, truncated=truncated)
+
+
+def aime(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+    """AIME: integers from 0 to 999; leading zeros do not count, in the gold (`025`) or in the answer."""
+    gold = gold_number(answer)
+    if gold.percent or gold.value.denominator != 1 or not 0 <= gold.value <= AIME_LARGEST:
+        raise DataError(
+            given=f"the gold answer {answer!r} is no answer of the AIME",
+            allowed=f"an integer from 0 to {AIME_LARGEST}",
+            fix='Correct or drop the row, or use the reward "numeric".',
+        )
+    return verify_number(completion, answer, truncated=truncated)
+
+
+def math_quick(completion: Completion, answer: Any, *, truncated: bool = False, **options: Any) -> Verdict | None:
+    """What `math` decides at once; None when it takes algebra or time, which only a killable process may."""
+    return _quick(completion, answer, Options(**options), truncated)
+
+
+def math500_quick(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict | None:
+    """As `math_quick`, for `math500`."""
+    return _quick(completion, answer, MATH500, truncated)
+
+
+def math_lenient_quick(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict | None:
+    """As `math_quick`, for `math_lenient`."""
+    return _quick(completion, answer, MATH_LENIENT, truncated)
+
+
+def in_time(verifier: Callable[..., Verdict]) -> Callable[..., Verdict | None]:
+    """A verifier as the process that trains calls it: None for what would hold it up."""
+
+    def quick(*arguments: Any, **settings: Any) -> Verdict | None:
+        try:
+            with quickly():
+                return verifier(*arguments, **settings)
+        except NeedsWorker:
+            return None
+
+    return quick
+
+
+def _quick(completion: Completion, answer: Any, options: Options, truncated: bool) -> Verdict | None:
+    try:
+        return verify(completion, answer, options, truncated=truncated)
+    except NeedsWorker:
+        return None
+
+
+def _algebra(options: Options) -> Algebra:
+    def equivalent(gold: str, given: str) -> bool:
+        from posttrain.verify.mathematics import symbolic  # loads sympy: only where it is needed
+
+        return symbolic.equivalent(gold, given, options)
+
+    return equivalent

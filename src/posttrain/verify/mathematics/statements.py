@@ -1,0 +1,220 @@
+r"""One statement of an answer: `x = 5`, `0 \le x < 1`, `f(x) = x^2`, `2x + z = 5`, or a thing alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from posttrain.verify.mathematics.compare import agree
+from posttrain.verify.mathematics.cursor import NotAnExpression
+from posttrain.verify.mathematics.guard import Unreadable
+from posttrain.verify.mathematics.names import is_label, name_of
+from posttrain.verify.mathematics.polynomials import ONE, Atom, Ratio, atom, exactly, number
+from posttrain.verify.mathematics.regions import INFINITY, MINUS_INFINITY, mirrored, place
+from posttrain.verify.mathematics.structure import spelled, split
+from posttrain.verify.mathematics.things import Things
+from posttrain.verify.mathematics.tokens import Token
+from posttrain.verify.mathematics.tree import CONSTANTS, Call, Product, Symbol, free_symbols
+from posttrain.verify.mathematics.values import (
+    Bracket,
+    Colons,
+    Equation,
+    Expression,
+    Matrix,
+    Number,
+    Piece,
+    Region,
+    Value,
+    Words,
+)
+
+_ORDER = ("<", "<=", ">", ">=", "≠")
+_RELATIONS = ("=", "≈", "∈", *_ORDER)
+_PERCENT = frozenset({"percent", "pct", "percentage"})
+
+
+_QUANTITIES = frozenset({
+    "answer", "result", "solution", "value", "total", "sum", "difference", "product", "quotient", "area", "volume",
+    "perimeter", "circumference", "length", "width", "height", "radius", "diameter", "distance", "slope", "speed",
+    "rate", "time", "cost", "price", "profit", "number", "probability", "ratio", "angle", "day", "remainder", "degree",
+    "mean", "median", "mode", "average", "range", "domain", "expression", "equation", "formula", "function",
+    "polynomial", "center", "vertex",
+})  # fmt: skip
+"""Words that name what letters stand for: Area = x². Any other word would be an answer of its own."""
+
+
+class Statements(Things):
+    """Reads statements."""
+
+    def read(self, tokens: Sequence[Token]) -> Value:
+        tokens = [Token("operator", "%") if t.kind == "word" and t.text in _PERCENT else t for t in tokens]
+        sides, relations = split(tokens, _RELATIONS)
+        if not relations:
+            return self.thing(tokens)
+        if not all(sides):
+            raise NotAnExpression
+        if relations == ["∈"]:
+            return replace(self.thing(sides[1]), name=spelled(sides[0]))
+        if set(relations) <= {"=", "≈"}:
+            return self._equality(sides, relations)
+        if set(relations) <= set(_ORDER):
+            return self._inequality(sides, relations)
+        raise NotAnExpression
+
+    def _equality(self, sides: list[Sequence[Token]], relations: list[str]) -> Value:
+        """The value of the last side of a chain of equals, which all agree; of one equation with symbols, itself."""
+        names: list[str] = []
+        foreign = False
+        if self.options.last_side:
+            sides, relations = _last_side(sides, relations)
+        while len(sides) > 1 and (name := name_of(sides[0])) is not None:
+            names.append(name)
+            foreign |= all(token.kind == "word" for token in sides[0]) and name.lower() not in _QUANTITIES
+            sides, relations = sides[1:], relations[1:]
+        values = [self.thing(side) for side in sides]
+        if foreign and any(isinstance(value.meaning, Words) or _has_symbols(value) for value in values):
+            raise Unreadable("ambiguous", "a word that is said to equal something else in words or letters")
+        if len(values) == 1:
+            return replace(values[0], name=names[-1] if names else None)
+        if all(_is_constant(value) for value in values):
+            return replace(self._last_of_chain(values, relations), name=names[-1] if names else None)
+        if len(values) == 2 and not names and relations == ["="]:
+            if (name := name_of(sides[1])) is not None and _is_constant(values[0]):
+                return replace(values[0], name=name)
+            if is_label(sides[0]) and _is_constant(values[1]):
+                return replace(values[1], name=spelled(sides[0]))
+            if isinstance(values[0].meaning, Matrix | Bracket | Words):
+                raise NotAnExpression
+            return Value(spelled(sides[0]), Equation(self.algebra.add(_ratio(values[0]), _ratio(values[1]), sign=-1)))
+        raise Unreadable("ambiguous", "a chain of equations with symbols")
+
+    def _last_of_chain(self, values: list[Value], relations: list[str]) -> Value:
+        answer = values[0]
+        for relation, value in zip(relations, values[1:], strict=True):
+            if relation == "≈":
+                near, exact = place(value, self.options), place(answer, self.options)
+                if abs(near - exact) > 0.01 * abs(exact):
+                    raise Unreadable("ambiguous", "an approximation that is another number")
+                return answer
+            if not self.options.last_side and not agree(answer, value, self.options):
+                raise Unreadable("ambiguous", "a chain of equations whose sides differ")
+            answer = value
+        return answer
+
+    def _inequality(self, sides: list[Sequence[Token]], relations: list[str]) -> Value:
+        values = [self.thing(side) for side in sides]
+        if len(values) == 3:
+            if {relations[0][0], relations[1][0]} not in ({"<"}, {">"}):
+                raise NotAnExpression
+            low, middle, high = values if relations[0][0] == "<" else values[::-1]
+            closed = [len(relation) == 2 for relation in (relations if relations[0][0] == "<" else relations[::-1])]
+            return self._bounded(middle, self._between(low, middle, high, *closed))
+        if len(values) != 2:
+            raise NotAnExpression
+        left, right, relation = values[0], values[1], relations[0]
+        if relation.startswith(">"):
+            left, right, relation = right, left, "<" + relation[1:]
+        for bounded, bound in ((left, right), (right, left)):
+            if (_is_name(bounded) or _of_absolute(bounded)) and _is_constant(bound):
+                return self._bounded(bounded, self._half_line(bound, relation, below=bounded is left))
+        return self._solved(self.algebra.add(_ratio(left), _ratio(right), sign=-1), relation)
+
+    def _between(self, low: Value, middle: Value, high: Value, low_closed: bool, high_closed: bool) -> Region:
+        match middle.meaning:
+            case Words(text) if len(text) == 1:
+                pass
+            case Expression(node=Symbol() | Product() | Call(function="f" | "g" | "h") as node) if free_symbols(node):
+                pass
+            case _ if _of_absolute(middle):
+                pass
+            case _:
+                raise NotAnExpression
+        if not place(low, self.options) < place(high, self.options):
+            raise NotAnExpression
+        return Region((Piece(low, high, low_closed, high_closed),), inequality=True)
+
+    def _bounded(self, bounded: Value, region: Region) -> Value:
+        """What is bounded with its values; of |x|, x with those of either sign."""
+        letter = _of_absolute(bounded)
+        return Value("", mirrored(region, self.options) if letter else region, name=letter or bounded.text)
+
+    def _half_line(self, bound: Value, relation: str, *, below: bool) -> Region:
+        place(bound, self.options)
+        if relation == "≠":
+            pieces = (Piece(MINUS_INFINITY, bound, False, False), Piece(bound, INFINITY, False, False))
+            return Region(pieces, inequality=True)
+        closed = relation == "<="
+        piece = Piece(MINUS_INFINITY, bound, False, closed) if below else Piece(bound, INFINITY, closed, False)
+        return Region((piece,), inequality=True)
+
+    def _solved(self, difference: Ratio, relation: str) -> Value:
+        """a x + b < 0 solved for x; any other inequality stays as it is."""
+        symbols = {one for one in difference.atoms if not one.prime and one.key not in CONSTANTS}
+        if len(symbols) == 1 and difference.below == ONE:
+            (symbol,) = symbols
+            slope = difference.above.get(((symbol, 1),))
+            rest = {m: c for m, c in difference.above.items() if all(one != symbol for one, _ in m)}
+            if slope is not None and len(rest) + 1 == len(difference.above) and set(rest) <= {()}:
+                bound = -rest.get((), Fraction(0)) / slope
+                end = Value(exactly(bound), Number(bound))
+                return Value("", self._half_line(end, relation, below=slope > 0), name=symbol.key)
+        return Value("", Equation(difference, relation))
+
+
+def _last_side(sides: list[Sequence[Token]], relations: list[str]) -> tuple[list[Sequence[Token]], list[str]]:
+    """A chain without all but its name and its last side; an approximation is none unless nothing else is there."""
+    named = name_of(sides[0]) is not None
+    while len(sides) > 1 + named and relations[-1] == "≈":
+        sides, relations = sides[:-1], relations[:-1]
+    if len(sides) < 3:
+        return sides, relations
+    return ([sides[0], sides[-1]], relations[-1:]) if named else (sides[-1:], [])
+
+
+def _of_absolute(value: Value) -> str | None:
+    """The x of |x|, which stands for a real number."""
+    match value.meaning:
+        case Expression(node=Call(function="abs", arguments=(Symbol(name),))) if name not in CONSTANTS:
+            return name
+    return None
+
+
+def _has_symbols(value: Value) -> bool:
+    return isinstance(value.meaning, Expression) and bool(free_symbols(value.meaning.node))
+
+
+def _is_name(value: Value) -> bool:
+    match value.meaning:
+        case Words(text):
+            return len(text) == 1
+        case Expression(node=Symbol(name)):
+            return name not in CONSTANTS
+        case Expression(node=Call(function=function)):
+            return function in ("f", "g", "h")
+        case _:
+            return False
+
+
+def _is_constant(value: Value) -> bool:
+    match value.meaning:
+        case Expression():
+            return not free_symbols(value.meaning.node)
+        case Words() | Equation():
+            return False
+        case Colons(parts):
+            return all(_is_constant(part) for part in parts)
+        case _:
+            return True
+
+
+def _ratio(value: Value) -> Ratio:
+    match value.meaning:
+        case Number():
+            return number(value.meaning.value)
+        case Expression():
+            return value.meaning.ratio
+        case Words(text) if len(text) == 1:
+            return atom(Atom(text))
+        case _:
+            raise NotAnExpression

@@ -1,0 +1,193 @@
+r"""Algebra where exact terms do not settle it: high precision first, math-verify for what our grammar cannot read.
+
+Importing this file loads sympy (0.3 s), and a call may take long: only workers that can be killed come here.
+
+Two expressions that our grammar reads are equal when they are so to 60 digits at random points, or as constants to more
+digits than an answer has characters: no decimal of an answer's length can imitate that, and 1/2004! is not 1/2006!.
+
+math-verify 0.9 rounds floats to 6 places, lowers the case of symbols, takes the last of a chain and forgets dots; what
+could profit from that is refused before it is asked, and what it calls equal is checked by numbers. Only its LaTeX
+reader is used: its reader of plain text passes what the model wrote to Python's `eval`. Its time-outs are switched off,
+because they rely on SIGALRM in the main thread and cannot interrupt a long integer operation; the deadline of the
+worker's parent takes their place.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+import sympy
+from math_verify import LatexExtractionConfig, parse, verify
+
+from posttrain.verify.mathematics import compare
+from posttrain.verify.mathematics.approximate import unknown_phase
+from posttrain.verify.mathematics.cursor import NotAnExpression
+from posttrain.verify.mathematics.guard import MAX_CHARS, Unreadable
+from posttrain.verify.mathematics.options import Options
+from posttrain.verify.mathematics.parse import parse as parse_exactly
+from posttrain.verify.mathematics.structure import split
+from posttrain.verify.mathematics.tokens import Token, tokenise
+from posttrain.verify.mathematics.tree import (
+    Call,
+    Literal,
+    Minus,
+    Node,
+    Power,
+    Product,
+    Quotient,
+    Root,
+    Sum,
+    Symbol,
+    symbols_of,
+)
+from posttrain.verify.mathematics.values import Unread
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nobody watches the clock; our parent does
+_READER = [LatexExtractionConfig()]
+
+DIGITS_OF_CONSTANTS = 2 * MAX_CHARS + 50
+DIGITS_AT_POINTS = 60
+POINTS = 6
+"""Of each kind: all symbols positive, and of either sign, where a root of x² differs from x."""
+
+
+def equivalent(gold: str, given: str, options: Options | None = None) -> bool:
+    """Whether an answer is the gold, both as LaTeX. What the gold leaves undone, the answer may."""
+    options = options or Options()
+    try:
+        expected, found = parse_exactly(gold, options, gold=True), parse_exactly(given, options)
+        verdict = compare.same(expected, found, options, algebra=lambda one, other: identical(one, other, options))
+    except Unreadable:
+        return False
+    if verdict is None:
+        return isinstance(expected.meaning, Unread) and _math_verify(gold, given)
+    return verdict
+
+
+def identical(one: Node, other: Node, options: Options) -> bool:
+    """Whether two expressions have the same value wherever both have one."""
+    names = sorted(symbols_of(one) | symbols_of(other))
+    if not names:
+        with mpmath.workdps(DIGITS_OF_CONSTANTS):
+            return _agree(one, other, {}, options) is True
+    chosen = random.Random(0)
+    with mpmath.workdps(DIGITS_AT_POINTS):
+        positive = [{name: _between(chosen, 0.3, 2.5) for name in names} for _ in range(POINTS)]
+        either = [{name: _between(chosen, -2.5, 2.5) for name in names} for _ in range(POINTS)]
+        verdicts = [_agree(one, other, point, options) for point in positive]
+        verdicts += [_agree(one, other, point, options, real=True) for point in either]
+    return False not in verdicts and verdicts.count(True) >= POINTS // 2
+
+
+def _between(chosen: random.Random, low: float, high: float) -> Any:
+    return mpmath.mpf(chosen.randint(int(low * 10**9), int(high * 10**9))) / 10**9
+
+
+def _agree(one: Node, other: Node, point: dict[str, Any], options: Options, *, real: bool = False) -> bool | None:
+    """At one point; None where one of them has no value (with `real`: no real one)."""
+    try:
+        values = [_value(node, point, options) for node in (one, other)]
+    except (ArithmeticError, ValueError, TypeError, KeyError):
+        return None
+    if not all(mpmath.isfinite(value) for value in values) or (real and any(mpmath.im(value) for value in values)):
+        return None
+    scale = max(mpmath.mpf(1), *(abs(value) for value in values))
+    return bool(abs(values[0] - values[1]) < scale * mpmath.mpf(10) ** (12 - mpmath.mp.dps))
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc,
+    "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan, "sinh": mpmath.sinh, "cosh": mpmath.cosh,
+    "tanh": mpmath.tanh, "exp": mpmath.exp, "ln": mpmath.log, "lg": mpmath.log10, "abs": abs, "floor": mpmath.floor,
+    "ceil": mpmath.ceil, "factorial": mpmath.factorial, "binom": mpmath.binomial, "degree": mpmath.radians,
+}  # fmt: skip
+
+
+def _value(node: Node, point: dict[str, Any], options: Options) -> Any:
+    """The value of an expression at the precision that is set."""
+
+    def of(child: Node) -> Any:
+        return _value(child, point, options)
+
+    match node:
+        case Literal():
+            return mpmath.mpf(node.value.numerator) / node.value.denominator
+        case Symbol(name):
+            return {"π": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}[name] if name in "πei" else point[name]
+        case Sum():
+            return mpmath.fsum(of(term) for term in node.terms)
+        case Product():
+            return mpmath.fprod(of(factor) for factor in node.factors)
+        case Quotient():
+            return of(node.above) / of(node.below)
+        case Minus():
+            return -of(node.of)
+        case Power():
+            return mpmath.power(of(node.base), of(node.exponent))
+        case Root():
+            radicand = of(node.radicand)
+            negative = node.degree % 2 and mpmath.im(radicand) == 0 and mpmath.re(radicand) < 0
+            return -mpmath.root(-radicand, node.degree) if negative else mpmath.root(radicand, node.degree)
+        case Call(function="log"):
+            parts = [of(argument) for argument in node.arguments]
+            base = parts[1] if len(parts) > 1 else mpmath.e if options.natural_log else 10
+            return mpmath.log(parts[0]) / mpmath.log(base)
+        case Call(function="abs" | "floor" | "ceil" | "factorial" | "binom" | "degree"):
+            return _FUNCTIONS[node.function](*(of(argument) for argument in node.arguments))
+        case Call():
+            arguments = [of(argument) for argument in node.arguments]
+            known = _FUNCTIONS.get(node.function)
+            return known(arguments[0]) if known else 2 + mpmath.sin(unknown_phase(node.function, arguments))
+        case _:
+            raise ValueError(node)
+
+
+def is_mathematics(latex: str) -> bool:
+    """Whether math-verify finds anything in a text that our grammar cannot read."""
+    return any(not isinstance(value, str) for value in parse(f"$${latex}$$", _READER, parsing_timeout=0))
+
+
+def _math_verify(gold: str, given: str) -> bool:
+    """math-verify on what it cannot be misled by: the same symbols in the same case, no chains, dots or decimals."""
+    tokens = [tokenise(text) for text in (gold, given)]
+    if _symbols(tokens[0]) != _symbols(tokens[1]) or not all(map(_plain_enough, tokens)):
+        return False
+    read = [parse(f"$${text}$$", _READER, parsing_timeout=0) for text in (gold, given)]
+    if not all(read) or isinstance(read[0][0], str) or isinstance(read[1][0], str):  # a text: nothing was understood
+        return False
+    return verify(read[0], read[1], timeout_seconds=0) and not _numbers_differ(read[0][0], read[1][0])
+
+
+def _symbols(tokens: list[Token]) -> set[str]:
+    return {token.text for token in tokens if token.kind in ("letter", "word")}
+
+
+def _plain_enough(tokens: list[Token]) -> bool:
+    texts = [token.text for token in tokens]
+    try:
+        relations = split(tokens, ("=", "<", ">", "<=", ">=", "≈"))[1]
+    except NotAnExpression:
+        return False
+    decimals = any(token.kind == "number" and not re.fullmatch("[0-9]+", token.text) for token in tokens)
+    return len(relations) <= 1 and "…" not in texts and not decimals
+
+
+def _numbers_differ(one: Any, other: Any) -> bool:
+    """Whether two expressions of sympy differ at some point, to 40 digits."""
+    if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)):
+        return False
+    chosen = random.Random(0)
+    for _ in range(POINTS):
+        point = [(name, sympy.Rational(chosen.randint(3, 25), 10)) for name in one.free_symbols | other.free_symbols]
+        try:
+            apart = abs(sympy.N((one - other).subs(point), 50))
+            if apart.is_number and apart > sympy.Float("1e-40") * (1 + abs(sympy.N(one.subs(point), 50))):
+                return True
+        except (TypeError, ValueError):
+            return True
+    return False

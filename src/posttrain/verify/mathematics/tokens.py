@@ -1,0 +1,266 @@
+r"""From text to tokens: LaTeX, plain text and their mixtures, with everything dropped that only sets type.
+
+>>> [token.text for token in tokenise(r"\left( \tfrac12,\; 3{,}000 \right)")]
+['(', '\\frac', '12', ',', '3000', ')']
+>>> " ".join(token.text for token in tokenise("½ ≤ x² ＜ 3"))
+'\\frac { 1 } { 2 } <= x ^ { 2 } < 3'
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import NamedTuple
+
+from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_NESTING, Unreadable
+
+
+class Token(NamedTuple):
+    kind: str
+    """number, letter (a symbol), word, command, or operator."""
+    text: str
+    gap: bool = False
+    """A space stood before it."""
+
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
+_RAISED = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_UNSEEN = frozenset({"Cf", "Cc", "Cn", "Co", "Cs", "Mn", "Me"})
+"""Unicode categories: format and control characters, what is not assigned, combining marks."""
+_GLYPHS = {
+    "−": "-", "–": "-", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "÷": "\\div ",
+    "√": "\\sqrt ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ",
+    "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∖": "\\setminus ", "∅": "\\emptyset ",
+    "ℝ": "\\mathbb{R}", "°": "^{\\circ}", "…": "\\ldots ", "∑": "\\sum ", "∏": "\\prod ", "∫": "\\int ",
+    "⟨": "\\langle ", "⟩": "\\rangle ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
+    "€": "\\euro ", "£": "\\pound ", "¥": "\\yen ", "⁄": "/", "’": "'",
+}  # fmt: skip
+_OPERATORS = {
+    "cdot": "*", "times": "*", "ast": "*", "div": "÷", "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=",
+    "geq": ">=", "geqslant": ">=", "lt": "<", "gt": ">", "ne": "≠", "neq": "≠", "approx": "≈", "in": "∈", "cup": "∪",
+    "cap": "∩", "setminus": "∖", "backslash": "∖", "pm": "±", "mp": "∓", "colon": ":", "lvert": "|", "rvert": "|",
+    "vert": "|", "mid": "|", "|": "‖", "langle": "⟨", "rangle": "⟩", "lbrace": "\\{", "rbrace": "\\}", "{": "\\{",
+    "}": "\\}", "%": "%", "$": "$", "&": "&", "_": "_", "lbrack": "[", "rbrack": "]", "ldotp": ".",
+}  # fmt: skip
+_LETTERS = {
+    "pi": "π", "infty": "∞", "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "varepsilon": "ε",
+    "zeta": "ζ", "eta": "η", "theta": "θ", "lambda": "λ", "mu": "μ", "nu": "ν", "xi": "ξ", "rho": "ρ", "sigma": "σ",
+    "tau": "τ", "phi": "φ", "varphi": "φ", "chi": "χ", "psi": "ψ", "omega": "ω", "Delta": "Δ", "Omega": "Ω", "ell": "ℓ",
+    "Gamma": "Γ", "Sigma": "Σ", "Theta": "Θ", "Phi": "Φ", "kappa": "κ", "vartheta": "θ", "triangle": "△", "angle": "∠",
+}  # fmt: skip
+_SAME = {
+    "dfrac": "frac",
+    "tfrac": "frac",
+    "cfrac": "frac",
+    "dbinom": "binom",
+    "tbinom": "binom",
+    "emptyset": "varnothing",
+}
+_DOTS = frozenset({"ldots", "dots", "cdots", "dotsc", "dotsm", "dotsb", "dotso"})
+_ONLY_TYPE = frozenset(
+    {"left", "right", "displaystyle", "textstyle", "limits", "nolimits", "big", "Big", "bigg", "Bigg", "bigl", "bigr",
+    "Bigl", "Bigr", "biggl", "biggr", "middle", "quad", "qquad", "boxed", "nobreak", "thinspace", "enspace",
+    "mathstrut", "rm", "bf", "it", "mathop", "mathrel", ",", ";", ":", "!", " ", ">", "\n", "/", "(", ")", "[", "]"}
+)  # fmt: skip
+FORBIDDEN = frozenset(
+    {"cancel", "bcancel", "xcancel", "cancelto", "sout", "st", "not", "phantom", "hphantom", "vphantom", "hspace",
+    "hskip", "kern", "require", "def", "let", "newcommand", "renewcommand", "input", "include", "href", "url",
+    "class", "style", "color", "textcolor", "colorbox", "llap", "rlap", "mathllap", "mathrlap", "smash", "raise",
+    "lower", "tiny", "overset", "underset", "stackrel", "footnote", "tag", "label", "ref"}
+)  # fmt: skip
+"""Commands that hide, strike out, overprint or recolour: what they leave to see is not what they say."""
+
+_WORD_COMMANDS = {
+    "sqrt": "sqrt", "pi": "pi", "infinity": "infty", "inf": "infty", "oo": "infty", "sin": "sin", "cos": "cos",
+    "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "log": "log", "ln": "ln", "exp": "exp", "theta": "theta",
+    "arcsin": "arcsin", "arccos": "arccos", "arctan": "arctan", "sum": "sum", "mod": "bmod", "gcd": "gcd",
+    "lcm": "lcm",
+}  # fmt: skip
+"""Words of plain text that are commands of LaTeX."""
+_SHORT_WORDS = frozenset(
+    {"or", "and", "Or", "And", "cm", "mm", "km", "kg", "mg", "ft", "lb", "lbs", "oz", "mi", "mph", "min", "hr", "hrs",
+    "sec", "no", "yes", "No", "Yes", "odd", "pct", "am", "pm", "AM", "PM", "all", "in", "yd", "day", "gal", "cup",
+    "USD"}
+)  # fmt: skip
+"""Words of less than four letters; any other such run is a product of symbols."""
+
+_TOKEN = re.compile(
+    r"(?P<space>[\s~]+)"
+    r"|\\(?P<set_as_text>text|textbf|textit|textrm|textnormal|textsf|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathbb|mathcal"
+    r"|operatorname|boldsymbol|bm)\s*\{(?P<content>[^{}]*)\}"
+    r"|\\begin\s*\{(?P<begin>[a-z]+\*?)\}(?:\s*\{[|clr\s]*\})?"
+    r"|\\end\s*\{(?P<end>[a-z]+\*?)\}"
+    r"|(?P<blank>\\phantom\s*(?:\{\s*[-+]\s*\}|[-+]))"
+    r"|\\(?P<command>[A-Za-z]+|.)"
+    r"|(?P<dots>\.\.\.+)"
+    r"|(?P<number>(?P<grouped>[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:[ ][0-9]{3})+)(?![0-9]|\s*/)(?:\.[0-9]+)?)"
+    r"|(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4}(?![0-9.A-Za-z]))?)"
+    r"|(?P<letters>[A-Za-z]+)"
+    r"|(?P<operator>\*\*|<=|>=|!=|.)",
+    re.DOTALL,
+)
+_PLAIN_NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
+_TYPESET_THOUSANDS = re.compile(
+    r"(?<=[0-9])(?:\s?\{\s?,\s?\}[\s~]{0,3}|,\s?\\![\s~]{0,3}|\\!\s?,[\s~]{0,3}|\\[,;:]\s?|\\ )(?=[0-9]{3}(?![0-9]))"
+)
+_ESCAPED_TWICE = re.compile(r"\\\\([A-Za-z])")
+_OPENING, _CLOSING = frozenset({"(", "[", "{", "\\{", "⟨"}), frozenset({")", "]", "}", "\\}", "⟩"})
+_ENDINGS = ".,;: \t\n\\"
+
+
+def fold(text: str) -> str:
+    """One spelling of each character: superscripts, vulgar fractions, full width, minus signs.
+
+    Unreadable for invisible and directional characters: what a reader sees is not what they say.
+    """
+    if text.isascii():
+        return text
+    return "".join(map(_folded, _RAISED.sub(_lowered, text)))
+
+
+def _lowered(raised: re.Match[str]) -> str:
+    return f"^{{{''.join(_SUPERSCRIPTS[char] for char in raised.group())}}}"
+
+
+def _folded(char: str) -> str:
+    if char.isascii():
+        return char
+    if char in _GLYPHS:
+        return _GLYPHS[char]
+    if unicodedata.category(char) in _UNSEEN and not char.isspace():
+        raise Unreadable("wrong", f"the answer contains the invisible or combining character U+{ord(char):04X}")
+    spelled = unicodedata.normalize("NFKC", char)
+    above, slash, below = spelled.partition("\u2044")
+    return f"\\frac{{{above}}}{{{below}}}" if slash and above and below else spelled
+
+
+def tokenise(text: str) -> list[Token]:
+    """The tokens of an answer. Unreadable for characters and commands that hide something, and beyond the guard."""
+    text = _without_delimiters(_TYPESET_THOUSANDS.sub("", fold(text)))
+    if len(text) > 2 * MAX_CHARS:
+        raise Unreadable("too_large", f"the answer has more than {2 * MAX_CHARS} characters when it is spelled out")
+    tokens: list[Token] = []
+    position, depth, gap = 0, 0, False
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        assert match is not None  # the last alternative takes any character
+        kind = match.lastgroup
+        position = match.end()
+        if kind in ("space", "blank"):
+            gap = True
+            continue
+        found, position = _tokens_of(match, depth, gap)
+        for token in found:
+            depth += (token.text in _OPENING) - (token.text in _CLOSING)
+            if depth > MAX_NESTING:
+                raise Unreadable("too_large", f"brackets are nested deeper than {MAX_NESTING}")
+        tokens += found
+        gap = not found
+    return tokens
+
+
+def _tokens_of(match: re.Match[str], depth: int, gap: bool) -> tuple[list[Token], int]:
+    """The tokens of one match, and where it ends."""
+    end = match.end()
+    if match["number"] is not None:
+        text, end = match["number"], end
+        if match["grouped"] is not None and depth > 0:  # within brackets a comma separates: (20,100) is a point
+            plain = _PLAIN_NUMBER.match(match.string, match.start())
+            assert plain is not None
+            text, end = plain.group(), plain.end()
+        text = text.replace(",", "").replace(" ", "")
+        if len(text) > MAX_DIGITS:
+            raise Unreadable("too_large", f"a number of more than {MAX_DIGITS} digits")
+        return [Token("number", text, gap)], end
+    if match["letters"] is not None:
+        return _letters(match["letters"], gap), end
+    if match["command"] is not None:
+        return _command(match["command"], gap), end
+    if match["set_as_text"] is not None:
+        return _set_as_text(match["set_as_text"], match["content"], gap), end
+    for environment in ("begin", "end"):
+        if match[environment] is not None:
+            return [Token("command", f"\\{environment}{{{match[environment].rstrip('*')}}}", gap)], end
+    if match["dots"] is not None:
+        return [Token("letter", "…", gap)], end
+    return [Token("operator", {"**": "^", "!=": "≠"}.get(match["operator"], match["operator"]), gap)], end
+
+
+def _letters(letters: str, gap: bool) -> list[Token]:
+    """A word of plain text, a function, or a product of symbols."""
+    if len(letters) == 1:
+        return [Token("letter", letters, gap)]
+    if letters in _WORD_COMMANDS:
+        return _command(_WORD_COMMANDS[letters], gap)
+    if letters in _SHORT_WORDS or (len(letters) > 3 and not (letters.isupper() and len(letters) < 9)):
+        return [Token("word", letters, gap)]
+    return [Token("letter", letter, gap and index == 0) for index, letter in enumerate(letters)]
+
+
+def _command(name: str, gap: bool) -> list[Token]:
+    if name in _ONLY_TYPE:
+        return []
+    if name in FORBIDDEN:
+        raise Unreadable("wrong", f"the answer uses \\{name}, which hides part of it")
+    if name in _OPERATORS:
+        return [Token("operator", _OPERATORS[name], gap)]
+    if name in _LETTERS:
+        return [Token("letter", _LETTERS[name], gap)]
+    if name in _DOTS:
+        return [Token("letter", "…", gap)]
+    if name.startswith("quad"):  # `\quadx` for `\quad x`
+        return _letters(name.removeprefix("quad"), gap=True)
+    return [Token("command", "\\" + _SAME.get(name, name), gap)]
+
+
+def _set_as_text(command: str, content: str, gap: bool) -> list[Token]:
+    r"""`\text{ or }`, `\mathrm{cm}`, `\mathbf{x}`, `\text{13}`: words, except for single symbols and numbers."""
+    if command == "mathbb":
+        return [Token("letter", f"\\mathbb{{{content}}}", gap)]
+    if command == "operatorname":
+        return _letters(content, gap) if content.isalpha() else [Token("command", f"\\{content}", gap)]
+    tokens: list[Token] = []
+    gap = gap or content[:1].isspace()
+    for match in _IN_TEXT.finditer(content):
+        if match["space"]:
+            gap = True
+            continue
+        if match["word"]:
+            symbol = len(match["word"]) == 1 and command not in ("text", "mbox", "hbox", "textnormal")
+            tokens.append(Token("letter" if symbol else "word", match["word"], gap))
+        elif match["number"]:
+            tokens.append(Token("number", match["number"].replace(",", ""), gap))
+        else:
+            tokens.append(Token("operator", match.group(), gap))
+        gap = False
+    return tokens
+
+
+_IN_TEXT = re.compile(
+    r"(?P<space>[\s~]+)|(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+(?:\.[0-9]+)?)"
+    r"|(?P<word>(?:sq\.|cu\.|[ap]\.\s?m\.?|[^\W\d_]+(?:['-][^\W\d_]+)*))|.",
+    re.DOTALL,
+)
+
+
+def _without_delimiters(text: str) -> str:
+    r"""Without the dollar signs of a formula. A single one is a currency, and so is `\$`."""
+    text = _without_ending(text)
+    if "\\begin" not in text:
+        text = _ESCAPED_TWICE.sub(r"\\\1", text)
+    for opening, closing in (("\\(", "\\)"), ("\\[", "\\]")):
+        if text.startswith(opening) and text.endswith(closing):
+            text = _without_ending(text[2:-2])
+    if "$" not in text:
+        return text
+    bare = [match.start() for match in re.finditer(r"\\.|\$", text, re.DOTALL) if match.group() == "$"]
+    if len(bare) % 2 == 0:
+        for start in reversed(bare):
+            text = text[:start] + " " + text[start + 1 :]
+    return _without_ending(text)
+
+
+def _without_ending(text: str) -> str:
+    """Without the punctuation of a sentence behind it; dots that say "and so on" stay."""
+    text = text.strip()
+    return text if text.endswith("...") else text.rstrip(_ENDINGS)

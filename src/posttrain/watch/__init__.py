@@ -1,0 +1,18 @@
+"""What a run watches to see that it learns what was meant: an independent check on what the reward accepts, the
+held-out score, and the answers themselves.
+
+    records.py       Step, HeldOut, Alarm: what an alarm sees and says
+    check.py         the independent check, and the accepted answers that it is shown
+    disagreement.py, comparisons.py (with course.py), kl.py, heldout.py
+                     the alarms: each looks at one step after the other, and its state is plain JSON
+    answers.py       the numbers about lengths and texts that they compare
+    watch.py         all of them together: the collaborator of a run
+    respond.py       what happens when one fires: evidence, a checkpoint that stays, a warning, a pause or a stop
+"""
+
+from posttrain.watch.check import IndependentCheck
+from posttrain.watch.records import Alarm
+from posttrain.watch.respond import respond, untold
+from posttrain.watch.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch
+
+__all__ = ["NOTHING_SEEN", "Alarm", "IndependentCheck", "Looked", "Watch", "nothing_to_watch", "respond", "untold"]

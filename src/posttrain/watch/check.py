@@ -1,0 +1,174 @@
+"""The independent check, and the accepted answers that it is shown.
+
+Nothing that trains can get hold of it: it is no `RewardSet`, what it says is no `Scores`, and it is asked after the
+update. A check that is rewarded is a check that will be gamed (Baker et al., arXiv:2503.11926).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posttrain.engines.local import LocalSampler
+    from posttrain.rewards import RewardSet
+    from posttrain.rewards.judge import Judgement
+    from posttrain.train.rollouts import Judged
+    from posttrain.types import Prompt
+
+Place = tuple[int, int]
+"""(prompt of the step, completion of the prompt)."""
+SAMPLE_STREAM = 7_368_787
+"""Keeps the choice of answers apart from all else that is drawn from seed and step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What the check says about a sample of the accepted answers of a step."""
+
+    accepted: int = 0
+    """Answers that the reward accepts."""
+    scores: Mapping[str, Mapping[Place, float | None]] = field(default_factory=dict)
+    """By label of the check; None where it gave no score."""
+    agrees: Mapping[Place, bool] = field(default_factory=dict)
+    """Does the check accept the answer as well? Answers without a score are missing."""
+    seconds: float = 0.0
+    judgements: tuple[Judgement, ...] = ()
+    """What language models among the checks were asked and said; their label is check/<label>."""
+    failure: str = ""
+    """What went wrong first, where the check failed."""
+
+    @property
+    def rejected(self) -> int:
+        return sum(not agrees for agrees in self.agrees.values())
+
+    @property
+    def unscored(self) -> int:
+        return max((len(found) for found in self.scores.values()), default=0) - len(self.agrees)
+
+    @property
+    def rejected_prompts(self) -> int:
+        return len({p for (p, _), agrees in self.agrees.items() if not agrees})
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of one step, and a share.
+
+        check/accepted      answers that the reward accepts
+        check/checked       those of the sample that the check gave a score
+        check/rejected      those of them that it rejects
+        check/rejected_prompts
+                            prompts to which there is one of these
+        check/unscored      those of the sample that it gave none
+        check/disagreement  rejected / checked; missing where nothing was checked
+        time/check          seconds
+        """
+        return {
+            "check/accepted": float(self.accepted),
+            "check/checked": float(len(self.agrees)),
+            "check/rejected": float(self.rejected),
+            "check/rejected_prompts": float(self.rejected_prompts),
+            "check/unscored": float(self.unscored),
+            **({"check/disagreement": self.rejected / len(self.agrees)} if self.agrees else {}),
+            "time/check": self.seconds,
+        }
+
+
+class IndependentCheck:
+    """Judges answers by something else than the reward."""
+
+    def __init__(self, judges: RewardSet) -> None:
+        self._judges = judges
+
+    @property
+    def in_evaluations(self) -> RewardSet:
+        """What scores held-out answers, of which nothing is learned."""
+        return self._judges
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self._judges.labels
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should be warned of, and how it judges (`facts`): sentences, never a score."""
+        return self._judges.notes
+
+    @property
+    def facts(self) -> list[str]:
+        return self._judges.facts
+
+    def require(self, prompts: Sequence[Prompt], what: str) -> None:
+        """Before training: ConfigError for a column that is missing, DataError for golds that cannot be used."""
+        self._judges.check(prompts, what)
+
+    def bind(self, policy: LocalSampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
+        self._judges.bind(policy, template_kwargs, ledger=ledger)
+
+    def look_at(self, judged: Judged, places: Sequence[Place], *, accepted: int, accepts_at: float) -> Checked:
+        """Score the answers at these places, chosen of `accepted` ones; of several checks each has to agree."""
+        started = time.perf_counter()
+        chosen: dict[int, list[Place]] = {}
+        """By row of the data: where an epoch ends within a step, a step has one twice."""
+        for p, g in sorted(places):
+            chosen.setdefault(judged.prompts[p].index, []).append((p, g))
+        groups = [[judged.groups[p][g] for p, g in those] for those in chosen.values()]
+        said = self._judges.score([judged.prompts[those[0][0]] for those in chosen.values()], groups)
+        scores = {
+            label: {
+                place: score
+                for those, found in zip(chosen.values(), part, strict=True)
+                for place, score in zip(those, found, strict=True)
+            }
+            for label, part in said.parts.items()
+        }
+        agrees: dict[Place, bool] = {}
+        for place in sorted(places):
+            found = [score for one in scores.values() if (score := one[place]) is not None]
+            if found:
+                agrees[place] = min(found) >= accepts_at
+        return Checked(
+            accepted=accepted,
+            scores=scores,
+            agrees=agrees,
+            seconds=time.perf_counter() - started,
+            judgements=tuple(
+                replace(one, label=f"check/{one.label}", completion=chosen[one.prompt][one.completion][1])
+                for one in said.judgements
+            ),
+            failure=str(said.failures[0]) if said.failures else "",
+        )
+
+
+def accepted_places(judged: Judged, accepted_at: float) -> list[Place]:
+    """Where the answers are whose total reward reaches this."""
+    assert judged.scores is not None
+    rewards_PG, scored_PG = judged.scores.rewards_PG, judged.scores.scored_PG
+    return [
+        (p, g)
+        for p, rewards in enumerate(rewards_PG)
+        for g, reward in enumerate(rewards)
+        if scored_PG[p][g] and reward >= accepted_at - 1e-9
+    ]
+
+
+def sample_of(places: Sequence[Place], size: int, *, seed: int, step: int) -> list[Place]:
+    """At most `size` of them, a function of seed and step alone: one of each prompt, then a second of each, and so on.
+
+    What a check gets wrong it gets wrong for a prompt: answers to different prompts say more than many to one.
+
+    >>> [p for p, _ in sample_of([(0, 0), (0, 1), (0, 2), (3, 0), (5, 1)], 3, seed=0, step=1)]
+    [0, 3, 5]
+    """
+    dice = random.Random((seed * 1_000_003 + step) * SAMPLE_STREAM)
+    shuffled = dice.sample(list(places), len(places))
+    turn_of: dict[Place, int] = {}
+    seen: Counter[int] = Counter()
+    for p, g in shuffled:
+        turn_of[p, g] = seen[p]
+        seen[p] += 1
+    return sorted(sorted(shuffled, key=turn_of.__getitem__)[:size])

@@ -1,0 +1,64 @@
+"""A number at the start of a run and now: the means of its first and of its last steps, and how sure they are."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.watch.records import Movement
+
+SURE = 2.0
+"""Standard errors from which on a training reward has moved."""
+
+
+class Course:
+    """The first `size` values, and the last `size` that came after them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.first: list[float] = []
+        self.last: list[float] = []
+
+    def add(self, value: float) -> None:
+        """What is not a finite number says nothing and is left out."""
+        if not math.isfinite(value):
+            return
+        if len(self.first) < self.size:
+            self.first.append(value)
+        else:
+            self.last = [*self.last, value][-self.size :]
+
+    @property
+    def is_known(self) -> bool:
+        return len(self.last) == self.size
+
+    @property
+    def start(self) -> float:
+        return statistics.fmean(self.first)
+
+    @property
+    def now(self) -> float:
+        return statistics.fmean(self.last)
+
+    @property
+    def error(self) -> float:
+        """Standard error of `now - start`, steps being independent; 0 where nothing varies or there is one step."""
+        if self.size == 1:
+            return 0.0
+        return math.sqrt((statistics.variance(self.first) + statistics.variance(self.last)) / self.size)
+
+    def movement(self) -> Movement:
+        if not self.is_known:
+            return "unknown"
+        change = self.now - self.start
+        if abs(change) <= max(SURE * self.error, 1e-9):
+            return "flat"
+        return "rose" if change > 0 else "fell"
+
+    def state(self) -> dict[str, Any]:
+        return {"first": self.first, "last": self.last}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.first, self.last = list(state["first"]), list(state["last"])

@@ -1,0 +1,102 @@
+"""Does the check reject what the reward accepts, more often than it did?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from posttrain.functional.cusum import Cusum, with_odds_times
+from posttrain.functional.intervals import wilson
+from posttrain.watch.records import Alarm, Step
+
+if TYPE_CHECKING:
+    from posttrain.config.alarms import AlarmConfig
+
+LEAST_BASELINE = 0.01
+"""Disagreement that is taken for granted: no two ways of judging agree always."""
+LARGEST_BASELINE = 0.9
+CONFIDENCE = 0.8
+"""Of the interval of a measured baseline: wider ones make the alarm late, narrower ones nervous (docs/alarms.md)."""
+LARGEST_STEP = 0.1
+"""From the baseline to the disagreement that is to be found."""
+
+
+class Disagreement:
+    """A cumulative sum over the accepted answers that the check has seen (`functional.cusum`).
+
+    All answers to one prompt that the check rejects count once: a mistake of the check sits in a prompt (a wrong gold,
+    a missing test), and rejects each of them. Answers that it accepts count one by one.
+    """
+
+    def __init__(self, ratio: float, limit: float, baseline: float | None = None) -> None:
+        self.ratio, self.limit = ratio, limit
+        self.baseline = LEAST_BASELINE if baseline is None else baseline
+        self.measures = baseline is None
+        """Is the baseline to be measured before training?"""
+        self.cusum = Cusum()
+        self.rejected = self.checked = 0
+        """Since the sum last left 0."""
+
+    @staticmethod
+    def of(config: AlarmConfig) -> Disagreement | None:
+        if config.disagreement_ratio is None:
+            return None
+        return Disagreement(config.disagreement_ratio, config.cusum_limit, config.baseline_disagreement)
+
+    @property
+    def target(self) -> float:
+        """Small shares times the ratio; of larger ones ten points more, or the alarm would wait for the impossible."""
+        return min(with_odds_times(self.baseline, self.ratio), self.baseline + LARGEST_STEP)
+
+    def calibrate(self, rejected: int, accepted: int) -> None:
+        """What the check rejects of the answers that are accepted before training: the upper end of its 80% interval,
+        where there is anything. An accidental zero must not make the alarm nervous, nor a handful deafen it."""
+        if self.measures and rejected:
+            self.baseline = min(LARGEST_BASELINE, max(LEAST_BASELINE, wilson(rejected, accepted, CONFIDENCE).high))
+
+    def observe(self, step: Step) -> Alarm | None:
+        names = ("checked", "rejected", "rejected_prompts")
+        checked, rejected, prompts = (int(step.metrics.get(f"check/{name}", 0)) for name in names)
+        self.cusum = self.cusum.after(
+            step.number, prompts, checked - rejected + prompts, baseline=self.baseline, target=self.target
+        )
+        if self.cusum.since is None:
+            self.rejected = self.checked = 0
+            return None
+        self.rejected, self.checked = self.rejected + rejected, self.checked + checked
+        if self.cusum.value < self.limit:
+            return None
+        return Alarm(
+            kind="disagreement",
+            step=step.number,
+            change_point=self.cusum.since,
+            message=f"the independent check rejects {self.rejected} of the {self.checked} accepted answers that it saw "
+            f"since step {self.cusum.since} ({self.rejected / self.checked:.0%}; "
+            f"{self.baseline:.1%} is taken for normal)",
+            evidence={
+                "cusum": self.cusum.value,
+                "limit": self.limit,
+                "rejected": self.rejected,
+                "checked": self.checked,
+                "baseline": self.baseline,
+                "target": self.target,
+            },
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """alarms/cusum against alarms.cusum_limit."""
+        return {"alarms/cusum": self.cusum.value}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "value": self.cusum.value,
+            "since": self.cusum.since,
+            "baseline": self.baseline,
+            "rejected": self.rejected,
+            "checked": self.checked,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.cusum = Cusum(value=state["value"], since=state["since"])
+        self.baseline = state["baseline"]
+        self.rejected, self.checked = state["rejected"], state["checked"]

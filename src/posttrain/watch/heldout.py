@@ -1,0 +1,178 @@
+"""What held-out answers say: before training about what is normal, later about what was lost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.evaluate.evaluation import Evaluation
+from posttrain.functional.drops import largest_drop
+from posttrain.functional.intervals import normal_quantile
+from posttrain.watch.records import Alarm, HeldOut, Movement
+
+if TYPE_CHECKING:
+    from posttrain.config.alarms import AlarmConfig
+    from posttrain.watch.course import Course
+
+CERTAIN = 3.0
+"""Standard errors by which a gap has grown."""
+ABOVE = 1e-6
+"""Relative: how much more than the lowest score is more, where no answer got more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLook:
+    """What the held-out answers of the start model say."""
+
+    accepted_at: float
+    """Total reward from which on an answer counts as accepted."""
+    accepted: int
+    """Greedy answers that the reward accepts and the check has scored."""
+    rejected: int
+    """Of these, answers that the check rejects."""
+
+
+def first_look(answers: Path, *, accepted_at: float | None, check_accepts_at: float) -> FirstLook | None:
+    """Read the answers of the first evaluation; None without any.
+
+    Marks go from 0 to 1, and 1 means right. Of other scores those of the best quarter count as accepted,
+    and never the lowest.
+    """
+    if not answers.exists():
+        return None
+    records = Evaluation.read_answers(answers)
+    scores = [answer.score for record in records for answer in (record.greedy, *record.samples)]
+    known = sorted(score for score in scores if score is not None and math.isfinite(score))
+    if accepted_at is None:
+        accepted_at = 1.0 if are_marks(known) else best_quarter(known)
+    greedy = [r.greedy for r in records if r.greedy.score is not None and r.greedy.score >= accepted_at - 1e-9]
+    opinions = [[score for score in answer.check.values() if score is not None] for answer in greedy]
+    judged = [min(found) >= check_accepts_at for found in opinions if found]
+    return FirstLook(accepted_at=accepted_at, accepted=len(judged), rejected=judged.count(False))
+
+
+def best_quarter(scores: list[float]) -> float:
+    """What the best quarter of the sorted scores, of one or more, reach: above the lowest, where two can be compared.
+
+    Where three quarters or more have the lowest score, reaching it is nothing that tells an answer from another.
+
+    >>> best_quarter([3.0]), best_quarter([0.0, 1.0, 2.0, 3.0, 4.0]), best_quarter([-1.0, -1.0, -1.0, -1.0, 0.5])
+    (3.0, 3.0, 0.5)
+    """
+    if len(scores) == 1:
+        return scores[0]
+    lowest, reached = scores[0], statistics.quantiles(scores, n=4, method="inclusive")[2]
+    if reached > lowest:
+        return reached
+    return next((score for score in scores if score > lowest), lowest + ABOVE * max(1.0, abs(lowest)))
+
+
+def are_marks(scores: list[float]) -> bool:
+    """Are these scores of the kind of which 1 means right? (As `Evaluation.has_full_mark` decides.)"""
+    return not scores or (scores[0] >= 0 and (abs(scores[-1] - 1) < 1e-6 or scores[-1] == 0))
+
+
+def held_out(step: int, measured: Mapping[str, Any], *, independent: bool) -> HeldOut | None:
+    """What the alarms read of an evaluation (`Evaluation.to_json`); None where it has no score of greedy answers.
+
+    `independent`: is there a check? Of several the lowest counts.
+    """
+    rewarded = _mean(measured.get("greedy", {}).get("score"))
+    judged = [found for found in measured.get("check", {}).values() if _mean(found) is not None]
+    interval = min(judged, key=lambda found: found["mean"]) if judged else measured.get("greedy", {}).get("score")
+    score = _mean(interval)
+    if score is None or rewarded is None or (independent and not judged):
+        return None
+    half = (interval["high"] - interval["low"]) / 2 if _finite(interval, "low") and _finite(interval, "high") else 0.0
+    return HeldOut(
+        step=step,
+        score=score,
+        error=half / normal_quantile(measured["confidence"]),
+        reward=rewarded,
+        sampled=_mean(measured.get("sampled", {}).get("score")),
+    )
+
+
+def _finite(interval: Mapping[str, Any] | None, name: str) -> bool:
+    value = (interval or {}).get(name)
+    return value is not None and math.isfinite(value)
+
+
+def _mean(interval: Mapping[str, Any] | None) -> float | None:
+    return interval["mean"] if interval is not None and _finite(interval, "mean") else None
+
+
+def movement(found: list[HeldOut]) -> Movement:
+    """Of the last evaluation against the first: by more than a standard error of the difference."""
+    if len(found) < 2:
+        return "unknown"
+    change = found[-1].score - found[0].score
+    if abs(change) <= math.hypot(found[0].error, found[-1].error):
+        return "flat"
+    return "rose" if change > 0 else "fell"
+
+
+class HeldOutAlarms:
+    """The evaluations of a run, and the two alarms that they can set off."""
+
+    def __init__(self, config: AlarmConfig) -> None:
+        self.config = config
+        self.found: list[HeldOut] = []
+
+    def has_seen(self, step: int) -> bool:
+        return any(one.step == step for one in self.found)
+
+    def observe(self, new: HeldOut, reward: Course) -> list[Alarm]:
+        self.found.append(new)
+        return [alarm for alarm in (self._drop(reward), self._gap(reward)) if alarm is not None]
+
+    def _drop(self, reward: Course) -> Alarm | None:
+        """The last evaluations are below the best earlier ones, and the training reward has not fallen."""
+        window, least = self.config.heldout_window, self.config.heldout_z
+        drop = largest_drop([(one.score, one.error) for one in self.found], window)
+        if least is None or drop is None or drop.z <= least or reward.movement() == "fell":
+            return None
+        best = self.found[drop.best : drop.best + window]
+        return Alarm(
+            kind="heldout_drop",
+            step=self.found[-1].step,
+            change_point=best[-1].step + 1,
+            message=f"the held-out score fell from {drop.before:.1%} (steps {best[0].step} to {best[-1].step}) to "
+            f"{drop.now:.1%}, by {drop.z:.1f} standard errors, and the training reward did not",
+            evidence={"before": drop.before, "now": drop.now, "z": drop.z, "limit": least},
+        )
+
+    def _gap(self, reward: Course) -> Alarm | None:
+        """The training reward rose, and by so much less what it stands for.
+
+        Like is compared with like: how much the reward of sampled answers to training prompts exceeds that of sampled
+        answers to held-out ones, and how much the reward of greedy held-out answers exceeds what the check gives them.
+        """
+        first, last, limit = self.found[0], self.found[-1], self.config.gap
+        if limit is None or len(self.found) < 2 or reward.movement() != "rose":
+            return None
+        growth, error = (last.reward - last.score) - (first.reward - first.score), math.hypot(first.error, last.error)
+        if first.sampled is not None and last.sampled is not None:
+            growth += (reward.now - reward.start) - (last.sampled - first.sampled)
+            error = math.hypot(error, reward.error)
+        if growth <= limit or growth <= CERTAIN * error:
+            return None
+        before = max((one.step for one in self.found[:-1]), default=0)
+        return Alarm(
+            kind="gap",
+            step=last.step,
+            change_point=before + 1,
+            message=f"training reward rose from {reward.start:.3g} to {reward.now:.3g}, and its distance from the "
+            f"held-out score grew by {growth:.3g}",
+            evidence={"growth": growth, "limit": limit, "standard_error": error},
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"found": [asdict(one) for one in self.found]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.found = [HeldOut(**fields) for fields in state["found"]]

@@ -1,0 +1,217 @@
+"""Continuous batching: whatever mix of requests is decoded together, each gets what it would get alone."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import weakref
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engines.policies import (
+    EOS,
+    VOCAB,
+    Settings,
+    hf_greedy,
+    lora_model,
+    random_prompts,
+    tiny_model,
+    tiny_tokenizer,
+)
+from torch import nn
+
+from posttrain.engines import LocalSampler, engine, group_cache, slots
+from posttrain.engines.requests import Request
+from posttrain.engines.sampling import UniformStream, choose, uniforms
+from posttrain.types import Completion, Prompt
+
+IN_SLOTS = [
+    "llama",
+    "qwen2, tied",
+    "qwen3-moe, experts",
+    "mistral, sliding window",
+    "gemma2, soft caps and sliding window",
+]
+
+
+def sampler_of(model: nn.Module, eos_ids: tuple[int, ...] = (EOS,), **settings) -> LocalSampler:
+    return LocalSampler(model, tiny_tokenizer(), eos_ids, **{"shared": True, **settings})
+
+
+@cache
+def policy(name: str) -> nn.Module:
+    return lora_model() if name == "lora" else tiny_model(name)
+
+
+def alone(model: nn.Module, request: Request, eos_ids: tuple[int, ...], seed: int) -> list[int]:
+    """The simplest sampler there is: one row, no cache, the whole row through the model for every token."""
+    stream, ids = UniformStream(seed, *request.stream), list(request.prompt_ids)
+    for _ in range(request.max_new_tokens):
+        with torch.no_grad():
+            logits_1V = model(input_ids=torch.tensor([ids]), use_cache=False).logits[:, -1]
+        ids.append(choose(logits_1V, Settings(), uniforms([stream.word()]))[0].item())
+        if ids[-1] in eos_ids:
+            break
+    return ids[len(request.prompt_ids) :]
+
+
+def test_the_examples_in_the_docstrings_hold():
+    assert doctest.testmod(engine).failed == doctest.testmod(slots).failed == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_random_mix_of_requests_gets_what_each_gets_alone(data):
+    """Any prompts, repeated or not, any lengths, any number of rows at once: queues, split groups, single tokens."""
+    name = data.draw(st.sampled_from([*IN_SLOTS, "lora", "lfm2, convolutions"]))
+    model, seed = policy(name), data.draw(st.integers(0, 3))
+    prompts = data.draw(st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=14), min_size=1, max_size=3))
+    requests = [
+        Request(prompt_ids=tuple(prompts[p]), max_new_tokens=length, stream=(p, g))
+        for p, _ in enumerate(prompts)
+        for g, length in enumerate(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
+    ]
+    eos_ids = (2, 5, 17, 40) if data.draw(st.booleans()) else ()
+    rows = Settings(max_batch_rows=data.draw(st.integers(1, 6)))
+    found = dict(sampler_of(model, eos_ids).complete(requests, rows, seed=seed))
+    assert sorted(found) == list(range(len(requests)))
+    for number, request in enumerate(requests):
+        assert list(found[number].ids) == alone(model, request, eos_ids, seed), f"{name}: request {number}"
+
+
+@pytest.mark.parametrize("name", IN_SLOTS)
+def test_rows_far_beyond_a_sliding_window_and_a_block_of_columns(name):
+    """60 tokens with windows of 5 and 6; storage grows on the way and a short row joins late."""
+    model, (long, short) = policy(name), random_prompts((3, 20))
+    requests = [Request(prompt_ids=p.ids, max_new_tokens=n) for p, n in ((long, 60), (short, 2), (short, 30))]
+    found = dict(sampler_of(model, ()).complete(requests, Settings(temperature=0, max_batch_rows=2), seed=0))
+    for number, (prompt, length) in enumerate([(long, 60), (short, 2), (short, 30)]):
+        assert found[number].ids == hf_greedy(model, prompt, length, [])
+
+
+def test_each_request_ends_at_its_own_length():
+    lengths = [1, 7, 3, 12, 1, 5]
+    (prompt,) = random_prompts((4,))
+    requests = [Request(prompt_ids=prompt.ids, max_new_tokens=n, stream=(0, g)) for g, n in enumerate(lengths)]
+    found = dict(sampler_of(tiny_model(), ()).complete(requests, Settings(max_batch_rows=2), seed=0))
+    assert [len(found[i].ids) for i in range(6)] == lengths
+    assert {c.finish_reason for c in found.values()} == {"length"}
+
+
+def test_a_short_group_is_handed_over_while_a_long_one_goes_on():
+    """The order is that of completion, and the same every time."""
+    sampler, prompts = sampler_of(tiny_model(), (2, 5, 17, 40)), random_prompts((9, 5, 5, 3))
+    runs = [list(sampler.stream(prompts, Settings(max_batch_rows=3), group_size=2, seed=4)) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert sorted(place for place, _ in runs[0]) == [0, 1, 2, 3]
+    assert [place for place, _ in runs[0]] != [0, 1, 2, 3], "the test wants a group that overtakes another"
+    together: list[list[Completion]] = sampler.generate(prompts, Settings(), group_size=2, seed=4)
+    for place, group in runs[0]:
+        assert [c.ids for c in group] == [c.ids for c in together[place]]
+
+
+def test_between_two_groups_nothing_of_the_sampler_is_in_force():
+    """Whoever gets a group may train, use the model as it was, or sample something else in between."""
+    model, prompts = tiny_model().train(), random_prompts((6, 4))
+    sampler = sampler_of(model)
+    expected = sampler.generate(prompts, Settings(), group_size=2, seed=1)
+    before = model.config._attn_implementation
+    found = {}
+    for place, group in sampler.stream(prompts, Settings(max_batch_rows=2), group_size=2, seed=1):
+        found[place] = [c.ids for c in group]
+        assert torch.is_grad_enabled()
+        assert model.training
+        assert model.config._attn_implementation == before
+        sampler.generate(prompts[:1], Settings(), group_size=3, seed=9)
+    assert [found[p] for p in (0, 1)] == [[c.ids for c in group] for group in expected]
+
+
+def test_the_attention_of_a_model_is_its_own_again_after_an_error():
+    model = tiny_model()
+    before = model.config._attn_implementation
+    sampler = sampler_of(model)
+    assert sampler.note == ""
+    handle = model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("no")))
+    with pytest.raises(RuntimeError):
+        sampler.generate(random_prompts(), Settings(), group_size=1, seed=0)
+    handle.remove()
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("bloom, slopes for positions", "no position_ids"), ("lfm2, convolutions", "IndexError")]
+)
+def test_a_model_that_keeps_more_than_keys_and_values_is_decoded_generically_and_says_so(name, reason):
+    note = sampler_of(tiny_model(name)).note
+    assert "padded rows" in note
+    assert reason in note
+
+
+def test_attention_reads_the_columns_of_the_longest_row_in_flight():
+    in_use: list[tuple[int, int]] = []
+    original = slots.SlotStorage.use
+
+    def noted(self: slots.SlotStorage, num_columns: int, num_used: int) -> None:
+        original(self, num_columns, num_used)
+        in_use.append((self.num_columns, self.capacity))
+
+    (prompt,) = random_prompts((4,))
+    requests = [Request(prompt_ids=prompt.ids, max_new_tokens=n) for n in (86, 3)]
+    sampler = sampler_of(tiny_model("gpt2, learned positions"), ())
+    assert not sampler.note, "its way is found by a decoding that is not counted here"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots.SlotStorage, "use", noted)
+        list(sampler.complete(requests, Settings(max_batch_rows=1), seed=0))
+    assert [columns for columns, _ in in_use] == [-(-n // 32) * 32 for n in (*range(4, 90), *range(4, 7))]
+    assert sorted({capacity for _, capacity in in_use}) == [32, 64, 96], "never less than is in use"
+
+
+@pytest.mark.parametrize(
+    ("name", "storage"), [("llama", group_cache.SlotBlocks), ("gpt2, learned positions", slots.SlotStorage)]
+)
+def test_the_memory_of_a_call_is_given_back_when_it_ends(name, storage):
+    """Without waiting for the garbage collector: keys and values would lie beside the training pass."""
+    made: weakref.WeakSet[object] = weakref.WeakSet()
+    original = storage.__init__
+
+    def noted(self: object, num_slots: int) -> None:
+        original(self, num_slots)
+        made.add(self)
+        num_made.append(1)
+
+    num_made: list[int] = []
+    sampler, prompts = sampler_of(tiny_model(name)), random_prompts((5, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "__init__", noted)
+        gc.disable()
+        try:
+            sampler.generate(prompts, Settings(), group_size=3, seed=0)
+            assert num_made
+            assert not made
+        finally:
+            gc.enable()
+
+
+def test_log_probabilities_do_not_depend_on_the_rows_beside():
+    model, prompts = tiny_model("mistral, sliding window"), random_prompts((12, 2, 7))
+    settings = Settings(temperature=0.7)
+    together = sampler_of(model, ()).generate(prompts, settings, group_size=5, seed=2)
+    one_by_one = sampler_of(model, ()).generate(
+        prompts, Settings(temperature=0.7, max_batch_rows=1), group_size=5, seed=2
+    )
+    for a, b in zip(together, one_by_one, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert x.ids == y.ids
+            assert x.logprobs == pytest.approx(y.logprobs, abs=2e-5)
+
+
+def test_two_prompts_with_the_same_tokens_are_two_groups():
+    (prompt,) = random_prompts((5,))
+    twin = Prompt(index=prompt.index + 1, ids=prompt.ids, text="")
+    sampler = sampler_of(tiny_model(), ())
+    both = sampler.generate([prompt, twin], Settings(), group_size=3, seed=1)
+    assert [c.ids for c in both[0]] == [c.ids for c in sampler.generate([prompt], Settings(), group_size=3, seed=1)[0]]
+    assert len({c.ids for group in both for c in group}) == 6

@@ -1,0 +1,101 @@
+"""Which tensors a forward pass reads is asked of the pass itself, and not again of one that reads every parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.engines.policies import CONFIGS, lora_model, tiny_model
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from posttrain.engines.reads import read_by_forward
+from posttrain.engines.weights import named_tensors, plain_copy
+from posttrain.models.forward_path import forward_path
+from posttrain.models.fused import Fused
+from posttrain.models.kernels import kernels, training_by, why_none
+
+IDS = [1, 5, 7, 9]
+
+
+class Calls:
+    """How often a model was called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.count = 0
+        model.register_forward_pre_hook(lambda *_: self._note())
+
+    def _note(self) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("name", sorted(name for name in CONFIGS if "experts" not in name))
+def test_a_model_that_reads_every_parameter_is_run_once(name):
+    model = tiny_model(name)
+    calls = Calls(model)
+    first = read_by_forward(model, IDS)
+    assert {name for name, _ in model.named_parameters(remove_duplicate=False)} <= first
+    assert read_by_forward(model, [3, 4]) == first
+    assert calls.count == 1
+
+
+def test_a_model_with_something_unread_is_run_every_time():
+    """What one token leaves unread another may read: nothing can be known beforehand."""
+    model = tiny_model("llama")
+    model.register_parameter("beside", nn.Parameter(model.lm_head.weight.detach()[:1].clone()))
+    calls = Calls(model)
+    assert "beside" not in read_by_forward(model, IDS)
+    assert "beside" not in read_by_forward(model, IDS)
+    assert calls.count == 2
+
+
+def test_an_adapter_that_is_off_is_not_read_and_is_read_once_it_is_on():
+    model = lora_model()
+    adapted = {name for name, _ in named_tensors(model) if "lora_" in name}
+    with model.disable_adapter():
+        assert not adapted & read_by_forward(model, IDS)
+    assert adapted <= read_by_forward(model, IDS)
+
+
+def test_a_model_that_gains_a_parameter_is_run_again():
+    model = tiny_model("llama")
+    calls = Calls(model)
+    read_by_forward(model, IDS)
+    model.register_parameter("beside", nn.Parameter(model.lm_head.weight.detach()[:1].clone()))
+    assert "beside" not in read_by_forward(model, IDS)
+    assert calls.count == 2
+
+
+def test_asking_leaves_the_mode_of_the_model():
+    model = tiny_model("llama").train()
+    read_by_forward(model, IDS)
+    assert model.training
+
+
+def test_a_packed_layer_that_did_not_run_is_asked_for_again():
+    """Its weight is no parameter; experts that are modules, say, of which others run for other tokens."""
+    model = plain_copy(tiny_model("llama"), None, packed=True)
+    mlp: Any = model.model.layers[1].mlp
+    mlp.forward = lambda x: mlp.down_proj(mlp.gate_proj(x))
+    assert "model.layers.1.mlp.up_proj.weight" not in read_by_forward(model, IDS)
+    del mlp.forward
+    assert "model.layers.1.mlp.up_proj.weight" in read_by_forward(model, IDS)
+
+
+def test_what_is_asked_anew_is_what_is_read_now():
+    model = lora_model()
+    adapted = {name for name, _ in named_tensors(model) if "lora_" in name}
+    assert adapted <= read_by_forward(model, IDS)
+    with model.disable_adapter():
+        assert not adapted & read_by_forward(model, IDS, anew=True)
+
+
+@pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
+def test_what_kernels_of_training_read_by_address_is_read():
+    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, head_dim=32)
+    model = LlamaForCausalLM(config)
+    forward_path(model)
+    assert isinstance(model.model.norm, Fused)
+    with training_by(kernels()):
+        read = read_by_forward(model, IDS)
+    assert {name for name, _ in model.named_parameters()} <= read

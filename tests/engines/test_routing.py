@@ -1,0 +1,109 @@
+"""Mixtures of experts: which experts a token goes to, when it is sampled and when it is trained on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tests.engines.policies import EOS, random_prompts, tiny_model, tiny_tokenizer, trainer_logprobs
+
+from posttrain.engines.local import LocalSampler
+from posttrain.engines.publish import DeliveryProof
+from posttrain.engines.routing import chosen_experts, routers, routing_difference
+from posttrain.models.forward import token_logprobs
+from posttrain.models.forward_path import forward_path
+from posttrain.types import Mean, Tokens
+
+MIXTURES = ["qwen3-moe, experts", "olmoe, experts"]
+PROMPTS = [prompt.ids for prompt in random_prompts([50] * 80)]
+COMPLETIONS = [ids[::-1][:8] for ids in PROMPTS]
+
+
+def sampler_of(model, **settings) -> LocalSampler:
+    return LocalSampler(model, tiny_tokenizer(), [EOS], **{"shared": False, "version": 1, **settings})
+
+
+def difference(model, sampler: LocalSampler) -> Mean:
+    forward_path(model)
+    sampler.score(PROMPTS[:1], COMPLETIONS[:1], temperature=1.0)
+    trained = (model, partial(trainer_logprobs(model), temperature=1.0))
+    decoded = (sampler.model, partial(sampler.score, temperature=1.0))
+    with torch.no_grad():
+        return routing_difference(trained, decoded, PROMPTS, COMPLETIONS)["mismatch/routing_difference"]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_each_token_goes_to_as_many_experts_as_configured_in_each_layer(name):
+    model = tiny_model(name)
+    with chosen_experts(model) as chosen, torch.no_grad():
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+    first, second = chosen()
+    assert first.shape == second.shape == (3, 2)
+    assert (first[:, 0] < first[:, 1]).all(), "sorted, and no expert twice"
+
+
+def test_a_dense_model_has_no_routers_and_no_such_metric():
+    model = tiny_model("llama")
+    assert routers(model) == []
+    score = partial(trainer_logprobs(model), temperature=1.0)
+    assert routing_difference((model, score), (model, score), PROMPTS, COMPLETIONS) == {}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_in_float32_the_packed_pass_and_decoding_choose_the_same_experts(name):
+    """Every token but the last of each row, which predicts nothing, in both layers."""
+    model = tiny_model(name)
+    found = difference(model, sampler_of(model, shared=True))
+    tokens = sum(len(p) + len(c) - 1 for p, c in zip(PROMPTS, COMPLETIONS, strict=True))
+    assert found == Mean(0, 2 * tokens)
+
+
+def test_another_router_chooses_other_experts():
+    model = tiny_model("qwen3-moe, experts")
+    sampler = sampler_of(model)
+    with torch.no_grad():
+        routers(sampler.model)[1].weight.mul_(-1)
+    found = difference(model, sampler)
+    assert 0.25 < float(found) <= 0.5, "one of the two layers chooses its two least likely of four experts"
+
+
+def test_rounding_changes_some_choices():
+    """0.55% of 9120 (token, layer) with two of four experts."""
+    model = tiny_model("qwen3-moe, experts")
+    found = difference(model, sampler_of(model, dtype=torch.bfloat16))
+    assert found.denominator > 9000
+    assert 0 < float(found) < 0.05
+
+
+def test_a_publish_of_a_mixture_measures_its_routing():
+    model = tiny_model("qwen3-moe, experts")
+    proof = DeliveryProof.from_prompts(PROMPTS, tolerance=1e-3)
+    metrics = proof.check(trainer_logprobs(model), model, sampler_of(model), 1)
+    assert metrics["mismatch/routing_difference"] == Mean(0, 4 * 31 * 2)
+
+
+def test_a_publish_of_a_dense_model_says_nothing_of_routing():
+    model = tiny_model("llama")
+    proof = DeliveryProof.from_prompts(PROMPTS, tolerance=1e-3)
+    metrics = proof.check(trainer_logprobs(model), model, sampler_of(model), 1)
+    assert "mismatch/routing_difference" not in metrics
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_no_auxiliary_loss_of_the_router_is_added(name):
+    """The gradient is that of the log-probabilities alone, also where the config asks for the balancing loss."""
+
+    def gradients(**settings) -> list[torch.Tensor]:
+        model = tiny_model(name)
+        for key, value in settings.items():
+            setattr(model.config, key, value)
+        tokens = Tokens(input_ids_BT=torch.tensor([[5, 6, 7, 8, 9]]), lengths_B=torch.tensor([5]))
+        mask_BT = torch.tensor([[False, False, True, True, True]])
+        token_logprobs(model, tokens, mask_BT, temperature=1.0).logprobs_BT.sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    plain = gradients()
+    asked = gradients(output_router_logits=True, router_aux_loss_coef=10.0)
+    assert all(torch.equal(a, b) for a, b in zip(plain, asked, strict=True))
+    assert any(grad.abs().max() > 0 for grad in plain)

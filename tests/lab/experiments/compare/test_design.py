@@ -1,0 +1,145 @@
+"""What may be compared: read from a file or from arguments, and refused before anything is paid for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.errors import ConfigError
+from posttrain.lab.experiments.compare.api import _begin
+from posttrain.lab.experiments.compare.design import Budget, Design, read_design
+
+BASE: dict[str, Any] = {
+    "model": "tiny:sort",
+    "algorithm": {"name": "grpo", "clip_high": 0.28},
+    "data": {"train": "task:sort"},
+    "rewards": [{"name": "exact_match"}],
+    "train": {"steps": 50, "prompts_per_step": 8},
+}
+TWO = {"base": BASE, "arms": {"grpo": {}, "careful": {"train.learning_rate": 1e-7}}}
+
+
+def refused(source: Any, **given: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_design(source, **given)
+    assert caught.value.allowed
+    assert caught.value.fix
+    return str(caught.value)
+
+
+def test_algorithms_may_be_one_text_as_on_the_command_line():
+    names = [list(read_design(BASE, algorithms=given).arms) for given in ("grpo, rloo", ["grpo", "rloo"])]
+    assert names == [["grpo", "rloo"]] * 2
+
+
+def test_algorithms_become_arms_and_leave_the_settings_of_another_behind():
+    design = read_design(BASE, algorithms=["grpo", "rloo"], seeds=2)
+    assert list(design.arms) == ["grpo", "rloo"]
+    assert design.resolved("grpo", 1).config.algorithm.settings["clip_high"] == 0.28
+    config = design.resolved("rloo", 1).config
+    assert (config.algorithm.name, config.seed, config.train.steps) == ("rloo", 1, 50)
+
+
+def test_a_file_names_its_base_beside_it(tmp_path: Path):
+    (tmp_path / "base.yaml").write_text(json.dumps(BASE))
+    (tmp_path / "arms.yaml").write_text(
+        "base: base.yaml\narms: {a: {algorithm: rloo}, b: {train: {learning_rate: 1e-4}}}\nseeds: [3, 5]\n"
+        "budget: {tokens: 2e6}\nmeasures: {spread: policy/ratio_std}\n"
+    )
+    design = read_design(tmp_path / "arms.yaml")
+    assert (design.seeds, str(design.budget)) == ((3, 5), "2,000,000 tokens")
+    assert design.resolved("b", 3).config.train.learning_rate == 1e-4
+    assert read_design(design.record()) == design
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("steps=7", {"steps": 7, "stop_after_tokens": None, "stop_after_seconds": None}),
+        ("tokens=2e4", {"steps": 2500, "stop_after_tokens": 20_000, "stop_after_seconds": None}),
+        ({"seconds": 1.5}, {"steps": 100_000, "stop_after_tokens": None, "stop_after_seconds": 1.5}),
+    ],
+)
+def test_a_budget_is_the_same_limit_for_every_run(budget: Any, expected: dict[str, Any]):
+    design = read_design(TWO, budget=budget)
+    for arm in design.arms:
+        train = design.resolved(arm, 0).config.train
+        assert {name: getattr(train, name) for name in expected} == expected
+
+
+def test_settings_for_all_arms_stand_below_those_of_an_arm():
+    design = read_design(TWO, overrides=["train.learning_rate=1e-3", "model=tiny:reverse", "sampling.group_size=4"])
+    assert design.resolved("grpo", 0).config.train.learning_rate == 1e-3
+    assert design.resolved("careful", 0).config.train.learning_rate == 1e-7
+    assert design.resolved("careful", 0).config.model.path == "tiny:reverse"
+    assert design.resolved("careful", 0).config.sampling.group_size == 4
+
+
+@pytest.mark.parametrize(
+    "given", ["tokens", "steps=0", "minutes=3", "tokens=1.5", {"steps": 1, "tokens": 2}, "steps=x"]
+)
+def test_a_budget_that_cannot_be_meant(given: Any):
+    with pytest.raises(ConfigError, match="one of steps, tokens and seconds"):
+        Budget.read(given)
+
+
+def test_what_is_refused_before_anything_is_trained():
+    assert "1 arms; allowed: at least two" in refused(BASE, algorithms=["grpo"])
+    assert "arm typo: algorithm.name = grpoo" in refused(
+        {"base": BASE, "arms": {"a": {}, "typo": {"algorithm": "grpoo"}}}
+    )
+    assert "Did you mean seeds?" in refused({**TWO, "seed": 3})
+    assert "seeds = [1, 1]" in refused({**TWO, "seeds": [1, 1]})
+    assert "arm a/b" in refused({"base": BASE, "arms": {"a/b": {}, "c": {}}}).replace(
+        "an arm is called 'a/b'", "arm a/b"
+    )
+    assert "arm b sets seed" in refused({"base": BASE, "arms": {"a": {}, "b": {"seed": 1}}})
+    assert "evaluation.every = 0: nobody sees" in refused(TWO, target=0.5)
+    assert "measures.x: take = middle" in refused({**TWO, "measures": {"x": {"metric": "entropy", "take": "middle"}}})
+    assert "algorithms beside a file with arms" in refused(TWO, algorithms=["rloo"])
+    assert "score = best" in refused({**TWO, "score": "best"})
+    assert "confidence = 2" in refused({**TWO, "confidence": 2})
+
+
+def test_a_schedule_has_to_know_its_last_step():
+    linear = {**BASE, "train": {**BASE["train"], "schedule": "linear"}}
+    assert "whose last step nobody knows" in refused(linear, algorithms=["grpo", "rloo"], budget="tokens=1e5")
+    read_design(linear, algorithms=["grpo", "rloo"], budget="steps=9")
+
+
+def test_arms_with_other_rewards_need_a_judge_of_their_own():
+    arms = {"plain": {}, "half": {"rewards": [{"name": "exact_match", "weight": 0.5}]}}
+    assert "the held-out scores of plain and half mean different things" in refused({"base": BASE, "arms": arms})
+    assert "score = check, but there is none" in refused({"base": BASE, "arms": arms, "score": "check"})
+    checked = {**BASE, "check": [{"name": "exact_match"}]}
+    assert read_design({"base": checked, "arms": arms, "score": "check"}).score == "check"
+
+
+def begun(folder: Path, **changes: Any) -> Design:
+    design = read_design({**TWO, **changes})
+    _begin(folder, design)
+    return design
+
+
+def test_seeds_and_arms_may_be_added_but_not_changed(tmp_path: Path):
+    begun(tmp_path)
+    begun(tmp_path, seeds=5, title="More seeds", target=None)
+    begun(tmp_path, seeds=5, arms={**TWO["arms"], "third": {"algorithm": "rloo"}})
+    with pytest.raises(ConfigError, match="other settings: budget, seeds"):
+        begun(tmp_path, seeds=[7], budget={"steps": 3}, arms={**TWO["arms"], "third": {"algorithm": "rloo"}})
+    with pytest.raises(ConfigError, match=r"other settings: arms\.careful, arms\.third"):
+        begun(tmp_path, seeds=5, arms={"grpo": {}, "careful": {"train.learning_rate": 1e-3}})
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("all of it")
+    with pytest.raises(ConfigError, match="holds something that is no comparison"):
+        begun(tmp_path)
+
+
+def test_each_run_keeps_one_checkpoint_unless_asked_for_more():
+    assert read_design(TWO).resolved("grpo", 0).config.checkpoint.keep == 1
+    assert read_design(TWO, overrides=["checkpoint.keep=3"]).resolved("grpo", 0).config.checkpoint.keep == 3

@@ -1,0 +1,205 @@
+"""What a comparison says of run folders whose scores we chose: never more than its intervals allow."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tests.lab.experiments.compare.synthetic import BASE, compared, write_run
+
+from posttrain.control_groups import cores
+from posttrain.lab.experiments.compare.api import conclude
+from posttrain.lab.experiments.compare.work import ATTEMPTS, keep_attempt, read_attempts, run_folder
+
+
+def test_a_clear_win(tmp_path: Path):
+    found = compared(tmp_path, {"plain": [0.5, 0.52, 0.48], "clever": [0.8, 0.82, 0.78]})
+    assert re.fullmatch(
+        r"clever is better than plain by 30\.0 points \(95% interval \+\d\d\.\d to \+\d\d\.\d, p .*\), with 3 seeds\.",
+        found.verdict[0],
+    )
+    assert len(found.verdict) == 1
+
+
+def test_no_difference_says_what_would_have_been_seen(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.5, 0.6, 0.4], "b": [0.52, 0.55, 0.49]})
+    first, second = found.verdict
+    assert first.startswith(
+        "No difference can be claimed between a and b with 3 seeds: measured is 2.0 points for b over a"
+    )
+    assert re.fullmatch(
+        r"A true difference of \d+\.\d points would have been seen four times in five, a smaller one less often\.",
+        second,
+    )
+    (pair,) = found.to_json()["pairs"]
+    assert f"{100 * pair['smallest_seen']:.1f} points" in second
+
+
+def test_too_few_runs_say_that_they_could_have_seen_nothing(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.3, 0.5], "b": [0.6, 0.4]})
+    assert found.verdict[0].endswith("measured is 10.0 points for b over a (95% interval −100.0 to +100.0).")
+    assert found.verdict[1] == "So few runs would not even have shown the largest difference that there can be."
+
+
+def test_of_three_arms_one_wins_and_two_stay_undecided(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.5, 0.51, 0.5], "b": [0.52, 0.5, 0.51], "c": [0.9, 0.91, 0.9]})
+    first, second, _ = found.verdict
+    assert re.match(r"c is better than a by .*, b by .*, with 3 seeds\.", first)
+    assert second.startswith("No difference can be claimed between a and b with 3 seeds")
+
+
+def test_one_seed_claims_nothing(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.1], "b": [0.9]})
+    assert found.verdict == [
+        "One seed cannot tell arms apart, since another might turn their order round: a 10.0%, b 90.0%. Take 3 or more."
+    ]
+
+
+def test_lost_runs_are_counted_and_their_arm_is_not_called_better(tmp_path: Path):
+    found = compared(tmp_path, {"safe": [0.4, 0.42, 0.41, 0.4], "wild": [0.9, None, 0.91, 0.9]})
+    first, second = found.verdict
+    assert first.startswith("The runs of wild that finished are better than those of safe by")
+    assert "that is not claimed, because 1 of its 4 runs are missing" in first
+    assert second == "1 of 4 runs of wild did not finish (seed 1): GuardStop: step 3: no two answers differ."
+    assert found.to_json()["arms"]["wild"]["lost"] == [
+        {"seed": 1, "reason": "GuardStop: step 3: no two answers differ"}
+    ]
+
+
+def test_an_arm_that_lost_runs_can_be_worse(tmp_path: Path):
+    found = compared(tmp_path, {"safe": [0.9, 0.92, 0.91, 0.9], "wild": [0.4, None, 0.41, 0.4]})
+    assert found.verdict[0].startswith("safe is better than wild by")
+
+
+def test_all_runs_of_an_arm_lost(tmp_path: Path):
+    found = compared(tmp_path, {"safe": [0.9, 0.92], "wild": [None, None]})
+    assert not found.comparable
+    assert found.verdict[0].startswith("There is nothing to compare")
+    assert found.verdict[1].startswith("2 of 2 runs of wild did not finish (seeds 0 and 1)")
+
+
+def test_a_collapsed_seed_is_named(tmp_path: Path):
+    compared(tmp_path, {"a": [0.5, 0.5, 0.5], "b": [0.8, 0.8, 0.8]})
+    folder = run_folder(tmp_path, "b", 1)
+    for file in sorted(folder.rglob("*"), reverse=True):
+        file.unlink() if file.is_file() else file.rmdir()
+    folder.rmdir()
+    write_run(folder, 1, 0.02, middle=0.8)
+    found = conclude(tmp_path)
+    assert found.verdict[-1].startswith("1 of 3 runs of b collapsed (seed 1): what they could do was lost.")
+    assert found.verdict[0].startswith("No difference can be claimed")  # one seed of three is far from the others
+    assert found.to_json()["arms"]["b"]["collapsed"] == [1]
+
+
+def test_what_it_took_to_reach_the_target(tmp_path: Path):
+    found = compared(tmp_path, {"fast": [0.9, 0.8], "slow": [0.6, 0.4]}, target=0.5)
+    arms = found.to_json()["arms"]
+    assert (arms["fast"]["measures"]["tokens to the target"], arms["fast"]["reached_target"]) == (2000.0, 2)
+    assert (arms["slow"]["measures"]["tokens to the target"], arms["slow"]["reached_target"]) == (4000.0, 1)
+    assert "4,000 (1 of 2)" in found.render()
+    (pair,) = found.to_json()["measure_pairs"]["steps to the target"]
+    assert (pair["mean"], pair["seeds"]) == (0.5, 1)
+
+
+def test_the_page_says_what_the_numbers_say(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.5, 0.6, 0.4], "b": [0.52, 0.55, None]}, title="Which <one>?", target=0.4)
+    page, saved = (tmp_path / "report.html").read_text(), json.loads((tmp_path / "compare.json").read_text())
+    assert saved == found.to_json()
+    for sentence in saved["verdict"]:
+        assert sentence.replace("<", "&lt;") in page
+    assert "Which &lt;one&gt;?" in page
+    (pair,) = saved["pairs"]
+    for edge in ("mean", "low", "high"):
+        assert f"{100 * pair[edge]:+.1f}" in page
+    for run in saved["runs"]:
+        assert f"{run['arm']}, seed {run['seed']}" in page
+    assert "GuardStop: step 3: no two answers differ" in page
+    assert page.count('<figure class="card">') == 5  # differences, cost, and the three curves
+    assert not re.search(r"https?://(?!www\.w3\.org)", page)
+
+
+def test_equal_tokens_are_seen_and_unequal_ones_said(tmp_path: Path):
+    compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]})
+    path = run_folder(tmp_path, "b", 0) / "metrics.jsonl"
+    path.write_text(path.read_text().replace("4000", "9000"))
+    found = conclude(tmp_path)
+    assert "Arms went through different numbers of tokens (a 4,000, b 6,500)" in " ".join(found.verdict)
+
+
+def test_arms_that_did_not_begin_alike_are_told(tmp_path: Path):
+    compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]})
+    assert conclude(tmp_path).to_json()["same_start"] is True
+    path = run_folder(tmp_path, "b", 0) / "evaluations" / "baseline.jsonl"
+    path.write_text(path.read_text().replace("True", "other"))
+    found = conclude(tmp_path)
+    assert found.to_json()["same_start"] is False
+    assert any(sentence.startswith("Arms of one seed did not begin alike") for sentence in found.verdict)
+
+
+def test_seconds_under_load_are_not_compared(tmp_path: Path):
+    attempt = {"arm": "a", "seed": 0, "exit_code": 0, "reason": "", "seconds": 9.0, "workers": 1, "load": 30.0}
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "attempts.jsonl").write_text(json.dumps(attempt) + "\n")
+    found = compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]})
+    assert found.verdict[-1].startswith(
+        "Seconds of these runs are not comparable: other programs were at work (load 30.0 on"
+    )
+
+
+def test_the_threads_of_a_comparison_are_no_other_program(tmp_path: Path):
+    """One run at a time on all cores makes as much load as there are cores."""
+    attempt = {"arm": "a", "seed": 0, "exit_code": 0, "reason": "", "seconds": 9.0, "workers": 1, "threads": cores()}
+    keep_attempt(tmp_path, attempt | {"load": float(cores())})
+    assert "other programs" not in " ".join(compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]}).verdict)
+    (tmp_path / ATTEMPTS).unlink()
+    keep_attempt(tmp_path, attempt | {"threads": 1, "load": 1.8})
+    assert "other programs were at work (load 1.8" in " ".join(conclude(tmp_path).verdict)
+
+
+def test_a_line_that_a_kill_cut_off_loses_nothing_else(tmp_path: Path):
+    attempt = {"arm": "a", "seed": 0, "exit_code": 0, "reason": "", "seconds": 9.0, "workers": 1, "load": 0.0}
+    (tmp_path / ATTEMPTS).write_text(json.dumps(attempt) + "\n" + json.dumps(attempt)[:30])
+    assert compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]}).analysis.conditions["workers"] == [1]
+    keep_attempt(tmp_path, attempt | {"workers": 3})
+    assert [found["workers"] for found in read_attempts(tmp_path)] == [1, 3]
+    answers = run_folder(tmp_path, "a", 0) / "evaluations" / "trained.jsonl"
+    answers.write_text(answers.read_text()[:-20])
+    assert conclude(tmp_path).comparable
+
+
+def test_a_run_without_a_full_mark_is_judged_by_the_number_of_all_others(tmp_path: Path):
+    """Parts of a mark: by itself such a run has a mean score, which is no share of right answers."""
+    compared(tmp_path, {"partly": [0.0, 0.0, 0.0], "right": [0.30, 0.31, 0.29]}, before=0.0)
+    score = {"mean": 0.6, "low": 0.55, "high": 0.65, "n": 100}
+    for seed in range(3):
+        folder = run_folder(tmp_path, "partly", seed)
+        trained = json.loads((folder / "evaluation.json").read_text())["trained"]
+        trained = {"greedy": {**trained["greedy"], "score": score}, "score_range": [0.0, 0.6]}
+        (folder / "evaluation.json").write_text(json.dumps({"baseline": trained, "trained": trained}))
+        answers = folder / "evaluations" / "trained.jsonl"
+        answers.write_text(answers.read_text().replace('"score": 0.0', '"score": 0.6'))
+    found = conclude(tmp_path)
+    assert found.analysis.measure == "accuracy"
+    assert found.verdict[0].startswith("right is better than partly by 30.0 points")
+
+
+def test_a_budget_of_tokens_that_is_passed_is_not_told_to_become_one(tmp_path: Path):
+    compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]}, budget={"tokens": 3500})
+    path = run_folder(tmp_path, "b", 0) / "metrics.jsonl"
+    path.write_text(path.read_text().replace("4000", "9000"))
+    said = " ".join(conclude(tmp_path).verdict)
+    assert "different numbers of tokens (a 4,000, b 6,500); a larger budget would hide the last step." in said
+
+
+def test_a_check_of_right_and_wrong_is_a_share_as_accuracy_is(tmp_path: Path):
+    """Arms that answered all alike once had intervals of width zero."""
+    scores = {"a": [0.2, 0.2, 0.2], "b": [0.2, 0.2, 0.2]}
+    checked = BASE | {"check": [{"name": "exact_match"}]}
+    by_reward = compared(tmp_path / "reward", scores)
+    by_check = compared(tmp_path / "check", scores, base=checked, score="check")
+    assert by_check.to_json()["measure"] == "check"
+    assert by_check.verdict == by_reward.verdict
+    (pair,) = by_check.to_json()["pairs"]
+    assert pair["low"] < 0 < pair["high"]
+    assert "points" in by_check.verdict[0]

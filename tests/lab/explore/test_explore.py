@@ -1,0 +1,219 @@
+"""The explorer's page without a browser: it is well formed, keeps to itself, and says what planner and advisor say."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from tests.lab.explore.planned import planned, random_selection
+
+from posttrain.cli import run
+from posttrain.lab.advise.advisor import advise
+from posttrain.lab.advise.cards import cards
+from posttrain.lab.explore.choices import GROUPS, choices
+from posttrain.lab.explore.facts import NEEDS
+from posttrain.lab.explore.numbers import PHASES, ROLES
+from posttrain.lab.explore.page import render
+from posttrain.lab.explore.questions import questions
+from posttrain.lab.plan.verdict import Verdict
+
+VOID = {"meta", "input", "br", "link", "img", "hr", "col"}
+
+
+@pytest.fixture(scope="module")
+def offered():
+    """A part of what there is to choose from, planned in a moment."""
+    fewer = {"model": ("0.5b", "7b"), "tokens": ("2048", "32768"), "group": ("8",), "gpus": ("1", "8")}
+    return {
+        name: replace(choice, values={key: choice.values[key] for key in fewer.get(name, choice.values)})
+        for name, choice in choices().items()
+    }
+
+
+@pytest.fixture(scope="module")
+def asked():
+    return questions()[:4]
+
+
+@pytest.fixture(scope="module")
+def html(offered, asked):
+    return render(offered, asked)
+
+
+@pytest.fixture(scope="module")
+def told(html):
+    """What the script of the page looks up."""
+    return json.loads(html.partition('id="explore-data">')[2].partition("</script>")[0])
+
+
+class Outline(HTMLParser):
+    """Every element with its attributes; complains of elements that are not closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> does not close what is open"
+
+    def all(self, *tags: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+
+def test_the_page_is_well_formed_and_every_field_has_a_name(html):
+    outline = Outline(html)
+    ids = [attributes["id"] for _, attributes in outline.elements if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    labels = {attributes.get("for") for attributes in outline.all("label")}
+    assert {select["id"] for select in outline.all("select")} <= labels
+    assert {one["aria-labelledby"] for _, one in outline.elements if one.get("aria-labelledby")} <= set(ids)
+    assert [tag for tag, _ in outline.elements if tag in ("h1", "main", "footer")] == ["main", "h1", "footer"]
+
+
+def test_the_page_asks_nobody_for_anything(html):
+    outline = Outline(html)
+    addresses = [one.get(name) for _, one in outline.elements for name in ("src", "href", "action")]
+    assert all(address.startswith("#") for address in addresses if address is not None)
+    assert "url(" not in html.partition("</style>")[0]
+    [policy] = [one["content"] for one in outline.all("meta") if one.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert len(html) < 1_500_000
+
+
+def looked_up(told, key: str, chosen) -> list[dict[tuple[str, str], int]]:
+    """As the script does it: a shape by the variant, in each table the place by the axes."""
+    [card] = [one for one in told["algorithms"] if one["key"] == key]
+    variant = told["variants"].index({name: chosen[name] for name in told["variants"][0]})
+    found = []
+    for phase in told["shapes"][card["shapes"][variant]]:
+        parts = {}
+        for part, table in phase:
+            place = 0
+            for axis in told["tables"][table]["axes"]:
+                place = place * len(told["axes"][axis]) + told["axes"][axis].index(chosen[axis])
+            if number := told["tables"][table]["bytes"][place]:
+                parts[told["parts"][part]["role"], told["parts"][part]["what"]] = number
+        found.append(parts)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_page_carries_the_numbers_of_the_planner(told, offered, seed):
+    chosen = random_selection(random.Random(seed), offered)
+    plan = planned(chosen["a"], chosen)
+    assert looked_up(told, chosen["a"], chosen) == plan.parts
+    [device] = [one for one in told["devices"] if one["key"] == chosen["device"]]
+    assert device["bytes"] == plan.capacity
+    most = max(plan.totals)
+    answer = next((i for i, limit in enumerate(device["most"]) if most <= limit), 3)
+    assert ("yes", "probably", "hardly", "no")[answer] == plan.answer
+
+
+def test_four_models_for_ppo_two_for_grpo_with_a_reference_one_for_simpo(told, offered):
+    chosen = {name: choice.start for name, choice in offered.items()}
+
+    def models(key, **change):
+        parts = looked_up(told, key, {**chosen, **change})[PHASES.index("train")]
+        return {role for role, what in parts if what == "weights"}
+
+    assert models("ppo", reward="model") == {"policy", "critic", "reference", "reward model"}
+    assert models("grpo", kl="on") == {"policy", "reference"}
+    assert models("simpo") == {"policy"}
+
+
+def test_the_most_that_gets_an_answer_is_the_most_that_does(told):
+    device = told["devices"][0]
+    for limit, answer in zip(device["most"], ("yes", "probably", "hardly"), strict=True):
+        for more, same in ((0, True), (1, False)):
+            said = Verdict(needed=limit + more, available=device["bytes"], error=0.25).answer
+            assert (said == answer) == same
+
+
+def wander(walk, seed):
+    """A random walk: places of the questions and of the answers to them, and the advice to which it led."""
+    rng, place, taken = random.Random(seed), walk["nodes"][walk["root"]], []
+    while "next" in place:
+        taken.append((place["question"], rng.randrange(len(place["next"]))))
+        place = walk["nodes"][place["next"][taken[-1][1]]]
+    return taken, walk["advice"][place["advice"]]
+
+
+def check_walk(walk, asked, seed):
+    taken, said = wander(walk, seed)
+    facts = {name: value for q, a in taken for name, value in asked[q].answers[a].facts.items()}
+    advice = advise(**facts)
+    texts = walk["texts"]
+    ranked = [walk["standings"][one] for one in said["ranked"]]
+    assert [one["key"] for one in ranked] == [one.algorithm for one in advice.recommendations]
+    for one, told in zip(ranked, advice.recommendations, strict=True):
+        assert [texts[t] for t in one["for"]] == [[r.text, "; ".join(r.sources)] for r in told.reasons]
+        assert [texts[t] for t in one["against"]] == [[r.text, "; ".join(r.sources)] for r in told.concerns]
+    for name in ("before", "contradictions"):
+        assert [texts[t] for t in said[name]] == [[p.text, "; ".join(p.sources)] for p in getattr(advice, name)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_walk_ends_where_the_advisor_does(told, asked, seed):
+    check_walk(told["walk"], asked, seed)
+
+
+def test_the_command_that_the_walk_shows_says_the_same(told, capsys):
+    walk = told["walk"]
+    for seed in range(4):
+        taken, said = wander(walk, seed)
+        flags = [flag for q, a in taken for flag in walk["questions"][q]["answers"][a]["flags"].split()]
+        assert run(["advise", *flags, "--json"]) == 0
+        advice = json.loads(capsys.readouterr().out)
+        ranked = [walk["standings"][one]["key"] for one in said["ranked"]]
+        assert [one["algorithm"] for one in advice["recommendations"]] == ranked
+
+
+@pytest.mark.slow
+def test_the_whole_walk_ends_where_the_advisor_does():
+    from posttrain.lab.explore.walk import Walk
+
+    walk = json.loads(json.dumps(Walk().to_json()))
+    for seed in range(300):
+        check_walk(walk, questions(), seed)
+
+
+def test_no_question_is_asked_whose_answer_does_not_matter(told):
+    inner = [node for node in told["walk"]["nodes"] if "next" in node]
+    assert all(len(set(node["next"])) > 1 for node in inner)
+    assert {node["question"] for node in inner} == set(range(4))
+
+
+def test_every_algorithm_can_be_shown(told, html):
+    assert [card["key"] for card in told["algorithms"]] == list(cards())
+    assert all(html.count(f'<option value="{key}"') == 2 for key in cards())
+    assert all(set(card.needs) <= set(NEEDS) for card in cards().values())
+    assert all(card.min_group_size <= min(GROUPS) for card in cards().values() if card.online)
+    assert {part["role"] for part in told["parts"]} <= set(ROLES)
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_page(tmp_path, capsys):
+    assert run(["explore", "--out", str(tmp_path / "page.html"), "--json"]) == 0
+    written = (tmp_path / "page.html").read_bytes()
+    assert json.loads(capsys.readouterr().out) == {"page": str(tmp_path / "page.html"), "bytes": len(written)}
+    assert len(written) < 1_500_000
+
+
+def test_nothing_of_it_needs_torch():
+    code = "import sys, posttrain.lab.explore; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,70 @@
+"""The smallest changes, on needs that are worked by hand and on real plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.config import load_config
+from posttrain.config.cards import without_torch
+from posttrain.lab.plan.api import make_plan, plan_for
+from posttrain.lab.plan.fitting import Step, smallest_changes
+from posttrain.lab.plan.verdict import Verdict
+
+SAVES = {"a": 30, "b": 10, "c": 25, "d": 0}
+STEPS = [Step(settings={name: True}, costs=f"costs {name}") for name in SAVES]
+
+
+def attempt(settings: Mapping[str, Any]) -> tuple[int, float]:
+    """100 bytes, less what each setting saves."""
+    return 100 - sum(SAVES[name] for name in settings), 1.0
+
+
+def chosen(available: int) -> list[set[str]]:
+    return [set(change.settings) for change in smallest_changes(STEPS, attempt, available)]
+
+
+def test_every_single_change_that_is_enough_is_named_the_cheapest_first():
+    assert chosen(75) == [{"a"}, {"c"}]
+    assert chosen(90) == [{"a"}, {"b"}, {"c"}]
+
+
+def test_where_none_is_enough_a_combination_is_and_it_holds_nothing_to_spare():
+    assert chosen(60) == [{"a", "b"}]
+    assert chosen(50) == [{"a", "c"}]  # b was taken on the way and is left out again; d never helps
+    assert chosen(35) == [{"a", "b", "c"}]
+
+
+def test_where_nothing_helps_nothing_is_named():
+    assert chosen(30) == []
+
+
+def test_settings_that_do_not_go_together_are_passed_over():
+    refusing = [Step(settings={"a": True}, costs=""), Step(settings={"c": True}, costs="")]
+    found = smallest_changes(refusing, lambda s: None if "a" in s else attempt(s), 80)
+    assert [dict(change.settings) for change in found] == [{"c": True}]
+
+
+def test_what_a_plan_suggests_makes_the_same_run_fit():
+    """Each suggestion of several plans, planned again, surely fits; and none of its settings can be left out."""
+    for model, algorithm, gpus in (("7b", "grpo", "l40s"), ("1.5b", "ppo", "l4"), ("3b", "dpo", "rtx-4090")):
+        plan = make_plan(model=model, algorithm=algorithm, gpus=gpus)
+        assert not plan.verdict.fits
+        assert plan.changes, (model, algorithm)
+        for change in plan.changes:
+            for left_out in (None, *change.settings):
+                settings = {name: value for name, value in change.settings.items() if name != left_out}
+                with without_torch():
+                    changed = plan_for(load_config(plan.config, settings).config, plan.target, advice=False)
+                if left_out is None:
+                    assert changed.verdict.answer == "yes", change
+                    assert changed.memory.bytes == change.bytes
+                elif len(plan.changes) == 1 and left_out != "critic.kind":  # that one goes with adapters
+                    assert changed.verdict.answer != "yes", (change, left_out)
+
+
+def test_the_answer_has_the_error_of_the_estimate_on_both_sides():
+    answers = {n: Verdict(needed=n, available=100, error=0.25).answer for n in (80, 81, 100, 101, 133, 134)}
+    assert answers == {80: "yes", 81: "probably", 100: "probably", 101: "hardly", 133: "hardly", 134: "no"}
+    assert Verdict(needed=134, available=100, error=0.25, swap=1).answer == "hardly"  # what can be paged out fits
+    assert Verdict(needed=71 * 2**30, available=80 * 2**30, error=0.1).sentence() == "fits: yes, 71 of 80 GiB"

@@ -1,0 +1,262 @@
+"""The planner's bytes: the library's own numbers, roles, limits, and two real steps measured beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.config import load_config
+from posttrain.lab.advise.cards import card_of
+from posttrain.lab.plan import library
+from posttrain.lab.plan.activations import Pass
+from posttrain.lab.plan.architecture import Linear, read_architecture
+from posttrain.lab.plan.generate import columns
+from posttrain.lab.plan.layout import Grid, lay_out, microbatches
+from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.records import Adapters, MemoryPlan, Workload
+from posttrain.lab.plan.workload import Computing, model_architecture, workload_of
+
+
+def workload(algorithm: str, **fields: Any) -> Workload:
+    """A step of a model of half a billion parameters."""
+    card = card_of(algorithm)
+    settings = fields.pop("settings", {})
+    found = {"architecture": read_architecture("0.5b"), "needs": card.needs_of(settings), "data_kind": card.data_kind}
+    if "values" in found["needs"]:
+        found["critic"] = "separate"
+    return Workload(algorithm=algorithm, **{**found, **fields})
+
+
+def plan(algorithm: str, **fields: Any) -> MemoryPlan:
+    return predict(workload(algorithm, **fields))
+
+
+# --- the library's own numbers ---------------------------------------------------------------------------------------
+
+
+def test_numbers_that_are_repeated_here_are_those_of_the_library() -> None:
+    from posttrain.engines import group_cache, publish, sampling, slot_storage, slots
+    from posttrain.functional import linear_logprobs
+    from posttrain.models import compute, kernels, shared_prefixes, short_attention
+    from posttrain.rewards import model
+
+    assert library.KEPT_LOGIT_BYTES == linear_logprobs.KEPT_BYTES
+    assert library.TILE_NUMBERS["cpu"] == linear_logprobs.TILE_NUMBERS
+    assert library.TILE_NUMBERS["cuda"] == linear_logprobs.TILE_NUMBERS_ELSEWHERE
+    assert library.TILE_COLUMNS == linear_logprobs.TILE_COLUMNS
+    assert library.SHORT_KEYS == short_attention.MOST_KEYS
+    assert library.SLAB_NUMBERS == short_attention.SLAB_NUMBERS
+    assert library.SLOT_COLUMNS == slots._COLUMNS
+    assert library.GROUP_COLUMNS == group_cache._COLUMNS
+    assert library.SLOT_GROWTH == slot_storage._GROWTH == group_cache._GROWTH
+    assert library.COPIED_WEIGHTS == kernels.COPIED_WEIGHTS
+    assert library.LEAST_SAVING == shared_prefixes.LEAST_SAVING
+    assert library.SAMPLING_BLOCK == sampling._BLOCK
+    assert library.REWARD_TOKENS == model.TOKENS_PER_PASS
+    assert (library.PROBE_TOKENS, library.PROBE_SCORED) == (publish.PROBE_TOKENS, publish.PROBE_SCORED_TOKENS)
+    assert library.SMALL == compute.SMALL
+
+
+# --- roles -----------------------------------------------------------------------------------------------------------
+
+
+def test_ppo_holds_four_models_grpo_with_a_reference_two_and_simpo_one() -> None:
+    policy = read_architecture("0.5b")
+    ppo = plan("ppo", settings={"kl_coef": 0.05}, reward_models=(policy,))
+    assert set(ppo.models) == {"policy", "critic", "reference", "reward model"}
+    assert set(plan("grpo", settings={"kl_coef": 0.04}).models) == {"policy", "reference"}
+    assert plan("grpo", settings={"kl_coef": 0.0}).models == ("policy",)
+    assert plan("simpo").models == ("policy",)
+    assert plan("dpo").models == ("policy",)  # the reference's numbers are on disk before the first step
+    assert plan("grpo", settings={"kl_coef": 0.04}, lora=Adapters()).models == ("policy",)  # its base is the reference
+
+
+def test_what_stays_follows_from_the_parameters() -> None:
+    train = plan("ppo", settings={"kl_coef": 0.05}).phase("train")
+    assert train is not None
+    parameters = read_architecture("0.5b").parameters
+    assert train.of("policy", "weights") == train.of("reference", "weights") == 4 * parameters
+    assert train.of("policy", "optimizer state") == 8 * parameters
+    assert train.of("critic", "weights") == 4 * (parameters + 896)  # tied: the trunk is all, and a head of one number
+    assert train.of("critic", "optimizer state") == 2 * train.of("critic", "weights")
+
+
+def test_critic_free_training_needs_about_half_of_ppo() -> None:
+    ppo, grpo = plan("ppo", settings={"kl_coef": 0.0}), plan("grpo", settings={"kl_coef": 0.0})
+    assert 0.4 < grpo.bytes / ppo.bytes < 0.6
+
+
+def test_adapters_take_their_own_gradients_and_moments_only() -> None:
+    rank = 8
+    train = plan("sft", lora=Adapters(rank=rank)).phase("train")
+    assert train is not None
+    trained = read_architecture("0.5b").lora_parameters(rank)
+    assert train.of("policy", "optimizer state") == 8 * trained
+    assert train.of("policy", "adapters") == 4 * trained
+
+
+def test_checkpointing_and_shorter_micro_batches_take_less() -> None:
+    whole = plan("sft", tokens_per_microbatch=4096)
+    assert plan("sft", tokens_per_microbatch=4096, gradient_checkpointing=True).bytes < whole.bytes
+    assert plan("sft", tokens_per_microbatch=1024).bytes < whole.bytes
+
+
+@pytest.mark.parametrize("stage", ["optimizer", "gradients", "full"])
+def test_sharding_divides_what_its_stage_says(stage: str) -> None:
+    alone = plan("sft").phase("train")
+    shared = plan("sft", ranks=8, sharding=stage, prompts_per_step=128).phase("train")
+    assert alone is not None
+    assert shared is not None
+    for what, stages in (("optimizer state", "optimizer gradients full"), ("weights", "full")):
+        by = 8 if stage in stages.split() else 1
+        assert shared.of("policy", what) == alone.of("policy", what) // by
+    assert any("ZeRO" in note for note in plan("sft", ranks=8, sharding=stage).notes)
+
+
+def test_divided_weights_are_cast_layer_by_layer_so_that_more_ranks_need_less() -> None:
+    """At 64 ranks a rank of the 70B model has 16 N / 64 bytes of state; cast whole it alone would hold 2 N more."""
+    shape = read_architecture("70b")
+    fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "gradient_checkpointing": True}
+    peaks = [plan("grpo", architecture=shape, ranks=ranks, **fields).bytes for ranks in (8, 16, 64)]
+    assert peaks[0] > peaks[1] > peaks[2]
+    state = 16 * shape.parameters / 64
+    assert state < peaks[2] < state + 2 * shape.parameters / 8
+    whole = plan("grpo", architecture=shape, **{**fields, "sharding": "none"})
+    assert whole.bytes > (16 + 2 * 0.95) * shape.parameters, "undivided, all casts live until the pass has ended"
+
+
+def test_ppo_of_seven_billion_on_eight_devices_is_what_is_worked_out_by_hand() -> None:
+    """Policy and critic 16 N / 8 each, the reference 4 N / 8: 32 GiB; and activations of two models, 10 GiB each."""
+    fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "settings": {"kl_coef": 0.05}}
+    found = plan("ppo", architecture=read_architecture("7b"), ranks=8, prompts_per_step=2, **fields)
+    assert found.bytes / 2**30 == pytest.approx(52, rel=0.1)
+
+
+def test_experts_are_cast_too_and_a_shared_one_does_not_hide_them() -> None:
+    layout = lay_out(129, 64, [1] * 4, prefix=0)
+    mixed = read_architecture("30b-a3b")
+    fields = {"needs": frozenset(), "precision": "bfloat16", "device": "cuda"}
+    passed = Pass.of(Workload(architecture=mixed, algorithm="sft", **fields), mixed, layout, adapters=None)
+    assert passed.cached_casts > 2 * mixed.counts.experts
+    _, block = mixed.blocks[0]
+    chosen = block.mixture.per_token * block.mixture.width
+    small = Linear("down", chosen // 4, mixed.hidden)
+    beside = replace(mixed, blocks=((1, replace(block, mlp=(small,))),))
+    assert replace(passed, architecture=beside).widest_mlp == passed.widest_mlp == chosen
+
+
+def test_an_engine_of_its_own_holds_its_copy_on_its_own_devices() -> None:
+    found = plan("grpo", engine="separate", engine_ranks=2, precision="bfloat16", device="cuda")
+    generate = found.phase("generate")
+    assert generate is not None
+    assert generate.place == "engine"
+    assert generate.of("sampler", "copy of the weights") == read_architecture("0.5b").parameters
+    assert found.peak.place == "trainer"
+    assert found.peak.of("sampler", "keys and values") == 0
+
+
+def test_moments_in_eight_bits_take_a_quarter_and_a_scale() -> None:
+    wide, narrow = plan("sft").phase("train"), plan("sft", optimizer_bits=8).phase("train")
+    assert wide is not None
+    assert narrow is not None
+    ratio = narrow.of("policy", "optimizer state") / wide.of("policy", "optimizer state")
+    assert ratio == pytest.approx((1 + 4 / 256) / 4, rel=1e-6)
+
+
+@given(
+    algorithm=st.sampled_from(["sft", "dpo", "grpo", "ppo"]),
+    rows=st.integers(1, 64),
+    tokens=st.integers(64, 8192),
+    prompt=st.integers(1, 600),
+    completion=st.integers(1, 600),
+)
+def test_every_workload_has_a_plan_and_more_of_anything_never_takes_less(
+    algorithm: str, rows: int, tokens: int, prompt: int, completion: int
+) -> None:
+    fields = {"prompt_tokens": prompt, "completion_tokens": completion, "tokens_per_microbatch": tokens}
+    small = plan(algorithm, prompts_per_step=rows, **fields)
+    assert all(part.bytes >= 0 for phase in small.phases for part in phase.parts)
+    bigger = replace(small.workload, architecture=read_architecture("1.5b"))
+    assert predict(bigger).bytes > small.bytes
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_micro_batches_are_those_of_the_library() -> None:
+    """A family of four with a prompt of 31, as rows of 71: 31 + 4 * 39 + ... tokens, each beginning once."""
+    step = workload("grpo", prompts_per_step=4, group_size=4, prompt_tokens=31, completion_tokens=40)
+    found = microbatches(replace(step, tokens_per_microbatch=1024))
+    assert (found.number, found.largest.tokens, found.largest.scored) == (1, 4 * (31 + 4 * 39), 640)
+    assert found.largest.grids == (Grid(4, 70), *[Grid(3, 39, 31)] * 4)
+    assert microbatches(replace(step, tokens_per_microbatch=400)).number == 2
+    split = microbatches(replace(step, tokens_per_microbatch=128))
+    assert (split.number, split.largest.tokens) == (8, 31 + 2 * 39)
+
+
+@given(
+    prompts=st.integers(1, 6), group=st.integers(1, 5), prompt=st.integers(17, 40), completion=st.integers(2, 30),
+    budget=st.integers(30, 400),
+)  # fmt: skip
+def test_micro_batches_of_rows_of_one_length_are_what_planning_real_rows_gives(
+    prompts: int, group: int, prompt: int, completion: int, budget: int
+) -> None:
+    from posttrain.models.microbatches import plan_units
+    from posttrain.models.shared_prefixes import Family
+
+    step = workload("grpo", prompts_per_step=prompts, group_size=group)
+    step = replace(step, prompt_tokens=prompt, completion_tokens=completion, tokens_per_microbatch=budget)
+    rows, needed = range(prompts * group), prompt + completion - 1
+    families = [Family(tuple(rows[g * group : (g + 1) * group]), prompt if group > 1 else 0) for g in range(prompts)]
+    planned = plan_units([[row] for row in rows], families, [needed] * len(rows), budget)
+
+    def tokens(part: list[int]) -> int:
+        begun = {row // group for row in part}
+        return len(begun) * prompt + len(part) * (needed - prompt)
+
+    found = microbatches(step)
+    assert found.largest.tokens == pytest.approx(max(map(tokens, planned)), rel=0.34)
+    assert abs(found.number - len(planned)) <= max(1, len(planned) // 3)
+
+
+@given(st.integers(1, 300), st.integers(0, 300))
+def test_columns_suffice_and_are_at_most_half_too_many(first: int, more: int) -> None:
+    found = columns(first, first + more)
+    assert first + more <= found <= max(first + 31, 1.5 * (first + more + 31))
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_becomes_the_workload_of_its_run() -> None:
+    config = load_config(
+        {
+            "model": "tiny:sort",
+            "lora": {"rank": 4},
+            "algorithm": {"name": "ppo", "kl_coef": 0.05},
+            "data": {"train": "task:sort", "max_prompt_length": 24},
+            "rewards": [{"name": "exact_match"}],
+            "sampling": {"group_size": 1, "max_completion_length": 8},
+            "train": {"steps": 2, "gradient_checkpointing": True},
+        }
+    ).config
+    found = workload_of(config)
+    assert (found.critic, found.lora, found.old_pass) == ("lora", Adapters(rank=4), True)
+    assert (found.prompt_tokens, found.completion_tokens, found.rows) == (24, 8, 16)
+    assert found.precision == "float32"
+    assert workload_of(config, computing=Computing(precision="bfloat16", packed=True)).engine == "copy"
+
+
+@pytest.mark.parametrize("name", ["tiny:sort", "tiny-moe:sort"])
+def test_built_in_models_are_counted_without_being_built(name: str) -> None:
+    from posttrain.tasks.catalogue import find_builtin
+    from posttrain.tasks.tiny import FORMS, build_model, build_tokenizer
+
+    form, _, task = name.partition(":")
+    recipe = replace(find_builtin(task).tiny, experts=FORMS[form])
+    model = build_model(build_tokenizer(), recipe, seed=0)
+    assert model_architecture(name).parameters == sum(p.numel() for p in model.parameters())

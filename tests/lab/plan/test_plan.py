@@ -1,0 +1,174 @@
+"""A plan as a whole: from a config and from flags, in words and as JSON, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import posttrain as pt
+from posttrain.cli import run
+from posttrain.config import CheckpointConfig
+from posttrain.errors import ConfigError
+from posttrain.lab.plan.api import make_plan
+from posttrain.lab.plan.architecture import read_architecture
+from posttrain.lab.plan.disk import disk_of
+from posttrain.lab.plan.pipeline import plan_pipeline
+from posttrain.lab.plan.records import Adapters, Workload
+
+CONFIG = {
+    "model": "tiny:sort",
+    "algorithm": "grpo",
+    "data": {"train": "task:sort", "max_prompt_length": 20},
+    "rewards": [{"name": "exact"}],
+    "sampling": {"group_size": 4, "max_completion_length": 12},
+    "train": {"steps": 10, "prompts_per_step": 8},
+    "evaluation": {"every": 4},
+}
+
+
+def test_a_config_and_its_flags_give_one_plan():
+    by_config = pt.plan(CONFIG)
+    assert by_config.step.rows == 32
+    assert by_config.step.tokens == 32 * (20 + 12)
+    assert by_config.evaluations == 4  # before, after steps 4 and 8, after
+    assert by_config.verdict.answer == "yes"
+    run = 10 * by_config.step_seconds + 4 * by_config.evaluation_seconds
+    assert by_config.run_seconds == pytest.approx(run)
+
+
+def test_a_size_class_and_gpus_are_enough():
+    plan = make_plan(model="7b", algorithm="ppo", gpus="8xH100")
+    assert plan.hardware.count == 8
+    assert plan.workload.sharding == "full"
+    assert plan.dollars is not None
+    hours = plan.run_seconds / 3600
+    assert plan.dollars == pytest.approx((8 * 1.99 * hours, 8 * 5.0 * hours))
+    assert make_plan(model="7b", algorithm="ppo", gpus="8xH100", price=3.0).dollars == pytest.approx((24 * hours,) * 2)
+
+
+def test_devices_of_an_engine_of_its_own_are_paid_for():
+    plan = make_plan(model="7b", algorithm="grpo", gpus="2xH100", engine="separate", engine_ranks=1, price=3.0)
+    assert plan.dollars == pytest.approx((3 * 3.0 * plan.run_seconds / 3600,) * 2)
+    assert "on 3 x NVIDIA H100 SXM 80 GB (2 to train + 1 to sample)" in plan.render()
+
+
+def test_what_is_drawn_shorter_takes_less_time_and_the_same_memory():
+    longest, mean = (
+        make_plan(model="0.5b", algorithm="grpo", gpus="a100", mean_completion_tokens=n) for n in (None, 64)
+    )
+    assert mean.run_seconds < longest.run_seconds
+    assert mean.memory.bytes == longest.memory.bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "7b"}, "neither a configuration nor both a model and an algorithm"),
+        ({"model": "7b", "algorithm": "grop"}, "Did you mean grpo"),
+        ({"model": "7b", "algorithm": "grpo", "gpus": "8xH900"}, "allowed: a count and one of h100"),
+        ({"config": CONFIG, "gpu": "h100"}, "a plan knows no 'gpu'; allowed: gpus, engine"),
+        ({"config": CONFIG, "price": -3.0}, r"price = -3.0 \(--price\); allowed: 0 or more"),
+        ({"config": CONFIG, "engine_ranks": 0}, "engine_ranks = 0 .*allowed: 1 or more"),
+        ({"config": CONFIG, "mean_completion_tokens": 13}, "allowed: 1 to 12, which is sampling.max_completion_length"),
+        ({"config": CONFIG, "model": "7b"}, "a model or an algorithm beside it"),
+        ({"model": "no/such-model-8b", "algorithm": "grpo", "gpus": "h100"}, "nearest size class"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(given, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(**given)
+
+
+def test_a_checkpoint_has_model_weights_and_two_moments():
+    """Full: 4 + 4 + 8 bytes per parameter. Adapters: 4 bytes per parameter and 16 per number of the adapters."""
+    shape = read_architecture("0.5b")
+    full = Workload(architecture=shape, algorithm="grpo", needs=frozenset(), steps=100)
+    every = CheckpointConfig(every=30, keep=2)
+    disk = disk_of(full, every, folder=None, step_tokens=1000)
+    assert disk.checkpoint == 16 * shape.parameters
+    assert disk.checkpoints == 3  # two are kept while the third is written
+    assert disk.total == 3 * 16 * shape.parameters + 100 * 1000 * 16
+    adapters = Workload(architecture=shape, algorithm="dpo", needs=frozenset(), data_kind="pairs", lora=Adapters())
+    disk = disk_of(adapters, CheckpointConfig(every=0), folder=None, step_tokens=1000)
+    assert disk.total == 2 * (4 * shape.parameters + 16 * shape.lora_parameters(16))  # at the start and at the end
+
+
+STAGES = {
+    "model": "tiny:sort",
+    "train": {"steps": 4},
+    "stages": [
+        {"algorithm": "sft", "data": {"train": "task:examples/sort"}, "train": {"prompts_per_step": 8}},
+        {"algorithm": "dpo", "data": {"train": "task:pairs/sort"}, "train": {"prompts_per_step": 16}},
+    ],
+}
+
+
+def test_a_pipeline_is_planned_stage_by_stage():
+    plan = plan_pipeline(STAGES, gpus="a100")
+    assert [stage.workload.algorithm for stage in plan.stages.values()] == ["sft", "dpo"]
+    assert [stage.step.rows for stage in plan.stages.values()] == [8, 32]
+    assert plan.run_seconds == pytest.approx(sum(stage.run_seconds for stage in plan.stages.values()))
+    assert plan.fits
+    shape = plan.stages["dpo"].workload.architecture
+    assert shape.parameters == plan.stages["sft"].workload.architecture.parameters, "it goes on with that model"
+    first, second, total = plan.render().splitlines()[:3]
+    assert first.startswith("sft  fits: yes; 8 examples a step")
+    assert second.startswith("dpo  fits: yes; 32 rows a step")
+    assert total.startswith("all 2 stages: at most about")
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The verb in a process of its own, which fails if torch was imported."""
+    code = (
+        "import sys\nfrom posttrain.cli import run\ncode = run(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\nsys.exit(code)"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=600)
+
+
+def test_the_verb_plans_without_torch(tmp_path):
+    told = run_cli("plan", "--model", "7b", "--algorithm", "grpo", "--gpus", "l40s", "--group-size", "16", "--json")
+    assert told.returncode == 0, told.stderr
+    plan = json.loads(told.stdout)
+    assert plan["fits"] == "no"
+    assert plan["step"]["rows"] == 256
+    assert plan["changes"][0]["settings"]["lora.rank"] == 16
+    assert plan["changes"][0]["bytes"] <= plan["available_bytes"]
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(CONFIG))
+    told = run_cli("plan", str(config), "train.prompts_per_step=16", "--train.steps", "5")
+    assert told.returncode == 0, told.stderr
+    assert "16 prompts x 4 completions = 64 answers" in told.stdout
+    assert "fits: yes" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "8xH100"), "--probe and --gpus 8xH100; allowed: --probe without --gpus"),
+        ((), "which has stages; allowed: --probe with the configuration of one run"),
+    ],
+)
+def test_a_probe_says_what_it_cannot_measure(tmp_path, capsys, arguments, message):
+    config = tmp_path / "pipeline.yaml"
+    config.write_text(json.dumps(STAGES))
+    assert run(["plan", str(config), "--probe", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_misspelt_option_is_named_among_all_that_there_are(capsys):
+    assert run(["plan", "--pricee", "3", "--model", "7b", "--algorithm", "grpo"]) == 2
+    told = capsys.readouterr().err
+    assert "Did you mean --price?" in told
+    assert "--max-completion-length, --steps" in told
+
+
+def test_a_wrong_setting_is_refused_without_torch(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps({**CONFIG, "algorithm": {"name": "grpo", "clip_lwo": 0.1}}))
+    told = run_cli("plan", str(config))
+    assert told.returncode == 2
+    assert "Did you mean algorithm.clip_low" in told.stderr

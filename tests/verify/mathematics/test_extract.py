@@ -1,0 +1,139 @@
+"""Where the one final answer of a completion stands, and when there is none."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.verify.mathematics.extract import MAX_TEXT, NeedsAlgebra, extract
+from posttrain.verify.mathematics.numbers import number_of
+from posttrain.verify.mathematics.prose import single_number
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (r"First \boxed{\frac{1}{2}}, that is \boxed{0.5}.", "0.5"),
+        (r"$\boxed{7}$, $\boxed{7}$", "7"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"about \boxed{28}\% of them", r"28\%"),
+        (r"so $x = -\boxed{4}$", "-4"),
+        (r"so $x-\boxed{4}$", "4"),
+        (r"\boxed 4", "4"),
+        (r"\\boxed{4}", "4"),
+        (r"\fbox{4}", "4"),
+        ("She sells 9 eggs.\n#### 18", "18"),
+        ("The final answer is $28 \\%$. I hope it is correct.", "28 \\%"),
+        ("**Answer:** 42\nAnd 5 more words.", "42"),
+        ("**Final Answer**\n\n42", "42"),
+        ("The answer is 3.5.", "3.5"),
+        ("The answer is\n\n12", "12"),
+        ("The answer is $7$, because 5 + 2 = 7.", "7"),
+        ("with 3 ducks more that makes 5", "5"),
+        ("Thus $x <= 2$ is it.", "x <= 2"),
+        ("$$\nx + 1\n$$", "x + 1"),
+        ("So 9 * 2 = $18 every day.", "$18"),
+        ("the number is not 10 which is 1,000.99 m", "1,000.99"),
+        (r"<think> \boxed{7} </think> so it is 8", "8"),
+        (r"<answer>8</answer>", "8"),
+    ],
+)
+def test_the_final_answer_is_found(completion, answer):
+    assert extract(completion).answer == answer
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "no idea",
+        r"Put it within \boxed{}.",
+        r"\boxed{7",
+        r"7 \boxed{",
+        r"<think> it is \boxed{7}",
+        "<answer></answer> 7",
+    ],
+)
+def test_some_completions_have_no_answer(completion):
+    found = extract(completion)
+    assert (found.answer, found.reason) == (None, "no_answer")
+
+
+@pytest.mark.parametrize(
+    ("completion", "candidates"),
+    [
+        (r"\boxed{6}. No: \boxed{7}", 2),
+        (r"\boxed{6} \boxed{7} \boxed{8} \boxed{7}", 3),
+        (r"\boxed{7} or 8", 2),
+        (r"The answer is 6. \boxed{7}", 2),
+        ("#### 71 #### 72", 2),
+        ("The answer is 6. The answer is 7.", 2),
+        ("<answer>6</answer> <answer>7</answer>", 2),
+        ("0 1 2 3 4 5 6 7", 8),
+        ("there are 3 ducks and 5 geese", 2),
+        ("it costs $5 and $6.", 2),
+        ("It is 6. It is 7.", 2),
+    ],
+)
+def test_several_answers_are_none(completion, candidates):
+    found = extract(completion)
+    assert (found.answer, found.reason, found.candidates) == (None, "ambiguous", candidates)
+
+
+def test_answers_side_by_side_can_still_be_the_list_that_was_asked_for():
+    assert extract(r"$\boxed{6}$ and $\boxed{7}$").listed == "6, 7"
+    assert extract(r"$y_1 = \boxed{6}$ and $y_2 = \boxed{7}$").listed == "6, 7"
+    assert extract("the solutions $1$ and $2$").listed == "1, 2"
+    assert extract(r"\boxed{6}. Wait, no: \boxed{7}").listed is None
+
+
+def test_whether_two_formulas_are_one_answer_can_take_algebra():
+    with pytest.raises(NeedsAlgebra):
+        extract(r"\boxed{\sin^2 x} is \boxed{1-\cos^2 x}")
+
+
+def test_a_text_beyond_any_completion_is_not_read():
+    assert extract("7" * (MAX_TEXT + 1)).reason == "too_large"
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(0, 4))
+def test_every_decimal_comes_back_as_it_was_written(digits, places):
+    value = Fraction(digits, 10**places)
+    text = f"{'-' if digits < 0 else ''}{abs(digits) // 10**places:,}" + (
+        f".{abs(digits) % 10**places:0{places}d}" if places else ""
+    )
+    assert single_number(text) == (value, False)
+    assert number_of(f"So the answer is {text}.") == (value, False)
+
+
+@given(st.text(alphabet=r"\boxed{}()[]$#=-,. %/0123456789 answris:", max_size=80) | st.text(max_size=80))
+def test_no_text_breaks_the_extraction(text):
+    try:
+        found = extract(text)
+    except NeedsAlgebra:
+        return
+    assert (found.answer is None) == (found.reason is not None)
+    number_of(text)
+    single_number(text)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["$ ", "7", "{", "\\boxed{", "\\frac{1", "1/", "1,", "1 ", "answer is ", "\\[", "-", "x ", "a+b=", "$1$ ", "\\",
+     "#### ", "<answer>", "</think>", "<think>", "\\boxed{7}", "final answer\n", "1. ", "is 7 ",
+     "<|im_start|>assistant "],
+)  # fmt: skip
+def test_hostile_text_costs_milliseconds(piece):
+    """Twenty times the text costs at most about twenty times the time; with quadratic cost it would be 400 times."""
+
+    def seconds(repeats):
+        start = time.process_time()
+        number_of(piece * repeats + "=1")
+        single_number(piece * repeats + "=1")
+        return time.process_time() - start
+
+    short = min(seconds(1000) for _ in range(5))
+    long = min(seconds(20_000) for _ in range(2))  # one of them may have to collect the garbage of other tests
+    assert long < max(100 * short, 0.3)

@@ -1,0 +1,321 @@
+"""Each alarm fires on a course of numbers as a gamed run has it, and is silent on its honest counterpart."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
+
+from posttrain.config import AlarmConfig
+from posttrain.rewards import Scores
+from posttrain.rewards.judge import Judgement
+from posttrain.train.rollouts import Judged
+from posttrain.types import Completion, Prompt
+from posttrain.watch import Alarm, IndependentCheck, Watch
+from posttrain.watch.check import Checked, sample_of
+from posttrain.watch.disagreement import Disagreement
+from posttrain.watch.heldout import HeldOutAlarms
+from posttrain.watch.records import HeldOut, Step
+
+N = 30
+Metrics = Mapping[str, float]
+Run = Callable[[int], Metrics]
+"""Step -> its metrics."""
+
+
+def rising(start: float, end: float) -> Callable[[int], float]:
+    """Flat for ten steps, then up or down for ten, then flat, with a little noise."""
+
+    def at(step: int) -> float:
+        share = min(1.0, max(0.0, (step - 10) / 10))
+        return start + (end - start) * share + 0.002 * (end - start) * random.Random(step).uniform(-1, 1)
+
+    return at
+
+
+def run_of(**courses: tuple[float, float]) -> Run:
+    at = {name.replace("__", "/"): rising(*ends) for name, ends in courses.items()}
+    return lambda step: {name: value(step) for name, value in at.items()}
+
+
+def watch_over(run: Run, heldout: Iterable[float] = (), *, steps: int = N, **settings) -> list[Alarm]:
+    """The alarms of a run; `heldout` are scores of an independent check, at evenly spaced steps from 0 on."""
+    watch = Watch(AlarmConfig(**settings))
+    scores = list(heldout)
+    watch.independent = bool(scores)
+    found: list[Alarm] = []
+    for step in range(steps + 1):
+        if scores and step % (steps // (len(scores) - 1)) == 0:
+            found += watch.evaluated(step, evaluation(scores[step // (steps // (len(scores) - 1))]))
+        if step:
+            found += watch.observe(step, run(step))[0]
+    return found
+
+
+def evaluation(check: float, reward: float = 0.5, half: float = 0.06) -> dict:
+    def interval(mean: float) -> dict:
+        return {"mean": mean, "low": mean - half, "high": mean + half, "n": 256}
+
+    return {"greedy": {"score": interval(reward)}, "check": {"sound": interval(check)}, "confidence": 0.95}
+
+
+def kinds(alarms: Iterable[Alarm]) -> list[str]:
+    return [alarm.kind for alarm in alarms]
+
+
+PAID = {"reward": (0.2, 0.9)}
+FLAT, UP = (0.5, 0.5, 0.5, 0.5), (0.5, 0.6, 0.7, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "courses"),
+    [
+        ("length_correlation", PAID | {"text__length_correlation": (0.0, 0.5)}),
+        ("length_correlation", PAID | {"text__length_correlation": (0.1, -0.4)}),
+        ("length", PAID | {"completions__mean_length": (100.0, 180.0)}),
+        ("truncation", PAID | {"completions__clipped_ratio": (0.02, 0.3)}),
+        ("repetition", PAID | {"text__distinct_4grams": (0.9, 0.4)}),
+        ("compression", PAID | {"text__compression": (1.5, 4.0)}),
+        ("template", PAID | {"text__same_start": (0.05, 0.5)}),
+        ("template", PAID | {"text__same_end": (0.05, 0.5)}),
+        ("entropy", PAID | {"entropy": (1.0, 0.2)}),
+        ("no_signal", {"reward": (0.5, 0.4), "frac_reward_zero_std": (0.3, 0.95)}),
+    ],
+)
+def test_it_fires_where_the_held_out_score_is_flat_and_not_where_it_rises(kind, courses):
+    assert kinds(watch_over(run_of(**courses), FLAT)) == [kind]
+    assert kinds(watch_over(run_of(**courses), UP)) == []
+
+
+def exploding(step: int) -> Metrics:
+    return {"kl": 0.05 if step <= 80 else 0.05 * 2 ** (step - 80)}
+
+
+LIMITS: list[tuple[str, float, Run]] = [
+    ("length_correlation", 0.9, run_of(**PAID, text__length_correlation=(0.0, 0.5))),
+    ("length_ratio", 9.0, run_of(**PAID, completions__mean_length=(100.0, 180.0))),
+    ("truncated", 0.9, run_of(**PAID, completions__clipped_ratio=(0.02, 0.3))),
+    ("distinct_ratio", 0.1, run_of(**PAID, text__distinct_4grams=(0.9, 0.4))),
+    ("compression_ratio", 9.0, run_of(**PAID, text__compression=(1.5, 4.0))),
+    ("template", 0.9, run_of(**PAID, text__same_start=(0.05, 0.5))),
+    ("entropy_ratio", 0.1, run_of(**PAID, entropy=(1.0, 0.2))),
+    ("no_signal", 0.99, run_of(reward=(0.5, 0.4), frac_reward_zero_std=(0.3, 0.95))),
+    ("failures", 0.9, run_of(reward=(0.5, 0.5), unscored_fraction=(0.001, 0.05))),
+    ("kl_ratio", 1e9, exploding),
+]
+
+
+@pytest.mark.parametrize(("setting", "far", "run"), LIMITS, ids=[setting for setting, *_ in LIMITS])
+def test_each_limit_can_be_moved_and_each_alarm_switched_off(setting, far, run):
+    assert len(watch_over(run, FLAT, steps=99)) == 1
+    assert watch_over(run, FLAT, steps=99, **{setting: far}) == []
+    assert watch_over(run, FLAT, steps=99, **{setting: None}) == []
+
+
+@pytest.mark.parametrize("name", ["text__length_correlation", "text__distinct_4grams", "text__same_start"])
+def test_text_that_changes_while_the_reward_does_not_is_nobodys_game(name):
+    assert watch_over(run_of(reward=(0.5, 0.5), **{name: (0.5, 0.0 if "distinct" in name else 0.95)}), FLAT) == []
+
+
+def test_without_a_check_longer_answers_are_suspicious_where_length_itself_is_paid():
+    longer = PAID | {"completions__mean_length": (100.0, 180.0)}
+    assert kinds(watch_over(run_of(**longer, text__length_correlation=(0.4, 0.4)))) == ["length"]
+    assert watch_over(run_of(**longer, text__length_correlation=(0.0, 0.0))) == [], "reasoning grows in honest runs"
+
+
+@pytest.mark.parametrize(("rejected", "expected"), [(0, []), (2, ["disagreement", "length_correlation"])])
+def test_between_evaluations_a_check_that_agrees_with_what_is_accepted_is_proof(rejected, expected):
+    """Longer answers are paid more as the task is learned; the check sees right answers all along, or it does not."""
+    watch = Watch(AlarmConfig())
+    watch.disagreement = watch.step_alarms["disagreement"] = Disagreement(3.0, 9.0, 0.01)
+    counts = {"check/checked": 32.0, "check/rejected": float(rejected), "check/rejected_prompts": float(rejected)}
+    run = run_of(**PAID, text__length_correlation=(0.0, 0.5))
+    found = [alarm for step in range(1, N + 1) for alarm in watch.observe(step, {**run(step), **counts})[0]]
+    assert sorted(kinds(found)) == expected
+
+
+def test_without_a_check_a_model_that_has_learned_its_task_is_no_alarm():
+    learned = run_of(reward=(0.3, 1.0), frac_reward_zero_std=(0.2, 1.0), entropy=(1.0, 0.1))
+    assert watch_over(learned) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["unscored_fraction", "rewards__math__reason__ambiguous", "rewards__a__reason__timeout"]
+)
+def test_failures_fire_whatever_the_reward_does(name):
+    usual = {} if name == "unscored_fraction" else {"unscored_fraction": (0.0, 0.0)}
+    (alarm,) = watch_over(run_of(reward=(0.5, 0.5), **usual, **{name: (0.001, 0.05)}))
+    assert (alarm.kind, alarm.evidence["limit"]) == ("failures", pytest.approx(0.021, abs=1e-3))
+    assert watch_over(run_of(reward=(0.5, 0.5), **usual, **{name: (0.001, 0.015)})) == []
+
+
+def test_the_change_is_dated_to_the_way_there_and_the_message_has_the_numbers():
+    (alarm,) = watch_over(run_of(**PAID, text__same_start=(0.05, 0.5)), FLAT)
+    assert 12 <= alarm.change_point <= 18 <= alarm.step
+    assert alarm.message.startswith(
+        "the share of answers to different prompts with the same first 30 tokens went from 0.0499"
+    )
+    assert "(limit 0.35)" in alarm.message
+
+
+def test_noise_is_no_change():
+    """The last steps differ from the first by less than three standard errors."""
+    dice = random.Random(3)
+    assert watch_over(lambda step: {"reward": 0.5, "unscored_fraction": dice.choice([0.0, 0.0, 0.2])}, steps=60) == []
+
+
+def test_each_kind_fires_once():
+    courses = run_of(**PAID, text__same_start=(0.05, 0.5), text__same_end=(0.05, 0.5))
+    assert kinds(watch_over(courses, FLAT, steps=60)) == ["template"]
+
+
+# --- KL --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "honest", [lambda t: 1e-4 * t, lambda t: 1e-5 * t * t, lambda t: 0.05, lambda t: 0.05 + t % 7 / 50]
+)
+def test_a_kl_that_grows_as_kl_does_is_no_jump(honest):
+    assert watch_over(lambda step: {"kl": honest(step)}, steps=300) == []
+
+
+def test_a_kl_that_explodes_is_one():
+    (alarm,) = watch_over(exploding, steps=100)
+    assert alarm.kind == "kl"
+    assert 80 < alarm.change_point <= alarm.step <= 86
+
+
+# --- held-out answers ------------------------------------------------------------------------------------------------
+
+
+def observed(scores: Iterable[tuple[float, float]], reward: tuple[float, float], **settings) -> list[Alarm]:
+    """Alarms over evaluations of (by the check, by the reward), after which the training reward has moved like this."""
+    watch = Watch(AlarmConfig(reference_steps=1, **settings))
+    watch.reward.first, watch.reward.last = [reward[0]], [reward[1]]
+    alarms = HeldOutAlarms(watch.config)
+    found: list[Alarm] = []
+    for number, (check, rewarded) in enumerate(scores):
+        one = HeldOut(step=10 * number, score=check, error=0.03, reward=rewarded, sampled=rewarded)
+        found += alarms.observe(one, watch.reward)
+    return found
+
+
+def test_a_score_that_falls_while_the_reward_does_not_is_an_alarm():
+    scores = [(s, s) for s in (0.5, 0.6, 0.7, 0.7, 0.7, 0.6, 0.5, 0.5, 0.5)]
+    drops = [alarm for alarm in observed(scores, (0.5, 0.5)) if alarm.kind == "heldout_drop"]
+    assert drops[0].step == 70, "three evaluations at 53% against the best three, which ended with step 40"
+    assert drops[0].change_point == 41
+    assert observed(scores, (0.5, 0.2)) == [], "the reward fell as well: that is no game"
+
+
+def test_a_gap_is_what_the_reward_has_gained_and_the_check_has_not():
+    assert kinds(observed([(0.5, 0.5), (0.5, 0.8)], (0.5, 0.8))) == ["gap"]
+    assert observed([(0.5, 0.5), (0.8, 0.8)], (0.5, 0.8)) == [], "both have"
+    assert observed([(0.5, 0.5), (0.5, 0.62)], (0.5, 0.6)) == [], "12 points are less than three standard errors"
+    assert observed([(0.5, 0.2), (0.5, 0.2)], (0.1, 0.1)) == [], "a distance that was there before"
+
+
+# --- the check -------------------------------------------------------------------------------------------------------
+
+
+def step_of(number: int, checked: int, rejected: int, prompts: int | None = None) -> Step:
+    counts = {"checked": checked, "rejected": rejected, "rejected_prompts": rejected if prompts is None else prompts}
+    return Step(number=number, metrics={f"check/{name}": float(value) for name, value in counts.items()})
+
+
+def test_eight_answers_to_one_prompt_that_the_check_gets_wrong_are_one_mistake():
+    apart, together = Disagreement(5.0, 9.0, 0.01), Disagreement(5.0, 9.0, 0.01)
+    assert apart.observe(step_of(1, 32, 8)) is not None
+    assert together.observe(step_of(1, 32, 8, prompts=1)) is None
+
+
+def test_the_baseline_is_what_the_check_rejects_before_training():
+    """5 of 20: the upper end of the 80% interval is 39%, and the target ten points more."""
+    measured, given = Disagreement(3.0, 9.0), Disagreement(3.0, 9.0, 0.02)
+    for one in (measured, given):
+        one.calibrate(rejected=5, accepted=20)
+    assert measured.baseline == pytest.approx(0.389, abs=0.002)
+    assert measured.target == pytest.approx(measured.baseline + 0.1)
+    assert given.baseline == 0.02
+    untouched = Disagreement(5.0, 9.0)
+    untouched.calibrate(rejected=0, accepted=3)
+    assert (untouched.baseline, untouched.target) == (0.01, pytest.approx(0.0481, abs=1e-4))
+
+
+def test_a_check_that_always_disagrees_a_little_is_no_alarm():
+    dice, alarm = random.Random(0), Disagreement(5.0, 9.0)
+    alarm.calibrate(rejected=10, accepted=100)
+    assert [
+        fired
+        for step in range(300)
+        if (fired := alarm.observe(step_of(step, 32, sum(dice.random() < 0.1 for _ in range(32)))))
+    ] == []
+
+
+def test_the_sample_takes_one_answer_of_each_prompt_first_and_is_a_function_of_seed_and_step():
+    places = [(p, g) for p in range(6) for g in range(8)]
+    chosen = sample_of(places, 8, seed=1, step=4)
+    assert sorted({p for p, _ in chosen}) == list(range(6))
+    assert len(chosen) == len(set(chosen)) == 8
+    assert chosen == sample_of(places, 8, seed=1, step=4)
+    assert chosen != sample_of(places, 8, seed=1, step=5)
+    assert chosen != sample_of(places, 8, seed=2, step=4)
+    assert sample_of(places, 100, seed=1, step=4) == places
+
+
+def test_answers_that_the_check_could_not_score_are_neither_for_nor_against():
+    checked = Checked(
+        accepted=9, scores={"a": {(0, 0): None, (1, 0): 0.0, (1, 3): 0.0}}, agrees={(1, 0): False, (1, 3): False}
+    )
+    metrics = checked.metrics()
+    assert (metrics["check/checked"], metrics["check/unscored"], metrics["check/rejected_prompts"]) == (2, 1, 1)
+    assert "check/disagreement" not in Checked().metrics()
+
+
+def test_what_a_judging_check_says_is_filed_under_the_answer_that_it_is_about():
+    """It saw the second and the fourth answer of prompt 7 as its first and second."""
+
+    class Judges:
+        def score(self, prompts, groups):
+            said = tuple(Judgement(label="judge", prompt=7, completion=g, score=0.0) for g in (0, 1))
+            parts = {"judge": [[0.0, 0.0]]}
+            return Scores(
+                rewards_PG=[[0.0, 0.0]], scored_PG=[[True, True]], parts=parts, failures=(), seconds={}, judgements=said
+            )
+
+    answers = [Completion(ids=(1,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=str(g)) for g in range(4)]
+    judged = Judged(prompts=[Prompt(index=7, ids=(1,), text="?")], groups=[answers], scores=None)
+    checked = IndependentCheck(Judges()).look_at(judged, [(0, 3), (0, 1)], accepted=2, accepts_at=0.5)
+    assert [(one.label, one.prompt, one.completion) for one in checked.judgements] == [
+        ("check/judge", 7, 1),
+        ("check/judge", 7, 3),
+    ]
+    assert checked.agrees == {(0, 1): False, (0, 3): False}
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [1, 7, 14, 19, 25])
+def test_a_watch_that_was_saved_and_loaded_fires_where_the_other_did(cut):
+    """Through JSON, as in a checkpoint."""
+    run = run_of(**PAID, text__same_start=(0.05, 0.5), completions__clipped_ratio=(0.0, 0.4), kl=(0.1, 0.1))
+
+    def follow(watch: Watch, steps: Iterable[int]) -> list[Alarm]:
+        return [alarm for step in steps for alarm in watch.observe(step, run(step))[0]]
+
+    whole, first, second = (Watch(AlarmConfig()) for _ in range(3))
+    expected = follow(whole, range(1, N))
+    assert len(expected) == 2
+    before = follow(first, range(1, cut))
+    second.load_state(json.loads(json.dumps(first.state())))
+    assert before + follow(second, range(cut, N)) == expected
+    assert second.state() == whole.state()
+
+
+def test_an_alarm_that_is_switched_off_or_on_between_two_parts_of_a_run_loads_what_it_can():
+    first = Watch(AlarmConfig(template=None))
+    first.observe(1, {"reward": 1.0})
+    Watch(AlarmConfig(gap=None, kl_ratio=None)).load_state(first.state())
