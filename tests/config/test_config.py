@@ -350,11 +350,11 @@ def my_reward(completions, **columns): ...
 @pytest.mark.parametrize("section", ["rewards", "check"])
 @pytest.mark.parametrize("written", [lambda function: function, lambda function: {"function": function}])
 def test_a_function_is_given_by_where_it_stands(section, written, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[2])
     said = refusal(MINIMAL | {section: [written(my_reward)]})
     assert said.startswith(f"{section}.0.function: my_reward itself, a Python function; allowed: where it stands, ")
     assert "a run is resumed from its folder" in said
-    assert said.endswith('\n  Write "tests/test_config.py:my_reward".')
+    assert said.endswith('\n  Write "tests/config/test_config.py:my_reward".')
 
 
 def test_a_function_without_a_file_is_to_be_put_into_one():
@@ -1229,7 +1229,7 @@ def test_the_examples_in_docstrings_hold(module):
 
 
 def test_the_reference_page_is_up_to_date():
-    page = Path(__file__).parents[1] / "docs" / "config.md"
+    page = Path(__file__).parents[2] / "docs" / "config.md"
     assert page.read_text(encoding="utf-8") == config_page(), "run: python -m posttrain.config.page > docs/config.md"
 
 

@@ -10,7 +10,7 @@ from posttrain.lab.advise.advisor import advise
 from posttrain.lab.advise.page import EXAMPLES, sections, written
 from posttrain.lab.advise.ranges import remarks
 
-PAGE = Path(__file__).parents[2] / "docs" / "advise.md"
+PAGE = Path(__file__).parents[3] / "docs" / "advise.md"
 RENEW = "python -m posttrain.lab.advise.page docs/advise.md; python -m tests.lab.advise.situations docs/advise.md"
 
 

@@ -14,7 +14,7 @@ from posttrain.lab.advise.cards import cards
 from posttrain.lab.advise.conditions import names_in
 from posttrain.lab.advise.ranges import Range, facts_of, ranges, remarks
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 MODEL = "Qwen/Qwen3-0.6B"
 
 
