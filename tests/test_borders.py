@@ -27,7 +27,7 @@ PURE = {
 MAY_IMPORT = {
     "functional": PURE | {"torch", "posttrain.functional"},
     "algorithms": PURE
-    | {"torch", "pydantic", "pydantic_core"}
+    | {"torch", "pydantic", "pydantic_core", "importlib"}
     | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors")},
     "control_groups.py": PURE | {"os", "pathlib"},
     "errors.py": {"__future__"},
