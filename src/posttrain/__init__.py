@@ -11,6 +11,7 @@ The parts can be used alone: `posttrain.algorithms`, `posttrain.functional`, `po
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from posttrain import evaluate, train
@@ -19,6 +20,7 @@ from posttrain.importing import uncollected
 if TYPE_CHECKING:
     from os import PathLike
 
+    from posttrain.evaluate.evaluation import Evaluation
     from posttrain.lab.advise.advisor import Advice
     from posttrain.lab.experiments.compare.api import Comparison
     from posttrain.lab.experiments.sweep.results import SweepResult
@@ -28,6 +30,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]
+
+
+class _Train(ModuleType):
+    """The package and the function `train` have one name, so the package is callable."""
+
+    def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run | Pipeline:
+        """Train a model, or the stages of a pipeline; see `posttrain.train.api.train`."""
+        with uncollected():
+            from posttrain.pipeline.run import start
+
+        return start(config, view=view, **overrides)
+
+
+class _Evaluate(ModuleType):
+    """The package and the function `evaluate` have one name, too."""
+
+    def __call__(
+        self, model: Any, data: Any = None, rewards: Any = None, *, k: int | None = None, **how: Any
+    ) -> Evaluation:
+        """Answer held-out prompts greedily and `k` times sampled, and judge the answers; see `posttrain.evaluate.api`."""
+        with uncollected():
+            from posttrain.evaluate.api import evaluate
+
+        return evaluate(model, data, rewards, k=k, **how)
+
+
+train.__class__, evaluate.__class__ = _Train, _Evaluate
 
 
 def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
