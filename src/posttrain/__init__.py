@@ -16,17 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain import evaluate, train
 from posttrain.importing import uncollected
+from posttrain.train.before import BEFORE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from os import PathLike
+    from pathlib import Path
 
+    from posttrain.config import RunConfig
     from posttrain.evaluate.evaluation import Evaluation
     from posttrain.lab.advise.advisor import Advice
     from posttrain.lab.experiments.compare.api import Comparison
     from posttrain.lab.experiments.sweep.results import SweepResult
     from posttrain.lab.plan.api import Plan
     from posttrain.pipeline.run import Pipeline
+    from posttrain.report.terminal import TerminalView
     from posttrain.train.run import Run
+    from posttrain.train.store import RunStore
 
 __version__ = "0.1.0"
 __all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]
@@ -49,7 +55,7 @@ class _Evaluate(ModuleType):
     def __call__(
         self, model: Any, data: Any = None, rewards: Any = None, *, k: int | None = None, **how: Any
     ) -> Evaluation:
-        """Answer held-out prompts greedily and `k` times sampled, and judge the answers; see `posttrain.evaluate.api`."""
+        """Answer held-out prompts greedily and `k` times sampled, and judge them; see `posttrain.evaluate.api`."""
         with uncollected():
             from posttrain.evaluate.api import evaluate
 
@@ -93,3 +99,18 @@ def sweep(source: Any, knobs: Any = (), **options: Any) -> SweepResult:
     from posttrain.lab.experiments.sweep.api import sweep as search
 
     return search(source, knobs, **options)
+
+
+def _before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
+    from posttrain.lab.plan.before_run import before_run
+
+    before_run(config, store, view)
+
+
+def _before_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
+    from posttrain.lab.plan.before_run import plan_stages
+
+    plan_stages(configs, folder)
+
+
+BEFORE.run, BEFORE.stages = _before_run, _before_stages

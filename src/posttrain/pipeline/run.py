@@ -35,7 +35,7 @@ from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.verdict import in_brief, verdict
 from posttrain.train import api
-from posttrain.train.planning import plan_stages
+from posttrain.train.before import BEFORE
 from posttrain.train.run import Run
 
 
@@ -126,7 +126,7 @@ def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) 
     with _recording(store, view):
         for note in notes(config):
             view.event("warning", note)
-        plan_stages(config.with_start_models(), folder)
+        BEFORE.stages(config.with_start_models(), folder)
         look_ahead(config, store)
         return _carry_out(config, store, view)
 
