@@ -11,6 +11,7 @@ The parts can be used alone: `posttrain.algorithms`, `posttrain.functional`, `po
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ class _Evaluate(ModuleType):
         return evaluate(model, data, rewards, k=k, **how)
 
 
-train.__class__, evaluate.__class__ = _Train, _Evaluate
+sys.modules[train.__name__].__class__, sys.modules[evaluate.__name__].__class__ = _Train, _Evaluate
 
 
 def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
