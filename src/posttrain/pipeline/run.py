@@ -25,8 +25,9 @@ from posttrain.config.pipeline import PipelineConfig, Stage, notes, read_pipelin
 from posttrain.config.pipeline_stages import holds_stages
 from posttrain.errors import ConfigError, DoesNotFit, GuardStop
 from posttrain.export.target import check_place
+from posttrain.models.run_folders import SETTINGS, pipeline_around
 from posttrain.pipeline.stage import StageResult, finished, named, train_stage
-from posttrain.pipeline.store import SETTINGS, PipelineStore, pipeline_around
+from posttrain.pipeline.store import PipelineStore
 from posttrain.report.lines import short_line
 from posttrain.report.pipeline_page import write_pipeline_report
 from posttrain.report.spans import show_span

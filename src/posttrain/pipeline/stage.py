@@ -19,8 +19,9 @@ from posttrain.config.pipeline import Stage
 from posttrain.config.text import dotted, leaves
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.files import write_durably
+from posttrain.models.run_folders import SETTINGS
 from posttrain.pipeline.handover import HandOver, Makes, describe, describe_saved, receive
-from posttrain.pipeline.store import SETTINGS, PipelineStore
+from posttrain.pipeline.store import PipelineStore
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.train import api

@@ -19,17 +19,17 @@ from posttrain.config.stages import REWARD_MODEL, reward_model_config
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
+from posttrain.models.checkpoint import Checkpoint, Checkpoints
+from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called, find_source
-from posttrain.pipeline.store import pipeline_around
+from posttrain.models.run_folders import pipeline_around
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
-from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train import same_data, same_model, same_rewards
 from posttrain.train.before import BEFORE
-from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.heldout_scores import in_words
 from posttrain.train.judges import Judges

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from posttrain.config import CriticConfig
 from posttrain.errors import CheckpointError
 from posttrain.models.adapters import trainable_parameters
+from posttrain.models.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.models.save import save_model
 from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
 from posttrain.train.auxiliary import AddGradient, nothing_else
-from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.train.rollouts import pair_roles
 from posttrain.train.store import rollout_table
 from posttrain.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch, respond

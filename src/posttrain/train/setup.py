@@ -18,13 +18,13 @@ from posttrain.data.stream import streaming_notes
 from posttrain.engines.publish import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora
+from posttrain.models.checkpoint import Checkpoints
 from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.named import resolve_model_path
 from posttrain.models.recompute import recompute_activations
-from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
-from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.critic import build_critic, critic_updates
 from posttrain.train.feed import SampledFeed

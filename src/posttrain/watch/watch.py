@@ -20,8 +20,8 @@ from posttrain.watch.records import Alarm, Movement, Step, StepAlarm
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
+    from posttrain.models.checkpoint import Checkpoints
     from posttrain.rewards.judge import Judgement
-    from posttrain.train.checkpoint import Checkpoints
     from posttrain.train.rollouts import Judged, Rollout
     from posttrain.types import Prompt
 
