@@ -13,10 +13,11 @@ from posttrain.algorithms.base import Need
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
-from posttrain.data.split import read_auxiliary, read_split
+from posttrain.data.split import Split, read_auxiliary, read_split
 from posttrain.data.stream import streaming_notes
 from posttrain.engines.publish import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
+from posttrain.functional.intervals import wilson
 from posttrain.models.adapters import apply_lora
 from posttrain.models.checkpoint import Checkpoints
 from posttrain.models.compute import dtype_name
@@ -63,6 +64,10 @@ if TYPE_CHECKING:
     from posttrain.types import Metrics
 
 
+FEW_HELDOUT = 30
+"""Rows, below which a held-out score says little."""
+
+
 def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack) -> Run:
     """Everything that a run needs, in its first state; looks at data, texts and rewards before it loads the model.
 
@@ -72,6 +77,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
     streamed = "prompts" if config.sampled_pairs is not None else algorithm.data_kind
+    tell(store, view, "warning", few_heldout_notes(config, rows))
     streams = {"training data": rows.train, "held-out data": rows.heldout}
     tell(store, view, "data", streaming_notes(streams, streamed))
     if config.evaluation.forgetting is not None:
@@ -120,6 +126,25 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         watch=source.watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
     )
+
+
+def few_heldout_notes(config: RunConfig, rows: Split) -> list[str]:
+    """A share of little data is too little to be judged by."""
+    held, asked = len(rows.heldout), config.evaluation.prompts
+    if not 0 < held < min(FEW_HELDOUT, asked):
+        return []
+    are = "is" if held == 1 else "are"
+    return [
+        f"only {held} of {held + len(rows.train)} rows {are} held out: a score of so few may be off by "
+        f"{100 * half_width(held):.0f} points by chance alone, and says little about what was learned; name held-out "
+        "rows in data.eval, or raise data.eval_fraction"
+    ]
+
+
+def half_width(rows: int) -> float:
+    """Of the interval of 95% around a share of a half."""
+    _, low, high, _ = wilson(rows // 2, rows)
+    return (high - low) / 2
 
 
 def guards_for(config: RunConfig, store: RunStore, algorithm: Algorithm) -> Guards:
