@@ -404,3 +404,25 @@ def test_an_anchor_for_a_ratio_that_is_not_there_is_refused():
 def test_a_correction_without_the_samplers_numbers_is_refused(t):
     with pytest.raises(ConfigError, match=r"(?s)no log-probabilities of the sampler.*set correction = none"):
         evaluate(t, GRPO(correction="tis"), t.batch())
+
+
+@pytest.mark.parametrize(
+    ("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])]
+)
+def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B):
+    """Weights 2 and 1 of completions of four tokens and of one: the mean of completions is 3/2, that of tokens 9/5."""
+    mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+    per_token = {"sequence": math.log(2) / 4}.get(level, math.log(2))
+    sampling_BT = torch.tensor([[-per_token] * 4, [0.0] * 4, [-3.0] * 4], dtype=torch.float64)
+    batch = Batch(
+        completion_mask_BT=mask_BT,
+        advantages_BT=torch.ones(3, 4, dtype=torch.float64),
+        old_logprobs_BT=torch.zeros(3, 4, dtype=torch.float64),
+        sampling_logprobs_BT=sampling_BT,
+        groups_B=torch.arange(3),
+    )
+    algorithm = REINFORCE(correction=Correction(level=level, high=10, normalize=True))
+    prepared = algorithm.prepare(batch)
+    assert prepared.correction_BT is not None
+    assert prepared.correction_BT[:2, 0].tolist() == pytest.approx(weights_B, rel=1e-12)
+    assert prepared.correction_BT[2].tolist() == [1.0] * 4, "rows that train nothing keep a weight that does nothing"

@@ -85,8 +85,9 @@ class PolicyGradient(Algorithm):
         self, loss: Tensor, metrics: Metrics, outputs: Outputs, batch: Batch, totals: Totals
     ) -> tuple[Tensor, Metrics]:
         """How every loss ends: with the entropy bonus and the metrics that all have in common."""
-        if self.off_policy is not None and self.off_policy.couples_rows and not batch.coupled:
-            require_whole_update(batch, totals, "old_logprobs_BT or current_logprobs_BT")
+        whole = not batch.coupled or batch.num_rows == totals.rows
+        if self.off_policy is not None and self.off_policy.couples_rows and whole:
+            require_whole_update(batch, totals, f"{self.off_policy.looks_at} in it")
         loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
         return loss, metrics | common_metrics(outputs, batch) | correction_metrics(self.off_policy, outputs, batch)
 

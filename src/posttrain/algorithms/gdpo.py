@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
@@ -55,7 +53,7 @@ class GDPO(PolicyGradient):
         self.require_group(experience)
         rewards_KPG = reward_components_of(experience)
         weights_K = experience.reward_weights_K
-        weights_K = torch.ones_like(rewards_KPG[:, 0, 0]) if weights_K is None else weights_K
+        weights_K = rewards_KPG.new_ones(len(rewards_KPG)) if weights_K is None else weights_K
         return experience.broadcast(sum_of_normalised(rewards_KPG, weights_K, experience.scored_PG))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:

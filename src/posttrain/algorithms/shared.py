@@ -26,7 +26,7 @@ def on_trained_tokens(outputs: Outputs | Tensor, batch: Batch) -> Outputs:
 
     The reductions mask values, which is not enough: the backward pass of `exp(nan)` is `0 * nan`.
     """
-    outputs, mask_BT = Outputs.of(outputs), batch.completion_mask_BT
+    outputs, mask_BT = Outputs.of(outputs, batch), batch.completion_mask_BT
     values_BT = None if outputs.values_BT is None else masked(outputs.values_BT, mask_BT)
     return replace(outputs, logprobs_BT=masked(outputs.logprobs_BT, mask_BT), values_BT=values_BT)
 
