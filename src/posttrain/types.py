@@ -660,17 +660,15 @@ def _require_shapes(record: Any, mask_BT: Tensor, rewards_PG: Tensor | None = No
         if letters.startswith("K") and x.dim():
             sizes.setdefault("K", len(x))
         if list(x.shape) != (needed := [sizes.get(letter, 0) for letter in letters]):
-            against = (
-                f"completion_mask_BT {list(mask_BT.shape)}"
-                if "P" not in letters and "K" not in letters
-                else (f"the rewards need {needed}")
-            )
-            raise ValueError(f"{name} has shape {list(x.shape)}, but {against}: {_ONE_EACH[letters]}")
+            against = {"BT": f"completion_mask_BT {needed}", "B": f"completion_mask_BT has {sizes['B']} rows"}
+            found = against.get(letters, f"the rewards need {needed}")
+            raise ValueError(f"{name} has shape {list(x.shape)}, but {found}: {_ONE_EACH[letters]}")
 
 
 def _rows_of(mask_BT: Tensor) -> int:
-    if mask_BT.dim() != 2:
-        raise ValueError(f"completion_mask_BT must be [rows, tokens], got shape {list(mask_BT.shape)}")
+    if not isinstance(mask_BT, torch.Tensor) or mask_BT.dim() != 2:
+        got = f"shape {list(mask_BT.shape)}" if isinstance(mask_BT, torch.Tensor) else type(mask_BT).__name__
+        raise ValueError(f"completion_mask_BT must be a tensor [rows, tokens], got {got}")
     return mask_BT.shape[0]
 
 
