@@ -23,8 +23,8 @@ from posttrain.pipeline.handover import HandOver, Makes, describe, describe_save
 from posttrain.pipeline.store import SETTINGS, PipelineStore
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
+from posttrain.store.run_store import holds_run
 from posttrain.train import api
-from posttrain.train.store import holds_run
 
 STEPS = "train.steps"
 

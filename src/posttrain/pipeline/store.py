@@ -11,7 +11,7 @@ from posttrain.config.pipeline import Stage
 from posttrain.errors import ConfigError
 from posttrain.files import write_durably
 from posttrain.report.store import read_run
-from posttrain.train.store import RunLock
+from posttrain.store.run_store import RunLock
 
 SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
 

@@ -19,6 +19,7 @@ from posttrain.config.stages import REWARD_MODEL, reward_model_config
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
+from posttrain.evaluate.heldout_scores import in_words
 from posttrain.lab.advise.ranges import remarks
 from posttrain.models.reading import called, find_source
 from posttrain.pipeline.store import pipeline_around
@@ -27,11 +28,11 @@ from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
+from posttrain.store.checkpoint import Checkpoint, Checkpoints
+from posttrain.store.run_store import RunStore, holds_run, never_began
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train import same_data, same_model, same_rewards
-from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.first_rows import show_first_rows
-from posttrain.train.heldout_scores import in_words
 from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
@@ -39,7 +40,6 @@ from posttrain.train.metrics import memory_metrics
 from posttrain.train.planning import plan_first
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore, holds_run, never_began
 from posttrain.train.tracking import tracking
 from posttrain.watch import respond, untold
 

@@ -4,7 +4,7 @@
     ratings   rmse, pearson, spearman of score and rating, in the units of the data
 
 Calibration is that of sigmoid(|r_w - r_l|) as the probability that the order is right, and of a rating that is
-predicted: what the found ones are on average, by tenths. Labelled steps: `posttrain.train.heldout_steps`.
+predicted: what the found ones are on average, by tenths. Labelled steps: `posttrain.evaluate.heldout_steps`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from posttrain.evaluate.row_scores import refuse_non_finite
+from posttrain.experience.preferences import pairs_batch
+from posttrain.experience.ratings import Scale, ratings_batch
 from posttrain.files import write_durably
 from posttrain.functional.calibration import (
     ReliabilityBin,
@@ -31,11 +34,8 @@ from posttrain.functional.calibration import (
     spearman,
 )
 from posttrain.functional.intervals import Interval, mean_interval, paired_interval, wilson
+from posttrain.models.microbatches import split_for
 from posttrain.models.reward_head import ScoringFacts
-from posttrain.train.loop import split_for
-from posttrain.train.preferences import pairs_batch
-from posttrain.train.ratings import Scale, ratings_batch
-from posttrain.train.row_scores import refuse_non_finite
 from posttrain.types import Batch, Outputs, Pair, RatedExample
 
 Forward = Callable[[Batch], Outputs]

@@ -11,7 +11,7 @@ import torch
 from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
 from posttrain.errors import DataError
-from posttrain.train.feed import Fed
+from posttrain.experience.feed import Fed
 from posttrain.train.guards import Guards, name_examples
 from posttrain.types import Batch, Example, RatedExample
 

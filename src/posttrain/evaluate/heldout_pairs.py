@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.evaluate.row_scores import RowScores, first, score_rows
 from posttrain.functional.auc import auc_change, auc_interval
 from posttrain.functional.intervals import (
     Interval,
@@ -23,7 +24,6 @@ from posttrain.functional.intervals import (
     ratio_interval,
     wilson,
 )
-from posttrain.train.row_scores import RowScores, first, score_rows
 from posttrain.types import Batch, LabelledExample, Outputs, Pair
 
 if TYPE_CHECKING:

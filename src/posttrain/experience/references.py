@@ -27,13 +27,13 @@ from torch import Tensor
 from posttrain.cache import cache_folder
 from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
+from posttrain.experience.reference_files import read_values, share, write_values
 from posttrain.models.adapters import frozen_copy, reference_scope
 from posttrain.models.identity import computation_key, model_key
 from posttrain.models.load import LoadedModel
+from posttrain.models.microbatches import split_for
+from posttrain.models.policy import Forward
 from posttrain.train.frozen import load_frozen
-from posttrain.train.loop import split_for
-from posttrain.train.policy import Forward
-from posttrain.train.reference_files import read_values, share, write_values
 from posttrain.types import Batch, Example
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 256
 """Examples that are collated together, and that are in memory at a time."""
-CODE = ("train/policy.py", "train/references.py", "train/loop.py", "data/collate.py", "types.py")
+CODE = ("experience/references.py", "data/collate.py", "types.py")
 """The modules through which the numbers go beside those of every model."""
 
 

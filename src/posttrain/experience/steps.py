@@ -9,7 +9,7 @@ import torch
 
 from posttrain.data.collate import collate_examples, pad_rows
 from posttrain.data.order import rows_for_step
-from posttrain.train.feed import Fed
+from posttrain.experience.feed import Fed
 from posttrain.train.guards import Guards, name_examples
 from posttrain.types import Batch, Example, StepExample
 

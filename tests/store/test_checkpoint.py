@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.errors import CheckpointError
-from posttrain.train.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of, verify
+from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of, verify
 
 
 def write_small(folder: Path) -> None:
@@ -282,7 +282,7 @@ import sys
 from pathlib import Path
 import torch
 from posttrain.errors import CheckpointError
-from posttrain.train.checkpoint import Checkpoints, save_state
+from posttrain.store.checkpoint import Checkpoints, save_state
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=9)
 def save(step, numbers):
     def write(folder):
@@ -376,7 +376,7 @@ FORK_AND_KILL = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from posttrain.train.checkpoint import Checkpoints, load_state, save_state, verify
+from posttrain.store.checkpoint import Checkpoints, load_state, save_state, verify
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 checkpoints = Checkpoints(folder, keep=2)

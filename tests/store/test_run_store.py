@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from posttrain.errors import ConfigError, DoesNotFit, RewardError
-from posttrain.train.rollouts import Judged
-from posttrain.train.store import RunStore, rollout_table
+from posttrain.experience.group import Judged
+from posttrain.store.run_store import RunStore, rollout_table
 from posttrain.types import Completion, Prompt
 
 NAN, INF = float("nan"), float("inf")
@@ -62,7 +62,7 @@ def test_each_line_is_on_the_disk_by_one_write(store, monkeypatch):
     """So a kill can cut only the last line, and a reader never meets two halves of different lines."""
     store.metrics(1, {"reward": 0.5})
     code = (
-        "import sys, os; from pathlib import Path; from posttrain.train.store import RunStore\n"
+        "import sys, os; from pathlib import Path; from posttrain.store.run_store import RunStore\n"
         "store = RunStore.open(Path(sys.argv[1])); store.metrics(2, {'reward': 1.0}); os.kill(os.getpid(), 9)"
     )
     store.close()
@@ -203,8 +203,8 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(store):
 HOLD_THE_LOCK = """
 import os, sys, time
 from pathlib import Path
-from posttrain.train.rollouts import Judged
-from posttrain.train.store import RunStore
+from posttrain.experience.group import Judged
+from posttrain.store.run_store import RunStore
 store = RunStore.open(Path(sys.argv[1]))
 if os.fork() == 0:  # a worker that outlives the trainer, and has inherited everything it had open
     sys.stdout.write(str(os.getpid())); sys.stdout.flush(); os.close(1)

@@ -16,12 +16,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from posttrain.evaluate.heldout_scores import SHARES, Forward, Record, Scores, finite, probability_record
+from posttrain.experience.steps import steps_batch
 from posttrain.functional.auc import auc_change, auc_interval
 from posttrain.functional.calibration import even_edges
 from posttrain.functional.intervals import mean_interval, paired_interval
-from posttrain.train.heldout_scores import SHARES, Forward, Record, Scores, finite, probability_record
-from posttrain.train.loop import split_for
-from posttrain.train.steps import steps_batch
+from posttrain.models.microbatches import split_for
 from posttrain.types import StepExample
 
 ZERO_TO_ONE = even_edges(0.0, 1.0)

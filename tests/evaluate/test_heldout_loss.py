@@ -13,9 +13,9 @@ import torch
 
 import posttrain
 from posttrain.config import RunConfig
+from posttrain.evaluate.measure import HeldOutLoss
 from posttrain.functional.intervals import mean_interval, ratio_interval
 from posttrain.tasks.catalogue import find_task
-from posttrain.train.measure import HeldOutLoss
 from posttrain.types import Batch, Example, Outputs
 
 BEFORE, AFTER = {10: -1.0, 11: -3.0}, {10: -0.5, 11: -2.0}

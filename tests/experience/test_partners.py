@@ -9,9 +9,9 @@ import pytest
 from tests.tiny import tiny_model
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.experience.labels import MismatchedAnswers
+from posttrain.experience.partners import LOOKED_AT, Partners
 from posttrain.train.api import train
-from posttrain.train.labels import MismatchedAnswers
-from posttrain.train.partners import LOOKED_AT, Partners
 from posttrain.types import Example, LabelledExample
 
 
@@ -40,7 +40,7 @@ def test_near_and_far_partners_follow_one_rule(monkeypatch):
     rows = [row(n, [1, n % 3], [7] * (1 + n % 5)) for n in range(50)]
     near = Partners(rows, seed=1, max_length=6)
     expected = [near.of(place) for place in range(50)]
-    monkeypatch.setattr("posttrain.train.partners.LOOKED_AT", 0)
+    monkeypatch.setattr("posttrain.experience.partners.LOOKED_AT", 0)
     assert [Partners(rows, seed=1, max_length=6).of(place) for place in range(50)] == expected
     assert len(set(expected)) > 10
     assert [Partners(rows, seed=2, max_length=6).of(place) for place in range(50)] != expected

@@ -10,8 +10,8 @@ from tests.tiny import tiny_model
 import posttrain as pt
 from posttrain.data.labels import Unpaired
 from posttrain.data.store import Stored, open_store, write_store
-from posttrain.train.labels import desirable
-from posttrain.train.scored_data import margins
+from posttrain.experience.labels import desirable
+from posttrain.experience.scored_data import margins
 from posttrain.types import Example, LabelledExample, Pair
 
 

@@ -20,9 +20,9 @@ from posttrain.config import RunConfig
 from posttrain.data.order import rows_for_round, rows_for_step
 from posttrain.errors import GuardStop
 from posttrain.evaluate.evaluation import CORRECT_AT
+from posttrain.experience.group import Collected, Judged
 from posttrain.functional.baselines import has_signal
 from posttrain.rewards.scores import enforce_limit
-from posttrain.train.rollouts import Collected, Judged
 from posttrain.types import Mean, Metrics
 
 Draw = Callable[[Sequence[int], int], Judged]

@@ -17,17 +17,17 @@ from posttrain.data.split import Split
 from posttrain.data.steps import render_steps
 from posttrain.data.store import Stored
 from posttrain.errors import DataError
+from posttrain.evaluate.heldout_scores import Forward, HeldOutPairs, HeldOutRatings, Subject
+from posttrain.evaluate.heldout_steps import HeldOutSteps
+from posttrain.evaluate.row_scores import first
+from posttrain.experience.feed import Feed
+from posttrain.experience.preferences import PairFeed
+from posttrain.experience.ratings import RatingFeed, scale_of
+from posttrain.experience.rendering import data_notes, render_both
+from posttrain.experience.steps import StepFeed
 from posttrain.functional.step_scores import aggregate
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts
-from posttrain.train.feed import Feed
-from posttrain.train.heldout_scores import Forward, HeldOutPairs, HeldOutRatings, Subject
-from posttrain.train.heldout_steps import HeldOutSteps
-from posttrain.train.preferences import PairFeed
-from posttrain.train.ratings import RatingFeed, scale_of
-from posttrain.train.rendering import data_notes, render_both
-from posttrain.train.row_scores import first
-from posttrain.train.steps import StepFeed
 from posttrain.types import Pair
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from posttrain.errors import DataError, NonFiniteError
+from posttrain.experience.feed import examples_batch
 from posttrain.functional.masks import masked
-from posttrain.train.feed import examples_batch
-from posttrain.train.loop import split_for
+from posttrain.models.microbatches import split_for
 from posttrain.types import Batch, Example, Outputs
 
 Row = TypeVar("Row")

@@ -13,10 +13,10 @@ from tests.tiny import tiny_model, write_prompts
 import posttrain
 from posttrain.config import RunConfig
 from posttrain.errors import GuardStop, RewardError
+from posttrain.experience.group import Collected, Judged
+from posttrain.experience.select import OneRound, Refill, informative, kinds_of, refill_metrics
 from posttrain.rewards import Scores
 from posttrain.train.metrics import MetricLog
-from posttrain.train.refill import OneRound, Refill, informative, kinds_of, refill_metrics
-from posttrain.train.rollouts import Collected, Judged
 from posttrain.train.run import Run
 from posttrain.types import Completion, Prompt
 

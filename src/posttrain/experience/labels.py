@@ -11,10 +11,10 @@ from posttrain.data.collate import collate_examples
 from posttrain.data.labels import Unpaired
 from posttrain.data.order import rows_for_step
 from posttrain.data.store import Stored
-from posttrain.train.feed import Fed
+from posttrain.experience.feed import Fed
+from posttrain.experience.partners import Partners, prompt_of
+from posttrain.experience.references import References
 from posttrain.train.guards import Guards, name_examples
-from posttrain.train.partners import Partners, prompt_of
-from posttrain.train.references import References
 from posttrain.types import Batch, Example, LabelledExample, Mismatched
 
 if TYPE_CHECKING:

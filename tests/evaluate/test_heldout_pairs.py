@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from posttrain.config import RunConfig
+from posttrain.evaluate.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
 from posttrain.functional.auc import auc_interval
 from posttrain.functional.intervals import mean_interval, paired_interval, wilson
 from posttrain.models.packing import needed_tokens
-from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
 from posttrain.types import Batch, Example, LabelledExample, Outputs, Pair
 
 

@@ -20,9 +20,9 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row, read_rows
 from posttrain.data.sampled_pairs import read_sampled_pair, write_sampled_pair
 from posttrain.errors import ConfigError, DataError
+from posttrain.experience.sampled_pairs import AnsweredPrompt, choose
 from posttrain.train.api import resume, train
 from posttrain.train.run import Run
-from posttrain.train.sampled_pairs import AnsweredPrompt, choose
 from posttrain.types import Completion, Prompt
 
 REWARDS = """

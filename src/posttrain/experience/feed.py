@@ -17,9 +17,11 @@ import torch
 from posttrain.config import RunConfig
 from posttrain.data.collate import collate, collate_examples, pad_rows
 from posttrain.data.order import rows_for_step
-from posttrain.engines.drawing import draw
-from posttrain.engines.queue import ExperienceQueue
 from posttrain.engines.sampler import Sampler, SamplingSettings
+from posttrain.experience.generate import draw
+from posttrain.experience.group import Judged, Rollout
+from posttrain.experience.queue import ExperienceQueue
+from posttrain.experience.select import Collect, OneRound, Refill, refill_metrics
 from posttrain.rewards import RewardSet
 from posttrain.rewards.judge import judge_metrics
 from posttrain.train.guards import Guards, name_completions, name_examples
@@ -32,8 +34,6 @@ from posttrain.train.metrics import (
     rollout_metrics,
     staleness_metrics,
 )
-from posttrain.train.refill import Collect, OneRound, Refill, refill_metrics
-from posttrain.train.rollouts import Judged, Rollout
 from posttrain.types import Batch, Completion, Example, Experience, Metrics, Prompt
 
 

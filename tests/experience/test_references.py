@@ -29,17 +29,17 @@ from posttrain.algorithms.pairs import PairLoss
 from posttrain.config import load_config, to_yaml
 from posttrain.data.order import rows_for_step
 from posttrain.errors import ConfigError, DoesNotFit
+from posttrain.experience.labels import MismatchedAnswers
+from posttrain.experience.preferences import Sides
+from posttrain.experience.reference_files import read_values, share, write_values
+from posttrain.experience.references import References, reference_logprobs, start_forward, used_rows
 from posttrain.models.forward import token_logprobs
 from posttrain.models.identity import model_key
 from posttrain.report.terminal import TerminalView
-from posttrain.train.labels import MismatchedAnswers
+from posttrain.store.run_store import RunStore
 from posttrain.train.loop import train_step
-from posttrain.train.preferences import Sides
-from posttrain.train.reference_files import read_values, share, write_values
-from posttrain.train.references import References, reference_logprobs, start_forward, used_rows
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore
 from posttrain.types import Example, LabelledExample, Pair
 
 STEPS = 4
@@ -108,7 +108,7 @@ class Passes:
             self.tokens[torch.is_grad_enabled()] += int(tokens.lengths_B.sum())
             return token_logprobs(model, tokens, mask_BT, **settings)
 
-        monkeypatch.setattr("posttrain.train.policy.token_logprobs", counted)
+        monkeypatch.setattr("posttrain.train.publish.token_logprobs", counted)
 
     def watch(self, model: torch.nn.Module) -> None:
         """Counts the token ids that the model's embedding is asked for: padding would be among them."""
@@ -311,7 +311,7 @@ def test_nothing_half_written_is_left_behind(tmp_path):
 
 def test_a_full_disk_is_said_before_anything_is_trained(start, monkeypatch, empty_cache):
     usage = shutil.disk_usage(".")._replace(free=16)
-    monkeypatch.setattr("posttrain.train.reference_files.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("posttrain.experience.reference_files.shutil.disk_usage", lambda path: usage)
     with pytest.raises(DoesNotFit, match=r"reference log-probabilities of [\d,]+ tokens cannot be written") as error:
         start("dpo")
     assert "POSTTRAIN_CACHE" in str(error.value)
@@ -375,7 +375,7 @@ def test_a_resumed_run_has_the_numbers_that_it_began_with(folder, tmp_path, monk
     config = tmp_path / "parts" / "config.yaml"
     config.write_text(re.sub(r"tokens_per_microbatch: \S+", "tokens_per_microbatch: 100", config.read_text()))
     monkeypatch.setattr("posttrain.models.identity.code_key", lambda *modules: "edited")
-    monkeypatch.setattr("posttrain.train.references._score", lambda *args: pytest.fail("scored again"))
+    monkeypatch.setattr("posttrain.experience.references._score", lambda *args: pytest.fail("scored again"))
     resumed = pt.resume(tmp_path / "parts")
     assert "read from disk" in (resumed.folder / "events.jsonl").read_text()
     assert resumed.metrics[-1]["loss"] == pytest.approx(whole.metrics[-1]["loss"], rel=1e-5)
@@ -396,7 +396,7 @@ def test_where_no_link_can_be_made_a_run_has_a_copy(start, empty_cache, monkeypa
     def refuse(*paths):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-    monkeypatch.setattr("posttrain.train.reference_files.os.link", refuse)
+    monkeypatch.setattr("posttrain.experience.reference_files.os.link", refuse)
     run = start("dpo")
     (ours,), (cached,) = (run.folder / "references").iterdir(), empty_cache.iterdir()
     assert not ours.samefile(cached)
@@ -474,8 +474,8 @@ import torch
 from posttrain.config import load_config
 from posttrain.data.store import open_store, write_store
 from posttrain.models.compute import Compute
-from posttrain.train.preferences import Sides
-from posttrain.train.references import reference_logprobs
+from posttrain.experience.preferences import Sides
+from posttrain.experience.references import reference_logprobs
 from posttrain.types import Example, Outputs, Pair
 
 class Constant:

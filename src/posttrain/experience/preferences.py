@@ -11,9 +11,9 @@ import torch
 
 from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
-from posttrain.train.feed import Fed
+from posttrain.experience.feed import Fed
+from posttrain.experience.references import References
 from posttrain.train.guards import Guards, name_pairs
-from posttrain.train.references import References
 from posttrain.types import Batch, Example, Pair
 
 if TYPE_CHECKING:

@@ -23,19 +23,19 @@ from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair, sampled_pair, write_sampled_pair
 from posttrain.data.split import Split
-from posttrain.engines.drawing import draw
 from posttrain.errors import DataError
+from posttrain.evaluate.measure import HeldOutAnswers
+from posttrain.experience.feed import sampling_seed
+from posttrain.experience.generate import draw
+from posttrain.experience.group import Judged
+from posttrain.experience.offline import beside
+from posttrain.experience.preferences import PairFeed, Sides
+from posttrain.experience.prompted import checked_prompts, prompt_notes
+from posttrain.experience.references import used_rows
 from posttrain.files import write_durably
 from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
-from posttrain.train.feed import sampling_seed
-from posttrain.train.measure import HeldOutAnswers
-from posttrain.train.offline import beside
-from posttrain.train.preferences import PairFeed, Sides
-from posttrain.train.prompted import checked_prompts, prompt_notes
-from posttrain.train.references import used_rows
-from posttrain.train.rollouts import Judged
 from posttrain.train.source import Parts, Source
 from posttrain.types import Completion, Pair, Prompt
 

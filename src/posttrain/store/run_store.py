@@ -46,9 +46,9 @@ from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.files import NO_ROOM, write_atomically, write_durably
 
 if TYPE_CHECKING:
+    from posttrain.experience.group import Judged
     from posttrain.rewards import Scores
     from posttrain.rewards.judge import Judgement
-    from posttrain.train.rollouts import Judged
 
 EventKind = Literal[
     "start", "compute", "data", "checkpoint", "warning", "guard",

@@ -11,13 +11,13 @@ from posttrain.data.examples import render_examples
 from posttrain.data.labels import LabelledSet, only_class, refuse_one_class, render_labels
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
-from posttrain.train.feed import DatasetFeed
-from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
-from posttrain.train.labels import Answers, Beside, LabelFeed, MismatchedAnswers
-from posttrain.train.measure import HeldOutLoss, Measure
-from posttrain.train.preferences import PairFeed, Sides
-from posttrain.train.references import References, reference_logprobs, start_forward, used_rows
-from posttrain.train.rendering import data_notes, render_both
+from posttrain.evaluate.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
+from posttrain.evaluate.measure import HeldOutLoss, Measure
+from posttrain.experience.feed import DatasetFeed
+from posttrain.experience.labels import Answers, Beside, LabelFeed, MismatchedAnswers
+from posttrain.experience.preferences import PairFeed, Sides
+from posttrain.experience.references import References, reference_logprobs, start_forward, used_rows
+from posttrain.experience.rendering import data_notes, render_both
 from posttrain.train.source import Parts, Source, longest_row
 from posttrain.types import Example
 

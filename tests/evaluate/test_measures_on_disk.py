@@ -12,9 +12,9 @@ import pytest
 from posttrain.errors import DoesNotFit
 from posttrain.evaluate.evaluation import Answer, Evaluation, Record
 from posttrain.evaluate.heldout import summarise
+from posttrain.evaluate.heldout_scores import HeldOutScores
+from posttrain.evaluate.measure import WithForgetting
 from posttrain.rewards.judge import Judgement
-from posttrain.train.heldout_scores import HeldOutScores
-from posttrain.train.measure import WithForgetting
 
 
 class OneScore:

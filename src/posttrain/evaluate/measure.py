@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from posttrain.evaluate.evaluation import Evaluation, evaluation_json
 from posttrain.evaluate.heldout import evaluate_sampler
+from posttrain.evaluate.row_scores import RowScores, first, score_rows
 from posttrain.functional.intervals import Interval, ratio_interval
-from posttrain.train.row_scores import RowScores, first, score_rows
 from posttrain.types import Batch, Example, Outputs, Prompt
 
 if TYPE_CHECKING:

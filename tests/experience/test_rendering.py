@@ -7,7 +7,7 @@ import pytest
 from posttrain.data.examples import ExampleSet
 from posttrain.data.labels import LabelledSet, Unpaired
 from posttrain.data.pairs import PairSet
-from posttrain.train.rendering import data_notes
+from posttrain.experience.rendering import data_notes
 from posttrain.types import Example, LabelledExample, Pair
 
 
