@@ -8,11 +8,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-PROGRESS = "pipeline.json"
+SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
 
 
 def is_pipeline(folder: Path) -> bool:
-    return (folder / PROGRESS).is_file() and (folder / "pipeline.yaml").is_file()
+    return (folder / PROGRESS).is_file() and (folder / SETTINGS).is_file()
+
+
+def pipeline_around(run: Path) -> Path | None:
+    """The folder of the pipeline of which the run in this folder is a stage."""
+    parent = run.resolve().parent
+    return parent if (parent / SETTINGS).is_file() else None
 
 
 def finished_stages(pipeline: Path) -> list[Path]:

@@ -14,12 +14,12 @@ from tests.processes import run_code
 
 from posttrain.config import RunConfig, load_config
 from posttrain.errors import DoesNotFit
+from posttrain.lab.plan import before_run
 from posttrain.lab.plan.api import plan_for
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.verdict import Verdict
 from posttrain.report.terminal import TerminalView
 from posttrain.store.run_store import RunStore
-from posttrain.train import planning
 
 CONFIG: dict[str, Any] = {
     "model": "tiny:sort",
@@ -46,7 +46,7 @@ def plan_into(folder: Path, config: RunConfig) -> str:
     """What is said on the screen."""
     screen = io.StringIO()
     with RunStore.create(folder, "") as store:
-        planning.plan_first(config, store, TerminalView(stream=screen))
+        before_run.before_run(config, store, TerminalView(stream=screen))
     return screen.getvalue()
 
 
@@ -72,16 +72,16 @@ def test_what_fits_is_said_in_a_line_and_on_file_and_not_among_the_events(tmp_pa
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, needed_share: float) -> None:
     """This machine has so much that the need is this share of it."""
-    measured = planning.target_here
+    measured = before_run.target_here
 
-    def target(config: RunConfig) -> planning.Target:
+    def target(config: RunConfig) -> before_run.Target:
         here = measured(config)
         needed = plan_for(config, here, advice=False).memory.bytes
         free = int(needed / needed_share)
         hardware = replace(here.hardware, free_memory=free, device=replace(here.hardware.device, memory=free))
         return replace(here, hardware=hardware)
 
-    monkeypatch.setattr(planning, "target_here", target)
+    monkeypatch.setattr(before_run, "target_here", target)
 
 
 @pytest.mark.parametrize(
@@ -116,15 +116,15 @@ def test_swap_counts_as_room():
 
 
 def test_a_disk_without_room_for_one_checkpoint_is_refused(tmp_path):
-    plan = plan_for(config_with(), planning.target_here(config_with()))
-    least = planning.least_verdict(plan)
-    planning.refuse(plan, least, tmp_path)
+    plan = plan_for(config_with(), before_run.target_here(config_with()))
+    least = before_run.least_verdict(plan)
+    before_run.refuse(plan, least, tmp_path)
     tight = replace(plan, disk=replace(plan.disk, free=int(0.89 * plan.disk.checkpoint)))
     with pytest.raises(DoesNotFit, match=r"a checkpoint needs .* free"):
-        planning.refuse(tight, least, tmp_path)
-    planning.refuse(replace(plan, disk=replace(plan.disk, free=plan.disk.checkpoint)), least, tmp_path)
+        before_run.refuse(tight, least, tmp_path)
+    before_run.refuse(replace(plan, disk=replace(plan.disk, free=plan.disk.checkpoint)), least, tmp_path)
     few = replace(plan, disk=replace(plan.disk, free=plan.disk.checkpoint))
-    assert any("the disk may fill up" in warning for warning in planning.warnings(few, least))
+    assert any("the disk may fill up" in warning for warning in before_run.warnings(few, least))
 
 
 def test_an_unknown_architecture_is_said_and_the_run_goes_on(tmp_path):
@@ -137,18 +137,18 @@ def test_an_unknown_architecture_is_said_and_the_run_goes_on(tmp_path):
 
 
 def test_a_plan_that_breaks_stops_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "plan_for", lambda *_: 1 / 0)
+    monkeypatch.setattr(before_run, "plan_for", lambda *_: 1 / 0)
     assert "ZeroDivisionError" in plan_into(tmp_path / "run", config_with())
 
 
 def test_a_stage_that_cannot_fit_is_refused_before_the_first_one_trains(tmp_path, monkeypatch):
     with_memory(monkeypatch, 40.0)
     with pytest.raises(DoesNotFit, match=r"^stage second: the run needs .* at the very least"):
-        planning.plan_stages({"second": config_with()}, tmp_path)
+        before_run.plan_stages({"second": config_with()}, tmp_path)
 
 
 def test_what_is_not_known_of_a_stage_is_left_to_its_beginning(tmp_path):
-    planning.plan_stages({"unknown": config_with(**{"model.path": str(tmp_path)}), "known": config_with()}, tmp_path)
+    before_run.plan_stages({"unknown": config_with(**{"model.path": str(tmp_path)}), "known": config_with()}, tmp_path)
 
 
 def test_a_model_that_the_hub_does_not_give_is_left_to_whoever_loads_it(tmp_path):
@@ -158,8 +158,8 @@ def test_a_model_that_the_hub_does_not_give_is_left_to_whoever_loads_it(tmp_path
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_what_an_earlier_run_of_this_process_has_freed_on_a_gpu_is_there_for_the_next():
-    before = planning._hardware(torch.device("cuda")).memory
+    before = before_run._hardware(torch.device("cuda")).memory
     used = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    assert planning._hardware(torch.device("cuda")).memory <= before - 2**30
+    assert before_run._hardware(torch.device("cuda")).memory <= before - 2**30
     del used
-    assert planning._hardware(torch.device("cuda")).memory == pytest.approx(before, rel=0.01)
+    assert before_run._hardware(torch.device("cuda")).memory == pytest.approx(before, rel=0.01)

@@ -25,9 +25,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from posttrain.config import RunConfig, load_config, to_yaml
 from posttrain.lab.plan.api import Plan, plan_for
+from posttrain.lab.plan.before_run import target_here
 from posttrain.lab.plan.calibration import EXACT, Calibration, apply_to, processor, save
 from posttrain.lab.plan.cost import Work
 from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.probe_run import ANSWER, PROMPT, small_config
 from posttrain.lab.plan.records import MemoryPlan, Workload
 from posttrain.lab.plan.target import Target
 from posttrain.lab.plan.timing import StepCost, cost_of_step
@@ -39,8 +41,6 @@ from posttrain.report.svg import compact, percent
 from posttrain.report.terminal import TerminalView
 from posttrain.store.run_store import RunStore
 from posttrain.train import api
-from posttrain.train.planning import target_here
-from posttrain.train.probe_run import ANSWER, PROMPT, small_config
 from posttrain.train.setup import set_up
 
 MOST_COMPUTE = 1.5

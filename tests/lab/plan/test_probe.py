@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from posttrain.config import load_config
+from posttrain.lab.plan import probe as probing
+from posttrain.lab.plan import probe_run
 from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.architecture import read_architecture
 from posttrain.lab.plan.available import processor_here
 from posttrain.lab.plan.calibration import Calibration, corrected, processor, save, saved
 from posttrain.lab.plan.records import MemoryPlan, Part, Phase, Workload
-from posttrain.train import probe as probing
-from posttrain.train import probe_run
 
 CONFIG = {
     "model": "tiny:sort",

@@ -18,6 +18,7 @@ from huggingface_hub import get_session, hf_hub_download, hf_hub_url, try_to_loa
 from huggingface_hub.utils import build_hf_headers
 
 from posttrain.errors import DoesNotFit, PosttrainError
+from posttrain.lab.advise.ranges import remarks
 from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.available import gpu_here, processor_here
@@ -39,6 +40,14 @@ HUB_PATIENCE = 5.0
 """Seconds for the Hub to answer."""
 DISK_ERROR = 0.1
 """Share by which the size of a checkpoint may be off; its tensors are known, and little else is in it."""
+
+
+def before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
+    """Whether it fits, and which settings are outside of published ranges: what `posttrain.train` asks first."""
+    plan_first(config, store, view)
+    for remark in remarks(config):
+        store.event("warning", str(remark), step=0, about=remark.setting)
+        view.event("warning", str(remark))
 
 
 def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
