@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
-from torch import Tensor
-
 from posttrain.algorithms.declared import Card, DataKind, Need, StepReading
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

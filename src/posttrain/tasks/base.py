@@ -7,7 +7,7 @@ import random
 import string
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from posttrain.errors import DataError
 
@@ -25,14 +25,6 @@ SplitName = Literal["train", "eval"]
 class Problem(NamedTuple):
     prompt: str
     answer: str
-
-
-class RowSource(Protocol):
-    """What `task:NAME` stands for."""
-
-    def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """`n` rows with the columns prompt and answer: a pure function of the arguments."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

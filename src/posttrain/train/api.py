@@ -20,6 +20,7 @@ from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
 from posttrain.evaluate.heldout_scores import in_words
+from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called, find_source
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
@@ -29,7 +30,6 @@ from posttrain.rewards.model import find_model
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.folders import pipeline_around
 from posttrain.store.run_store import RunStore, holds_run, never_began
-from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train import same_data, same_model, same_rewards
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows

@@ -29,10 +29,10 @@ from posttrain.models.adapters import apply_lora
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.microbatches import split_for
+from posttrain.models.named import resolve_model_path
 from posttrain.models.policy import Forward
 from posttrain.models.recompute import recompute_activations
 from posttrain.store.checkpoint import Checkpoints
-from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.advantages import (
     Fill,
     Given,

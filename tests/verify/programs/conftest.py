@@ -2,9 +2,9 @@
 
 import pytest
 
-from posttrain.verify.code import runner
+from posttrain.verify.programs import verify
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "SECONDS", 120.0)
+    monkeypatch.setattr(verify, "SECONDS", 120.0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.verify.code.compare import same, same_output
+from posttrain.verify.programs.compare import same, same_output
 
 
 @pytest.mark.parametrize(

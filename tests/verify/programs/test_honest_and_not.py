@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.verify.code import CodeRunner, code
-from posttrain.verify.code.attacks import fenced
-from posttrain.verify.code.suite import read_suite
+from posttrain.rewards.code_runner import CodeRunner
+from posttrain.verify.programs import code
+from posttrain.verify.programs.attacks import fenced
+from posttrain.verify.programs.suite import read_suite
 
 NAN = "def f(x):\n    return [0.0, float('nan')]\n"
 LARGEST = "def check(candidate):\n    assert max(abs(a - b) for a, b in zip(candidate(1), [0.0, 1.0])) < 1e-6\n"

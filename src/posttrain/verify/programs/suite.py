@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.verify.code.plain import NotPlain, pack
-from posttrain.verify.code.program import BODY, PYTHON, parses, prompt_code
-from posttrain.verify.code.rewrite import (
+from posttrain.verify.programs.plain import NotPlain, pack
+from posttrain.verify.programs.program import BODY, PYTHON, parses, prompt_code
+from posttrain.verify.programs.rewrite import (
     Call,
     Script,
     foreign_imports,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.verify.code.attacks.scene import Attack, wrong
+from posttrain.verify.programs.attacks.scene import Attack, wrong
 
 RESOURCES = (
     wrong("busy", "computes for ever", "def solve(n):\n    while True:\n        pass"),

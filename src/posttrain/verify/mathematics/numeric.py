@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any, Literal
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.rewards.verdict import Verdict, correct
 from posttrain.verify.mathematics.estimates import is_estimate
 from posttrain.verify.mathematics.extract import Extracted, Reader, extract
 from posttrain.verify.mathematics.golds import gold_text, math_gold
@@ -20,6 +19,7 @@ from posttrain.verify.mathematics.prose import Number, single_number
 from posttrain.verify.mathematics.units import same_unit
 from posttrain.verify.mathematics.values import Number as NumberValue
 from posttrain.verify.mathematics.verify import Message, estimated, hidden_characters, no_answer, text_of
+from posttrain.verify.verdict import Verdict, correct
 
 Percent = Literal["exact", "either"]
 WORDS = Options(words=True)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.verify.code.withstand import SECRET
+from tests.verify.programs.withstand import SECRET
 
 from posttrain.errors import SandboxUnavailable
-from posttrain.verify.code import CodeRunner, code
-from posttrain.verify.code.attacks import (
+from posttrain.rewards.code_runner import CodeRunner
+from posttrain.verify.programs import code
+from posttrain.verify.programs.attacks import (
     ASSERTIONS,
     ATTACKS,
     CALL_TESTS,

@@ -95,7 +95,7 @@ def test_a_system_prompt_makes_the_prompt_a_conversation(environment):
 
 def test_the_rewards_of_an_environment_are_a_reward_in_a_worker(environment):
     row = find_task(f"environment/{environment('capitals_c')}").rows(1)[0]
-    own = Reward(function="posttrain.rewards.environments.score", label="own", timeout=60)
+    own = Reward(function="posttrain.tasks.environments.score", label="own", timeout=60)
     asked = prompt(0, row["prompt"], environment=row["environment"])
     texts = [row["answer"], f"I think that it must be {row['answer']}.", "no", "I do not know any of them.", "crash"]
     with build_rewards([own]) as rewards:
@@ -129,7 +129,7 @@ def test_an_environment_that_is_not_there_is_named(environment):
 
 
 def test_without_verifiers_the_extra_is_named(monkeypatch):
-    from posttrain.rewards import environments
+    from posttrain.tasks import environments
 
     monkeypatch.setattr(environments, "MISSING", "No module named 'verifiers'")
     environments._taskset.cache_clear()

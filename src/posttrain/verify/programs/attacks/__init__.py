@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.verify.code.attacks.escaping import ESCAPING
-from posttrain.verify.code.attacks.exhausting import EXHAUSTING
-from posttrain.verify.code.attacks.forging import FORGING
-from posttrain.verify.code.attacks.scene import Attack, Scene
+from posttrain.verify.programs.attacks.escaping import ESCAPING
+from posttrain.verify.programs.attacks.exhausting import EXHAUSTING
+from posttrain.verify.programs.attacks.forging import FORGING
+from posttrain.verify.programs.attacks.scene import Attack, Scene
 
 ATTACKS: tuple[Attack, ...] = (*FORGING, *ESCAPING, *EXHAUSTING)
 

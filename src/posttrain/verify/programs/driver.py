@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from posttrain.verify.code.plain import dump, load, pack, unpack
+from posttrain.verify.programs.plain import dump, load, pack, unpack
 
 PROGRAM = "<program>"
 LEETCODE = """

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from posttrain.verify.code.bench import Bench, Problem
-from posttrain.verify.code.bundle import script_driver
-from posttrain.verify.code.plain import NotPlain, dump, load, pack
-from posttrain.verify.code.rewrite import Script, implied_imports
+from posttrain.verify.programs.bench import Bench, Problem
+from posttrain.verify.programs.bundle import script_driver
+from posttrain.verify.programs.plain import NotPlain, dump, load, pack
+from posttrain.verify.programs.rewrite import Script, implied_imports
 from posttrain.verify.sandbox import Limits, Process, SandboxUnavailable
 
 MAX_CALLS = 2_000

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.verify.code.rewrite import Call, Script
-from posttrain.verify.code.suite import Stdio, Suite, Value, read_suite
+from posttrain.verify.programs.rewrite import Call, Script
+from posttrain.verify.programs.suite import Stdio, Suite, Value, read_suite
 
 
 def suite_of(**row) -> tuple:

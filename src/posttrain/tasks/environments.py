@@ -1,7 +1,7 @@
 """Environments of the package verifiers (0.4 or later): their tasks as data, their rewards as a reward.
 
     data: {train: task:environment/gsm8k_v1}
-    rewards: [{function: posttrain.rewards.environments.score, timeout: 60}]
+    rewards: [{function: posttrain.tasks.environments.score, timeout: 60}]
 
 `gsm8k_v1` is whatever verifiers finds under that name: an installed package that exports a Taskset. One prompt and one
 answer make an episode here, so an environment is refused, with what is in the way, if it has tools, users or several
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.verdict import Verdict
 from posttrain.tasks.base import PATIENCE, split_of
+from posttrain.verify.verdict import Verdict
 
 try:
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.verify.code.attacks.scene import escape
+from posttrain.verify.programs.attacks.scene import escape
 
 _LIBC = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posttrain.rewards.verdict import Reason
-from posttrain.verify.code.bundle import call_driver
-from posttrain.verify.code.plain import NotPlain, dump, load, unpack
+from posttrain.verify.programs.bundle import call_driver
+from posttrain.verify.programs.plain import NotPlain, dump, load, unpack
 from posttrain.verify.sandbox import Limits, Ran, Sandbox, SandboxUnavailable
+from posttrain.verify.verdict import Reason
 
 
 @dataclass(frozen=True, kw_only=True)

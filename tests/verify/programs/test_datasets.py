@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.code_rewards import honest, mutants, mutated, references
 
-from posttrain.verify.code import CodeRunner
+from posttrain.rewards.code_runner import CodeRunner
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "code"
 SLOW = {"MBPP/123"}

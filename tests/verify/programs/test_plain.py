@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.verify.code.plain import NotPlain, dump, load, pack, unpack
+from posttrain.verify.programs.plain import NotPlain, dump, load, pack, unpack
 
 hashable = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

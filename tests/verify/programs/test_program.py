@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.verify.code.program import find_program
+from posttrain.verify.programs.program import find_program
 
 ONE, TWO = "def f(n):\n    return 1\n", "def f(n):\n    return 2\n"
 

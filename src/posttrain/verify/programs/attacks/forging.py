@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.verify.code.attacks.scene import Attack, wrong
+from posttrain.verify.programs.attacks.scene import Attack, wrong
 
 ENDING = (
     wrong("exit_on_import", "ends with status 0 before any test", "import sys\nsys.exit(0)"),

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from posttrain.rewards.verdict import Verdict
-from posttrain.verify.code.bench import Bench, Problem, Rules
-from posttrain.verify.code.compare import Equality, same, same_output
-from posttrain.verify.code.plain import pack
-from posttrain.verify.code.rewrite import Call, Script
-from posttrain.verify.code.script import run_script
-from posttrain.verify.code.suite import Stdio, Suite, Test, Value
+from posttrain.verify.programs.bench import Bench, Problem, Rules
+from posttrain.verify.programs.compare import Equality, same, same_output
+from posttrain.verify.programs.plain import pack
+from posttrain.verify.programs.rewrite import Call, Script
+from posttrain.verify.programs.script import run_script
+from posttrain.verify.programs.suite import Stdio, Suite, Test, Value
 from posttrain.verify.sandbox import Sandbox, SandboxUnavailable
+from posttrain.verify.verdict import Verdict
 
 
 def examine(program: str, suite: Suite, sandbox: Sandbox, rules: Rules) -> Verdict:

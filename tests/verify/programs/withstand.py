@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from posttrain.verify.code import CodeRunner
-from posttrain.verify.code.attacks import ATTACKS, Scene, fenced, tests_for
+from posttrain.rewards.code_runner import CodeRunner
+from posttrain.verify.programs.attacks import ATTACKS, Scene, fenced, tests_for
 
 SECRET = "an-unlikely-secret-4711"
 WALL = 1.5

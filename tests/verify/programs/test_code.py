@@ -13,8 +13,9 @@ from tests.rewards.rollouts import completion, prompt
 from posttrain.errors import ConfigError, DataError, SandboxUnavailable
 from posttrain.rewards import Reward, build_rewards
 from posttrain.rewards.calls import Abandoned
-from posttrain.verify.code import CodeRunner, code
-from posttrain.verify.code.attacks import fenced
+from posttrain.rewards.code_runner import CodeRunner
+from posttrain.verify.programs import code
+from posttrain.verify.programs.attacks import fenced
 
 DOUBLE = "def f(n):\n    return 2 * n\n"
 CALLS = {"tests": [{"input": [n], "output": 2 * n} for n in (1, 2, 3)], "entry_point": "f"}
