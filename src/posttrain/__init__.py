@@ -49,7 +49,7 @@ def _tiny_model(name: str, seed: int, experts: int = 0) -> Path:
 
 
 def _tiny_mixture(name: str, seed: int) -> Path:
-    from posttrain.tasks.tiny import EXPERTS
+    from posttrain.tasks.base import EXPERTS
 
     return _tiny_model(name, seed, EXPERTS)
 

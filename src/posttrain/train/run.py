@@ -216,7 +216,7 @@ class Run:
             "data": self.feed.describe(),
             "step": f"{config.train.prompts_per_step} rows of the data"
             + (f" × {config.sampling.group_size} completions = {rows} rows" if self.feed.samples else "")
-            + f", {config.train.epochs * config.train.minibatches} optimizer step(s)",
+            + f", {config.train.updates_per_batch} optimizer step(s)",
             "steps": f"{config.train.steps}" + (f", continuing after step {self.step}" if self.step else ""),
         }
 

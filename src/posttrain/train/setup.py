@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from posttrain.algorithms import Algorithm
 from posttrain.algorithms.base import Need
 from posttrain.data.examples import render_examples
@@ -26,6 +24,7 @@ from posttrain.experience.prompted import checked_prompts, prompt_notes
 from posttrain.experience.references import reference_forward
 from posttrain.experience.sampled_pairs import sampled_preferences
 from posttrain.models.adapters import apply_lora
+from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.microbatches import split_for
@@ -175,8 +174,7 @@ def policy_forward(
 
 def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Algorithm:
     """`correction: auto` decided: none if the sampler computes as the trainer does, else the algorithm's own."""
-    fresh = config.train.publish_every == 1 and config.train.max_staleness == 0
-    return algorithm.with_decided_correction(exact=fresh and loaded.compute_dtype == torch.float32)
+    return algorithm.with_decided_correction(exact=config.train.samples_exactly(dtype_name(loaded.compute_dtype)))
 
 
 # --- what the algorithm asks for -------------------------------------------------------------------------------------
@@ -186,7 +184,8 @@ def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     """The way from experience to a batch, with one collaborator per need."""
     split = partial(split_for, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
-    old, critic = needs_old_pass(config, algorithm), forward.critic
+    old = algorithm.needs_old_pass(updates=config.train.updates_per_batch, dropout=config.has_dropout)
+    critic = forward.critic
     if old and critic is not None and critic.in_policy_pass:
         fills.append(fill_old_logprobs_and_values(forward.under(loaded.model, critic=critic), split(forward)))
     else:
@@ -240,28 +239,13 @@ def auxiliary(
         coef=algorithm.auxiliary_coef,
         examples=found.examples,
         rows=config.data.auxiliary_rows,
-        updates_per_step=updates_per_batch(config),
+        updates_per_step=config.train.updates_per_batch,
         seed=config.seed,
         pad_id=loaded.pad_id,
         forward=forward.under(loaded.model, temperature=1.0),
         split=split_for(forward, config.train.tokens_per_microbatch),
     )
     return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
-
-
-def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:
-    """Only from the second update of a batch on does the policy differ from the one it started from (RULE 6).
-
-    With dropout it does at once: what the update computes is not what the policy would say. A ratio that is centred
-    elsewhere needs no pass.
-    """
-    dropout = config.lora is not None and config.lora.dropout > 0
-    differs = updates_per_batch(config) > 1 or dropout
-    return "old_for_advantages" in algorithm.needs or (differs and algorithm.anchors_at_trainer)
-
-
-def updates_per_batch(config: RunConfig) -> int:
-    return config.train.epochs * config.train.minibatches
 
 
 def publishing(
@@ -330,7 +314,7 @@ def mark_notes(config: RunConfig) -> list[str]:
 
 def update_notes(config: RunConfig) -> list[str]:
     """Updates of a batch after the first are off-policy: an algorithm without a ratio does not correct that."""
-    algorithm, updates = config.algorithm.build(), updates_per_batch(config)
+    algorithm, updates = config.algorithm.build(), config.train.updates_per_batch
     if updates == 1 or "old" in algorithm.needs or algorithm.learns_off_policy:
         return []
     clip = " and ".join(f"algorithm.{name}" for name in algorithm.clip_settings)
