@@ -243,9 +243,8 @@ def test_no_file_of_an_algorithm_is_longer_than_150_lines():
         (imports_only(MAY_IMPORT["functional"]), "from posttrain.types import Batch"),
         (imports_only(MAY_IMPORT["functional"]), "def f():\n    import os"),
         (imports_only(MAY_IMPORT["functional"]), "import torchvision"),
-        (imports_only(MAY_IMPORT["algorithms"]), "from posttrain.train.loop import train_step")(
-            imports_only(MAY_IMPORT["algorithms"]), "from posttrain import train"
-        ),
+        (imports_only(MAY_IMPORT["algorithms"]), "from posttrain.train.loop import train_step"),
+        (imports_only(MAY_IMPORT["algorithms"]), "from posttrain import train"),
         (REPORT, "import torch.nn as nn"),
         (REPORT, "from posttrain.types import Prompt"),
         (REPORT, "from posttrain import types"),
