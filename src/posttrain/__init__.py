@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from posttrain.lab.plan.api import Plan
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
+    from posttrain.store.run_store import RunStore
     from posttrain.train.run import Run
-    from posttrain.train.store import RunStore
 
 
 def _rows_of_task(name: str) -> sources.RowSource:
@@ -49,7 +49,7 @@ def _tiny_model(name: str, seed: int, experts: int = 0) -> Path:
 
 
 def _tiny_mixture(name: str, seed: int) -> Path:
-    from posttrain.tasks.tiny import EXPERTS
+    from posttrain.tasks.base import EXPERTS
 
     return _tiny_model(name, seed, EXPERTS)
 

@@ -39,16 +39,13 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.models.forward import token_logprobs
 from posttrain.models.quiet import without_progress_bars
-from posttrain.tasks.base import ALPHABET, Task, TinyRecipe
+from posttrain.tasks.base import ALPHABET, CONTEXT_LENGTH, SPECIAL_TOKENS, Task, TinyRecipe
 from posttrain.tasks.catalogue import find_builtin
 from posttrain.types import Batch, Example, count_totals
 
-PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
-CONTEXT_LENGTH = 128
 WARMUP_STEPS, MAX_GRAD_NORM = 10, 1.0
-EXPERTS = 16
-"""Of the model `tiny-moe:NAME`."""
 
 
 def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
@@ -78,14 +75,7 @@ def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
 def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed: int) -> PreTrainedModel:
     """A model with random weights: the same seed, the same weights. Torch's own random state stays as it was."""
     shared: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": recipe.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": recipe.layers,
-        "num_attention_heads": recipe.heads,
-        "num_key_value_heads": recipe.heads,
-        "max_position_embeddings": CONTEXT_LENGTH,
-        "tie_word_embeddings": True,
+        **recipe.shape(len(tokenizer)),
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
         "pad_token_id": PAD_ID,
         "bos_token_id": BOS_ID,
@@ -95,15 +85,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed:
         torch.manual_seed(seed)
         if not recipe.experts:
             return LlamaForCausalLM(LlamaConfig(**shared))
-        chosen = recipe.experts // 4
-        mixture = {
-            "head_dim": recipe.hidden_size // recipe.heads,
-            "num_experts": recipe.experts,
-            "num_experts_per_tok": chosen,
-            "moe_intermediate_size": recipe.intermediate_size // chosen,
-            "norm_topk_prob": True,
-        }
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **mixture))
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, norm_topk_prob=True))
 
 
 def build_tiny_model(task: Task, folder: Path, *, seed: int = 0, recipe: TinyRecipe | None = None) -> Path:
