@@ -59,6 +59,16 @@ class Algorithm:
         """Of algorithms that sample: are there ratios centred at old_logprobs? Else no pass is made for those."""
         return False
 
+    def needs_old_pass(self, *, updates: int, dropout: bool) -> bool:
+        """Is a pass for `old_logprobs` made before the `updates` of a batch?
+
+        Only from the second update on does the policy differ from the one it started from (RULE 6). With dropout it
+        does at once: what the update computes is not what the policy would say. A ratio that is centred elsewhere
+        needs no pass.
+        """
+        differs = updates > 1 or dropout
+        return "old_for_advantages" in self.needs or (differs and self.anchors_at_trainer)
+
     @property
     def correct_from(self) -> float | None:
         """The reward from which on an answer counts as correct; None where nobody asks whether it is."""
