@@ -14,7 +14,7 @@ from tests.tiny import tiny_model
 
 import posttrain as pt
 from posttrain.errors import DataError
-from posttrain.train.row_scores import RowScores
+from posttrain.evaluate.row_scores import RowScores
 from posttrain.train.same_data import rows_key
 from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
 
