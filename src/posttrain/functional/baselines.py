@@ -174,6 +174,7 @@ def whiten(
     >>> whiten(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])).tolist()
     [[-0.7071067690849304, 0.7071067690849304, 0.0]]
     """
+    mask_BT = mask_BT.bool()  # numbers would be taken for the places of rows
     values_N = x_BT[mask_BT] if over == "tokens" else _mean_of_each_row(x_BT, mask_BT)
     if not _vary(values_N):
         return masked(torch.zeros_like(x_BT) if mean == "subtract" else x_BT, mask_BT)
@@ -208,6 +209,7 @@ def return_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float) -> Tensor:
     >>> return_to_go(torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[1, 0, 1]]).bool(), gamma=0.5).tolist()
     [[0.5, 0.0, 1.0]]
     """
+    mask_BT = mask_BT.bool()
     rewards_BT = masked(rewards_BT, mask_BT)
     if gamma == 1.0:
         return masked(rewards_BT.flip(-1).cumsum(dim=-1).flip(-1), mask_BT)

@@ -29,12 +29,12 @@ MIN_PROBABILITY = 1e-6
 def sampler_log_ratio(anchor_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """`[B, T]` delta, clamped to ±20; 0 outside the mask and where the sampler gave no finite number (`unreported`)."""
     delta_BT = (anchor_BT.detach() - sampling_BT.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return masked(delta_BT, mask_BT & sampling_BT.isfinite())
+    return masked(delta_BT, mask_BT.bool() & sampling_BT.isfinite())
 
 
 def unreported(sampling_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """`[B, T]` bool: trained tokens whose log-probability by the sampler is nan or infinite: their ratio is 1."""
-    return mask_BT & ~sampling_BT.isfinite()
+    return mask_BT.bool() & ~sampling_BT.isfinite()
 
 
 def log_linear_anchor(logprobs_BT: Tensor, sampling_BT: Tensor, versions_BT: Tensor, version: int) -> Tensor:
@@ -137,6 +137,7 @@ def within_second_moment(delta_BT: Tensor, mask_BT: Tensor, high: float) -> Tens
     >>> within_second_moment(squares.sqrt(), torch.ones(2, 3, dtype=torch.bool), high=0.04).tolist()
     [[False, False, True], [True, True, True]]
     """
+    mask_BT = mask_BT.bool()  # numbers would be taken for the places of rows
     squares_BT = masked(delta_BT, mask_BT).square().double()
     ascending_N = squares_BT[mask_BT].sort().values
     means_N = ascending_N.cumsum(dim=0) / torch.arange(1, len(ascending_N) + 1, device=ascending_N.device)
