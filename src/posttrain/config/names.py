@@ -368,7 +368,7 @@ VERL: dict[str, Entry] = {
     "algorithm.adv_estimator": _near("algorithm.name", _LIKE_VERL),
     "rollout_correction.rollout_is": _CORRECTION,
     "rollout_correction.rollout_is_threshold": _CAP,
-    "rollout_correction.rollout_rs": _near("algorithm.correction", "geo_rs, or {action: reject, level, low, high}"),
+    "rollout_correction.rollout_rs": _near("algorithm.correction.reject", "a list of {score, low, high}"),
     "rollout_correction.rollout_rs_threshold": _near("algorithm.correction.high", "beside action = mask or reject"),
     "rollout_correction.rollout_rs_threshold_lower": Ours("algorithm.correction.low"),
     "rollout_correction.rollout_is_batch_normalize": Ours("algorithm.correction.normalize"),

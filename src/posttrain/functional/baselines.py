@@ -43,6 +43,17 @@ def batch_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     return masked(rewards_PG, scored_PG).sum() / scored_PG.sum().clamp(min=1)
 
 
+def runner_up(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """`[P, G]`: for the best completion of a prompt the second-best reward, for every other its own (arXiv:2503.19595).
+
+    So the best alone differs from it; with a tie at the top, or a single scored completion, none does.
+    """
+    known_PG = rewards_PG.masked_fill(~scored_PG, -torch.inf)
+    best_P2 = torch.nn.functional.pad(known_PG, (0, 1), value=-torch.inf).topk(2, dim=-1).values
+    beaten = scored_PG & (rewards_PG == best_P2[:, :1]) & best_P2[:, 1:].isfinite()
+    return torch.where(beaten, best_P2[:, 1:], rewards_PG)
+
+
 def length_weighted_mean(rewards_PG: Tensor, scored_PG: Tensor, lengths_PG: Tensor) -> Tensor:
     """`[P, 1]`: sum of length * reward over sum of lengths, of the scored completions (OPO, arXiv:2505.23585).
 

@@ -50,5 +50,5 @@ def last_token(mask_BT: Tensor) -> Tensor:
 
 
 def masked(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`x` where the mask is True or 1, exactly 0 elsewhere; also where x is nan or infinite (`nan * 0` would be nan)."""
+    """`x` where the mask is True or 1, else exactly 0; also where x is nan or infinite (`nan * 0` would be nan)."""
     return torch.where(mask_BT.bool(), x_BT, torch.zeros((), dtype=x_BT.dtype, device=x_BT.device))
