@@ -24,10 +24,10 @@ from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError, ModelError
 from posttrain.export import api as exporting
 from posttrain.models.load import load_model
+from posttrain.pipeline import stage as pipeline_stage
 from posttrain.pipeline.handover import HandOver, describe, receive
 from posttrain.pipeline.run import Pipeline
 from posttrain.report.pipeline_page import stage_rows, table_text, write_pipeline_report
-from posttrain.pipeline import stage as pipeline_stage
 from posttrain.train import api
 from posttrain.train.checkpoint import verify
 from posttrain.train.run import Run

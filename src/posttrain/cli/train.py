@@ -46,7 +46,7 @@ def train(
       posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
       posttrain train pipeline.yaml stages.dpo.train.steps=50 seed=1
     """
-    from posttrain.config.pipeline_stages import holds_stages
+    from posttrain.config.pipeline import holds_stages
     from posttrain.config.text import write_value
 
     path, overrides = split_arguments([config, *(settings or [])])

@@ -69,7 +69,9 @@ _PLACES = {
     **dict.fromkeys(("format_tags", "json_schema"), "rewards.format"),
     **dict.fromkeys(("arora_zanette", "cosine", "finished", "kimi_length"), "rewards.length"),
     **dict.fromkeys(("l1_exact", "l1_max", "soft_overlong"), "rewards.length"),
-    **dict.fromkeys(("aime", "gsm8k", "math", "math500", "math_lenient", "numeric", "svamp"), "verify.mathematics.presets"),
+    **dict.fromkeys(
+        ("aime", "gsm8k", "math", "math500", "math_lenient", "numeric", "svamp"), "verify.mathematics.presets"
+    ),
     **dict.fromkeys(("RewardSet", "build_rewards", "check_gold"), "rewards.reward_set"),
     **dict.fromkeys(("Failure", "Scores", "enforce_limit"), "rewards.scores"),
     **dict.fromkeys(("exact_match", "regex"), "rewards.verifiers"),

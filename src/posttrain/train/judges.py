@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from posttrain.config.stages import in_folder
+from posttrain.config import in_folder
 from posttrain.engines.local import LocalSampler
 from posttrain.errors import ModelError
 from posttrain.models.load import LoadedModel

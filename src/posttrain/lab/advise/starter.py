@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.config.stages import REWARD_MODEL
+from posttrain.config import REWARD_MODEL
 from posttrain.config.text import dotted, leaves, write_tree
 from posttrain.lab.advise.cards import AlgorithmCard
 from posttrain.lab.advise.facts import Facts

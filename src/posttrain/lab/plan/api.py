@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import RunConfig, check, load_config
-from posttrain.config.algorithm import SOURCE, algorithm_names
+from posttrain.config.algorithm import algorithms
 from posttrain.config.cards import without_torch
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.ranges import Remark, remarks
@@ -151,7 +151,7 @@ def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
             allowed="one of the two",
             fix="posttrain plan my_run.yaml, or posttrain plan --model 7b --algorithm grpo --gpus h100",
         )
-    declared = SOURCE.get().declared(algorithm, {}) if algorithm in algorithm_names() else None
+    declared = algorithms()[algorithm]() if algorithm in algorithms() else None
     needs = frozenset[str]() if declared is None else declared.needs
     return {
         "model": model,
