@@ -11,23 +11,81 @@ The parts can be used alone: `posttrain.algorithms`, `posttrain.functional`, `po
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from posttrain import evaluate, train
+from posttrain import evaluate, sources, train
 from posttrain.importing import uncollected
+from posttrain.train.before import BEFORE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from os import PathLike
+    from pathlib import Path
 
+    from posttrain.config import RunConfig
+    from posttrain.evaluate.evaluation import Evaluation
     from posttrain.lab.advise.advisor import Advice
     from posttrain.lab.experiments.compare.api import Comparison
     from posttrain.lab.experiments.sweep.results import SweepResult
     from posttrain.lab.plan.api import Plan
     from posttrain.pipeline.run import Pipeline
+    from posttrain.report.terminal import TerminalView
+    from posttrain.store.run_store import RunStore
     from posttrain.train.run import Run
+
+
+def _rows_of_task(name: str) -> sources.RowSource:
+    from posttrain.tasks import find_task
+
+    return find_task(name)
+
+
+def _tiny_model(name: str, seed: int, experts: int = 0) -> Path:
+    from posttrain.tasks.tiny import tiny_model_path
+
+    return tiny_model_path(name, seed=seed, experts=experts)
+
+
+def _tiny_mixture(name: str, seed: int) -> Path:
+    from posttrain.tasks.base import EXPERTS
+
+    return _tiny_model(name, seed, EXPERTS)
+
+
+sources.ROWS["task"] = _rows_of_task
+sources.MODELS |= {"tiny": _tiny_model, "tiny-moe": _tiny_mixture}
 
 __version__ = "0.1.0"
 __all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]
+
+
+class _Train(ModuleType):
+    """The package and the function `train` have one name, so the package is callable."""
+
+    def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run | Pipeline:
+        """Train a model, or the stages of a pipeline; see `posttrain.train.api.train`."""
+        with uncollected():
+            from posttrain.pipeline.run import start
+
+        return start(config, view=view, **overrides)
+
+
+class _Evaluate(ModuleType):
+    """The package and the function `evaluate` have one name, too."""
+
+    def __call__(
+        self, model: Any, data: Any = None, rewards: Any = None, *, k: int | None = None, **how: Any
+    ) -> Evaluation:
+        """Answer held-out prompts greedily and `k` times sampled, and judge them; see `posttrain.evaluate.api`."""
+        with uncollected():
+            from posttrain.evaluate.api import evaluate
+
+        return evaluate(model, data, rewards, k=k, **how)
+
+
+sys.modules[train.__name__].__class__, sys.modules[evaluate.__name__].__class__ = _Train, _Evaluate
 
 
 def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
@@ -64,3 +122,18 @@ def sweep(source: Any, knobs: Any = (), **options: Any) -> SweepResult:
     from posttrain.lab.experiments.sweep.api import sweep as search
 
     return search(source, knobs, **options)
+
+
+def _before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
+    from posttrain.lab.plan.before_run import before_run
+
+    before_run(config, store, view)
+
+
+def _before_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
+    from posttrain.lab.plan.before_run import plan_stages
+
+    plan_stages(configs, folder)
+
+
+BEFORE.run, BEFORE.stages = _before_run, _before_stages

@@ -14,7 +14,7 @@ import posttrain
 from posttrain.config import ModelConfig, TrainConfig
 from posttrain.errors import CheckpointError, ConfigError, NonFiniteError
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model, score_head
-from posttrain.train.checkpoint import load_state
+from posttrain.store.checkpoint import load_state
 from posttrain.train.optimizer import CriticUpdates, Updater
 from posttrain.train.run import Run
 

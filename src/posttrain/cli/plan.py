@@ -112,7 +112,7 @@ def _planned(
     made = make_plan(config, overrides, gpus=gpus, **named, **how)
     if not probe:
         return made
-    from posttrain.train.probe import probe_and_plan
+    from posttrain.lab.plan.probe import probe_and_plan
 
     return probe_and_plan(made.config, made.target)
 

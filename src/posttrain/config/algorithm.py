@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.config.names import foreign, nearest
 from posttrain.config.schema import Problem, Problems, Walker, explain, missing, mistyped, unknown
 from posttrain.config.text import Steps, show
@@ -38,19 +39,12 @@ class AlgorithmConfig(Part):
 
     def build(self) -> Algorithm:
         """The algorithm itself, which declares what it needs with these settings."""
-        return algorithms()[self.name](**self.settings)
+        return ALGORITHMS[self.name](**self.settings)
 
     @property
     def declared(self) -> Algorithm:
         """The same."""
         return self.build()
-
-
-def algorithms() -> Mapping[str, type[Algorithm]]:
-    """Key -> class."""
-    from posttrain.algorithms import ALGORITHMS  # which tests and packages may have added to
-
-    return ALGORITHMS
 
 
 @functools.cache
@@ -61,7 +55,7 @@ def _adapter(algorithm: type[Algorithm]) -> tuple[TypeAdapter[Any], Walker]:
 
 def walker_of(name: str) -> Walker:
     """The JSON schema of an algorithm's settings."""
-    return _adapter(algorithms()[name])[1]
+    return _adapter(ALGORITHMS[name])[1]
 
 
 def settings_of(name: str) -> Mapping[str, Any]:
@@ -81,9 +75,9 @@ def written_out(path: Steps, given: Any) -> dict[str, Any]:
 def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
     """`{name, **settings}` with every setting of the algorithm filled in; raises `Problems`."""
     name, settings = given.get("name"), {key: value for key, value in given.items() if key != "name"}
-    if not isinstance(name, str) or name not in algorithms():
+    if not isinstance(name, str) or name not in ALGORITHMS:
         raise Problems([_which_algorithm(name), *_settings_of_none(settings)])
-    adapter, walker = _adapter(algorithms()[name])
+    adapter, walker = _adapter(ALGORITHMS[name])
     allowed = settings_of(name)
     strange = [key for key in settings if key not in allowed]
     problems = [problem for key in strange for problem in _not_of_algorithm(key, settings.pop(key), name)]
@@ -104,8 +98,8 @@ def nearest_algorithm(given: str, known: Mapping[str, str] | None = None) -> tup
     """(what is allowed, how to fix it) for a name that no algorithm has: the one that was probably meant, and not all
     of them. `known` are other names, and the key of each."""
     names, everything = (
-        known or {key: key for key in algorithms()},
-        f"`posttrain explain` lists all {len(algorithms())}.",
+        known or {key: key for key in ALGORITHMS},
+        f"`posttrain explain` lists all {len(ALGORITHMS)}.",
     )
     close = nearest(given, names)
     if close is not None:
@@ -133,11 +127,11 @@ def _settings_of_none(settings: Mapping[str, Any]) -> list[Problem]:
 def names_under(section: Any) -> list[str]:
     """The dotted paths of the settings that exist under the algorithm of the section; of all where it names none."""
     name = section.get("name") if isinstance(section, Mapping) else section
-    return Part.setting_names(name if isinstance(name, str) and name in algorithms() else None)
+    return Part.setting_names(name if isinstance(name, str) and name in ALGORITHMS else None)
 
 
 def _not_of_algorithm(key: str, value: Any, name: str) -> list[Problem]:
-    others, own = [other for other in algorithms() if key in settings_of(other)], Part.setting_names(name)
+    others, own = [other for other in ALGORITHMS if key in settings_of(other)], Part.setting_names(name)
     meant = foreign(key, show(value), own)
     if not others or (meant is not None and meant.key.startswith("algorithm.") and meant.key in own):
         return unknown(("algorithm", key), value, own, own)

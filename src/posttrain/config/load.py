@@ -170,7 +170,8 @@ class Places:
         """The place of the first setting that an error speaks of, among those that were given."""
         for name in re.findall(r"[a-z_]+(?:\.[a-z0-9_]+)*", error.given):
             path = tuple(int(step) if step.isdecimal() else step for step in name.split("."))
-            if self.layers.at(path) is not None and (place := self.of(path)):
+            near = path if self.layers.at(path) is not None else path[:-1]  # rewards.name is said of each of rewards
+            if near and self.layers.at(near) is not None and (place := self.of(near)):
                 return place
         return ""
 

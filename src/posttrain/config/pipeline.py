@@ -24,7 +24,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from posttrain.config.load import Layers, Resolved, check, load_config, saved_tree
+from posttrain.config.load import Check, Layers, Resolved, check, load_config, saved_tree
 from posttrain.config.run import RunConfig, models_named
 from posttrain.config.schema import Problem, combine
 from posttrain.config.text import COMMENT, dotted, leaves, read_mapping, read_override, show, write_tree
@@ -140,13 +140,17 @@ class PipelineConfig:
 
 
 def read_pipeline(
-    source: str | PathLike[str] | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
+    source: str | PathLike[str] | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    checks: Sequence[Check] = (),
 ) -> PipelineConfig:
     """The pipeline of a YAML or TOML file (or a mapping).
 
     Overrides: `stages.NAME.train.steps=5` for one stage (by its name, or by its place in the list, from 0), `model=...`
     for the model that the pipeline starts with, `train.steps=5` for every stage, `output=...` and what else a
-    `PipelineSettings` has for the pipeline. Raises ConfigError with everything that is wrong with any stage.
+    `PipelineSettings` has for the pipeline. Raises ConfigError with everything that is wrong with any stage, and with
+    what `checks` raise of each.
     """
     from_file = isinstance(source, (str, PathLike))
     given = read_mapping(source) if from_file else {str(key): value for key, value in source.items()}
@@ -161,7 +165,7 @@ def read_pipeline(
     settings = PipelineSettings(**layers.tree)
     for change in changes.of_start:
         given = with_start(given, change)
-    builder = _Builder(shared=given, origin=f"file:{path}" if path else "caller", changes=changes)
+    builder = _Builder(shared=given, origin=f"file:{path}" if path else "caller", changes=changes, checks=checks)
     for draft in drafts_of(listed):
         builder.add(draft)
     builder.finish(path or "the pipeline", settings)
@@ -231,6 +235,7 @@ class _Builder:
     shared: Mapping[str, Any]
     origin: str
     changes: Changes
+    checks: Sequence[Check] = ()
     stages: list[Stage] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     """What `stage:` may name so far -> the stage: the base name of a repeated one is its last round."""
@@ -245,11 +250,12 @@ class _Builder:
                 raise draft.problem
             given = _with_model(draft.given, self.last_policy)
             shared = _without_another_algorithm(self.shared, given)
-            resolved = load_config(given, self.changes.of_stage(draft), shared=shared, origin=self.origin)
+            overrides, at = self.changes.of_stage(draft), (STAGES, draft.place)
+            resolved = load_config(given, overrides, shared=shared, origin=self.origin, at=at, checks=self.checks)
             stage = Stage(name=draft.name, number=self.number, resolved=resolved, uses=dict(links_of(resolved.config)))
             stage = self._linked(stage)
             refuse_unmarked(resolved.config, self.names)
-            check(resolved.config)
+            check(resolved, *self.checks)
         except ConfigError as error:
             self.problems.append((draft.name, error))
             self.last_policy = draft.name  # as good as any: the pipeline does not run

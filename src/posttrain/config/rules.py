@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from posttrain.config.algorithm import algorithms
+from posttrain.algorithms import ALGORITHMS
+from posttrain.config.gates import wrong_gate
 from posttrain.config.run import RunConfig, uses_of_reward_model
 from posttrain.errors import ConfigError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def _needing_no_group() -> str:
     """The first algorithm that samples and compares nothing within a group."""
-    return next(key for key, a in algorithms().items() if a.data_kind == "prompts" and a().group_size_needed == 1)
+    return next(key for key, a in ALGORITHMS.items() if a.data_kind == "prompts" and a().group_size_needed == 1)
 
 
 def _samples(algorithm: Algorithm) -> bool:
@@ -211,8 +212,6 @@ def _labels_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | Non
 
 def _gates_lead_to_rewards(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """Each gate names another entry of rewards, and following gates comes to an end."""
-    from posttrain.rewards.gates import wrong_gate
-
     return wrong_gate({entry.metric_name: entry.gate.label if entry.gate else None for entry in config.rewards})
 
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from posttrain.config.algorithm import AlgorithmConfig, algorithms, walker_of
+from posttrain.algorithms import ALGORITHMS
+from posttrain.config.algorithm import AlgorithmConfig, walker_of
 from posttrain.config.presets import PRESETS
 from posttrain.config.schema import FieldDoc, Walker
 from posttrain.config.scorers import CheckConfig, RewardConfig, Scorer
@@ -91,6 +92,11 @@ class RunConfig(Part):
     """Trackers that are told of the run while it goes on, by a process for each (`posttrain track` does so afterwards).
     The run folder is written in any case."""
 
+    @property
+    def has_dropout(self) -> bool:
+        """Of adapters, while they are trained."""
+        return self.lora is not None and self.lora.dropout > 0
+
 
 @functools.cache
 def walker() -> Walker:
@@ -106,7 +112,7 @@ def describe_fields() -> tuple[FieldDoc, ...]:
 def setting_names(algorithm: str | None = None) -> list[str]:
     """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
     own = ["preset", *(doc.path.replace(".N", "") for doc in describe_fields())]
-    names = algorithms() if algorithm is None else [algorithm]
+    names = ALGORITHMS if algorithm is None else [algorithm]
     of_algorithms = [doc.path for name in names for doc in walker_of(name).fields]
     return list(dict.fromkeys([*own, *(f"algorithm.{path}" for path in of_algorithms)]))
 
@@ -118,8 +124,8 @@ def json_schema() -> dict[str, Any]:
     """JSON schema of a configuration file, for editors: every algorithm with its own settings, and the presets."""
     schema = copy.deepcopy(dict(walker().root))
     definitions = schema["$defs"]
-    choices: list[dict[str, Any]] = [{"enum": list(algorithms())}]
-    for name in algorithms():
+    choices: list[dict[str, Any]] = [{"enum": list(ALGORITHMS)}]
+    for name in ALGORITHMS:
         settings = copy.deepcopy(dict(walker_of(name).root))
         definitions |= settings.pop("$defs", {})
         settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}

@@ -3,8 +3,7 @@
 Nothing is written down twice: the formula is the docstring of the algorithm's file, settings come from its fields, and
 what a setting makes it need is found by trying.
 
-`python -m posttrain.explain docs/algorithms` writes the pages anew, and `python -m posttrain.explain --cards FILE` the
-facts as data (`explain_cards`).
+`python -m posttrain.explain docs/algorithms` writes the pages anew.
 """
 
 from __future__ import annotations
@@ -145,7 +144,9 @@ class Explanation:
         when: dict[str, str] = {
             n.name: f" ({' or '.join(n.decided_by)} decides)" if n.decided_by else "" for n in self.needs
         }
-        others = [need for need, told in OTHER_MODELS.items() if any(model.startswith(told) for model in self.models)]
+        others: list[Need] = [
+            need for need, told in OTHER_MODELS.items() if any(model.startswith(told) for model in self.models)
+        ]
         models = [
             self.models[0].partition(",")[0],
             *(OTHER_MODELS[need].partition(",")[0] + when[need] for need in others),
@@ -500,11 +501,6 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    if arguments[0] == "--cards":
-        from posttrain.explain.cards import write_cards  # which imports this file
-
-        print(write_cards(arguments[1]))
-        return
     for page in write_docs(arguments[0]):
         print(page)
 

@@ -32,7 +32,7 @@ from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.reward_head import load_reward_model, row_scores
 from posttrain.models.save import merged_weights
 from posttrain.models.step_head import load_step_model, step_scores
-from posttrain.train.checkpoint import Checkpoint, verify
+from posttrain.store.checkpoint import Checkpoint, verify
 from posttrain.types import Prompt
 
 Makes = Literal["text", "scores", "steps"]

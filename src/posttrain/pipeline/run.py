@@ -25,15 +25,16 @@ from posttrain.config.pipeline import PipelineConfig, Stage, holds_stages, notes
 from posttrain.errors import ConfigError, DoesNotFit, GuardStop
 from posttrain.export.target import check_place
 from posttrain.pipeline.stage import StageResult, finished, named, train_stage
-from posttrain.pipeline.store import SETTINGS, PipelineStore, pipeline_around
+from posttrain.pipeline.store import PipelineStore
 from posttrain.report.lines import short_line
 from posttrain.report.pipeline_page import write_pipeline_report
 from posttrain.report.spans import show_span
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.verdict import in_brief, verdict
+from posttrain.store.folders import SETTINGS, pipeline_around
 from posttrain.train import api
-from posttrain.train.planning import plan_stages
+from posttrain.train.before import BEFORE
 from posttrain.train.run import Run
 
 
@@ -124,7 +125,7 @@ def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) 
     with _recording(store, view):
         for note in notes(config):
             view.event("warning", note)
-        plan_stages(config.with_start_models(), folder)
+        BEFORE.stages(config.with_start_models(), folder)
         look_ahead(config, store)
         return _carry_out(config, store, view)
 

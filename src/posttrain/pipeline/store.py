@@ -11,15 +11,8 @@ from posttrain.config.pipeline import Stage
 from posttrain.errors import ConfigError
 from posttrain.files import write_durably
 from posttrain.report.store import read_run
-from posttrain.train.store import RunLock
-
-SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
-
-
-def pipeline_around(run: Path) -> Path | None:
-    """The folder of the pipeline of which the run in this folder is a stage."""
-    parent = run.resolve().parent
-    return parent if (parent / SETTINGS).is_file() else None
+from posttrain.store.folders import PROGRESS, SETTINGS
+from posttrain.store.run_store import RunLock
 
 
 class PipelineStore:

@@ -26,27 +26,26 @@ from posttrain.config.pipeline import MARK, holds_stages
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
-from posttrain.lab.advise.ranges import remarks
+from posttrain.evaluate.heldout_scores import in_words
+from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called, find_source
-from posttrain.pipeline.store import pipeline_around
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
-from posttrain.tasks.tiny import resolve_model_path
+from posttrain.store.checkpoint import Checkpoint, Checkpoints
+from posttrain.store.folders import pipeline_around
+from posttrain.store.run_store import RunStore, holds_run, never_began
 from posttrain.train import same_data, same_model, same_rewards
-from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
-from posttrain.train.heldout_scores import in_words
 from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
-from posttrain.train.planning import plan_first
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore, holds_run, never_began
 from posttrain.train.tracking import tracking
 from posttrain.watch import respond, untold
 
@@ -86,8 +85,7 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
             step=0,
             compares_groups=resolved.config.algorithm.build().group_size_needed > 1,
         )
-        plan_first(resolved.config, store, view)
-        point_out(resolved.config, store, view)
+        BEFORE.run(resolved.config, store, view)
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
         run = set_up(resolved, store, view, resources)
@@ -132,13 +130,6 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
         elif run.reached:
             run.warn("resume", f"nothing is left to train: {run.reached} was reached in step {run.step}")
         return carry_out(run)
-
-
-def point_out(config: RunConfig, store: RunStore, view: TerminalView) -> None:
-    """Warn of settings outside of the ranges that were published, with what usually follows; refuse none."""
-    for remark in remarks(config):
-        store.event("warning", str(remark), step=0, about=remark.setting)
-        view.event("warning", str(remark))
 
 
 def look_ahead(config: RunConfig, folder: Path) -> None:

@@ -1,0 +1,185 @@
+"""The plan before the run: whether it can fit is said before anything is loaded, and what cannot is refused.
+
+Nothing that fits is refused. A run is held to the least that it can need: answers and prompts as short as they may turn
+out, the most frugal way of computing, less the stated error of the estimate. The longest rows that the config admits
+are what the line and its warning speak of. Whatever keeps a plan from being made is said, and the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from huggingface_hub import get_session, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.utils import build_hf_headers
+
+from posttrain.errors import DoesNotFit, PosttrainError
+from posttrain.lab.advise.ranges import remarks
+from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on
+from posttrain.lab.plan.architecture import size_classes
+from posttrain.lab.plan.available import gpu_here, processor_here
+from posttrain.lab.plan.hardware import Hardware
+from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.verdict import Verdict, size
+from posttrain.models.load import choose_device
+from posttrain.models.reading import HUB_NAME
+
+if TYPE_CHECKING:
+    from posttrain.config import ModelConfig, RunConfig
+    from posttrain.report.terminal import TerminalView
+    from posttrain.store.run_store import RunStore
+
+SHORTEST = 8
+"""Tokens of a prompt, and of an answer, below which no run is imagined."""
+HUB_PATIENCE = 5.0
+"""Seconds for the Hub to answer."""
+DISK_ERROR = 0.1
+"""Share by which the size of a checkpoint may be off; its tensors are known, and little else is in it."""
+
+
+def before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
+    """Whether it fits, and which settings are outside of published ranges: what `posttrain.train` asks first."""
+    plan_first(config, store, view)
+    for remark in remarks(config):
+        store.event("warning", str(remark), step=0, about=remark.setting)
+        view.event("warning", str(remark))
+
+
+def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
+    """Say in a line what the run needs, write plan.json, and raise `DoesNotFit` for what cannot fit.
+
+    Nothing of it enters events.jsonl: what a machine has free is no part of a run.
+    """
+    fetch_shape(config.model)
+    try:
+        plan = plan_for(config, target_here(config))
+        least = least_verdict(plan)
+    except PosttrainError as error:
+        view.event("plan", f"cannot tell whether it fits: {error.given}")
+        return
+    except Exception as error:  # an estimate has no say in whether a run begins
+        view.event("plan", f"cannot tell whether it fits ({type(error).__name__}: {error})")
+        return
+    store.plan(plan.to_json())
+    refuse(plan, least, store.folder)
+    view.event("plan", plan.line())
+    for warning in warnings(plan, least):
+        view.event("warning", warning)
+
+
+def fetch_shape(model: ModelConfig) -> None:
+    """Have config.json of a model on the Hub in the local cache, where a plan finds it: a few kilobytes, before all
+    the weights. Whatever is wrong with the model is said when it is loaded."""
+    name, revision = model.path, model.revision
+    if not HUB_NAME.fullmatch(name) or Path(name).expanduser().exists() or name.lower() in size_classes():
+        return
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        return
+    with suppress(Exception):  # asked once: a download by itself would try again and again where there is no network
+        url = hf_hub_url(name, "config.json", revision=revision)
+        get_session().head(
+            url, headers=build_hf_headers(), timeout=HUB_PATIENCE, follow_redirects=True
+        ).raise_for_status()
+        hf_hub_download(name, "config.json", revision=revision)
+
+
+def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
+    """Raise `DoesNotFit` for a stage that cannot fit, before the ones that come before it are trained.
+
+    What else there is to say of a stage is said when it begins.
+    """
+    for name, config in configs.items():
+        fetch_shape(config.model)
+        try:
+            plan = plan_for(config, target_here(config))
+            least = least_verdict(plan)
+        except Exception:  # it is said when the stage begins
+            continue
+        try:
+            refuse(plan, least, folder)
+        except DoesNotFit as error:
+            raise DoesNotFit(given=f"stage {name}: {error.given}", allowed=error.allowed, fix=error.fix) from error
+
+
+def target_here(config: RunConfig) -> Target:
+    """This machine, as the run will use it."""
+    return Target(hardware=_hardware(choose_device(config.model.device)))
+
+
+def _hardware(device: torch.device) -> Hardware:
+    if device.type != "cuda":
+        return processor_here()
+    free, total = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what an earlier run has freed
+    return gpu_here(torch.cuda.get_device_name(device), total=total, free=free + kept)
+
+
+def least_verdict(plan: Plan) -> Verdict:
+    """Of the run at its most frugal: the shortest rows, and of the ways of computing the one that needs least."""
+    verdicts = (verdict_on(predict(workload), plan.target) for workload in _frugal(plan.workload))
+    return min(verdicts, key=lambda verdict: verdict.needed)
+
+
+def _frugal(workload: Workload) -> Iterator[Workload]:
+    shorter = replace(
+        workload,
+        prompt_tokens=min(SHORTEST, workload.prompt_tokens),
+        completion_tokens=min(SHORTEST, workload.completion_tokens),
+    )
+    yield shorter
+    for precision in ("float32", "bfloat16"):
+        yield replace(shorter, precision=precision, packed_sampler=False, onednn=False, engine="shared")
+
+
+def refuse(plan: Plan, least: Verdict, folder: Path) -> None:
+    """Raise `DoesNotFit` where memory or disk cannot suffice."""
+    if least.refused:
+        roles = "; ".join(f"{role} {size(needed)}" for role, needed in plan.memory.peak.by_role.items() if needed)
+        raise DoesNotFit(
+            given=f"the run needs {size(plan.verdict.needed)} of memory ({roles}), {size(least.needed)} at the very "
+            f"least, and {size(least.available)} are there",
+            allowed=f"what fits, the estimate being off by at most {least.error:.0%}",
+            fix=_way_out(plan),
+        )
+    first, free = plan.disk.first_save, plan.disk.free
+    if free is not None and first * (1 - DISK_ERROR) > free:
+        raise DoesNotFit(
+            given=f"a checkpoint needs {size(first)}, and {folder} has {size(free)} free",
+            allowed="room for one at least, since the run saves one before its first step",
+            fix="Free some space, train adapters (lora = {}), or set output to a folder on another disk.",
+        )
+
+
+def _way_out(plan: Plan) -> str:
+    more = "`posttrain plan CONFIG` shows where the memory goes."
+    if not plan.changes:
+        elsewhere = f"; as it is, it fits on {', or '.join(plan.elsewhere)}" if plan.elsewhere else ""
+        return f"No settings make it fit here: take a smaller model, or a machine with more memory{elsewhere}. {more}"
+    commands = ", or ".join(change.command for change in plan.changes)
+    return f"It {_how_surely(plan)}fits with {commands}. {more}"
+
+
+def _how_surely(plan: Plan) -> str:
+    """Changes may be enough as estimated alone (advise/plan/api.py)."""
+    return "" if all(change.bytes <= plan.verdict.surely for change in plan.changes) else "probably "
+
+
+def warnings(plan: Plan, least: Verdict) -> Iterator[str]:
+    """What may go wrong, and is no reason to refuse."""
+    verdict = plan.verdict
+    if verdict.answer != "yes":
+        fits = f"; it {_how_surely(plan)}fits with {plan.changes[0].command}" if plan.changes else ""
+        yield (
+            f"memory may not suffice with the longest answers: {verdict.sentence()}, "
+            f"and the estimate may be off by {verdict.error:.0%}{fits}"
+        )
+    if plan.disk.fits is False:
+        yield (
+            f"the disk may fill up: {size(plan.disk.total)} for {plan.disk.checkpoints} checkpoints and the answers of "
+            f"all steps, and {size(plan.disk.free or 0)} are free; lower checkpoint.keep"
+        )

@@ -1,0 +1,63 @@
+"""What to give in place of the folder of a run, or of a pipeline of runs, where one of a model is needed.
+
+Reads names and pipeline.json only; whether a checkpoint is intact is found where it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
+
+
+def is_pipeline(folder: Path) -> bool:
+    return (folder / PROGRESS).is_file() and (folder / SETTINGS).is_file()
+
+
+def pipeline_around(run: Path) -> Path | None:
+    """The folder of the pipeline of which the run in this folder is a stage."""
+    parent = run.resolve().parent
+    return parent if (parent / SETTINGS).is_file() else None
+
+
+def finished_stages(pipeline: Path) -> list[Path]:
+    """The folders of their runs, in order: those that are there, if any is. Empty where no stage has finished, or where
+    pipeline.json cannot be read."""
+    try:
+        stages = json.loads((pipeline / PROGRESS).read_text(encoding="utf-8"))["stages"]
+        finished = [pipeline / stage["folder"] for stage in stages if stage["status"] == "finished"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [folder for folder in finished if folder.is_dir()] or finished
+
+
+def newest_model(run: Path) -> Path | None:
+    """The model folder of the newest checkpoint, by its name; None without one."""
+    models = [file.parent for file in run.glob("checkpoints/step-*/model/config.json")]
+    steps = {int(name): model for model in models if (name := model.parent.name.removeprefix("step-")).isdecimal()}
+    return steps[max(steps)] if steps else None
+
+
+def model_to_give(folder: Path) -> str:
+    """Which model the run or the pipeline in this folder has trained, in a sentence; "" for any other folder.
+
+    >>> model_to_give(Path("runs/none"))
+    ''
+    """
+    if is_pipeline(folder):
+        runs, whose = finished_stages(folder), "a finished stage of the pipeline in this folder"
+        if not runs:
+            return f"No stage of the pipeline in this folder has finished yet; {_go_on(folder)}"
+    elif (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        runs, whose = [folder], "the run in this folder"
+    else:
+        return ""
+    models = [repr(str(model)) for run in runs if (model := newest_model(run)) is not None]
+    if not models:
+        return f"There is no checkpoint yet of {whose}; {_go_on(folder)}"
+    return f"Give {' or '.join(models)}, the newest checkpoint of {whose}."
+
+
+def _go_on(folder: Path) -> str:
+    return f"`posttrain resume {folder}` continues it."

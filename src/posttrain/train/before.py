@@ -1,0 +1,33 @@
+"""What is asked before a run begins, and before the first stage of a pipeline: nothing, unless somebody fills it in.
+
+`posttrain/__init__.py` fills it with the planner, which stands above training and which training never imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.report.terminal import TerminalView
+    from posttrain.store.run_store import RunStore
+
+
+def ask_nothing(*asked: object) -> None:
+    """Every run begins."""
+
+
+@dataclass
+class Before:
+    """Each raises a `PosttrainError` for what must not begin."""
+
+    run: Callable[[RunConfig, RunStore, TerminalView], None] = ask_nothing
+    """Of a run whose folder exists; nothing is loaded yet."""
+    stages: Callable[[Mapping[str, RunConfig], Path], None] = ask_nothing
+    """Of the stages of a pipeline in their order, and the folder of all."""
+
+
+BEFORE = Before()

@@ -1,0 +1,87 @@
+"""A probe measures a real step of a small model, keeps what it found, and later plans use it and say so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posttrain.config import load_config
+from posttrain.lab.plan import probe as probing
+from posttrain.lab.plan import probe_run
+from posttrain.lab.plan.api import make_plan
+from posttrain.lab.plan.architecture import read_architecture
+from posttrain.lab.plan.available import processor_here
+from posttrain.lab.plan.calibration import Calibration, corrected, processor, save, saved
+from posttrain.lab.plan.records import MemoryPlan, Part, Phase, Workload
+
+CONFIG = {
+    "model": "tiny:sort",
+    "algorithm": "grpo",
+    "data": {"train": "task:sort"},
+    "rewards": [{"name": "exact_match"}],
+    "train": {"steps": 2},
+}
+FOUND = Calibration(
+    machine=processor(), date="2026-11-01", what="a test", float32=2e11, bfloat16=None, bandwidth=4e10, compute=0.5,
+    layer_call=1e-3, memory=1.5,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_was_measured_replaces_peaks_and_shares_and_is_said():
+    assert saved(processor()) is None
+    assert "assumed" in make_plan(CONFIG).render()
+    save(FOUND)
+    save(replace(FOUND, machine="another"))
+    assert saved(processor()) == FOUND
+    hardware = processor_here()
+    assert hardware.rate("float32") == 1e11
+    assert hardware.bandwidth == 4e10
+    told = make_plan(CONFIG).render()
+    assert "measured on 2026-11-01 with a test" in told
+    assert "what is not exactly known times 1.50" in told
+
+
+def test_a_file_that_cannot_be_read_counts_as_none(empty_cache):
+    file = save(FOUND)
+    for content in ("{", "[]", json.dumps({processor(): {"machine": 1}})):
+        file.write_text(content)
+        assert saved(processor()) is None
+
+
+def test_only_what_is_not_exactly_known_is_corrected():
+    parts = tuple(Part(role="policy", what=what, bytes=100) for what in ("weights", "optimizer state", "activations"))
+    workload = Workload(architecture=read_architecture("0.5b"), algorithm="sft", needs=frozenset())
+    memory = MemoryPlan(workload=workload, phases=(Phase(name="train", parts=parts),))
+    assert corrected(memory, 1.0) == 300
+    assert corrected(memory, 1.2) == 320
+
+
+def test_a_large_model_is_stood_for_by_a_small_one_of_its_kind(tmp_path):
+    probe_run.build_model(read_architecture("30b-a3b"), tmp_path / "model", torch.device("cpu"))
+    built = read_architecture(str(tmp_path / "model"))
+    assert 1e6 < built.parameters < probe_run.LARGEST["cpu"]
+
+
+@pytest.mark.slow
+def test_a_probe_measures_a_step_corrects_the_plan_and_is_remembered(capsys):
+    config = load_config(CONFIG).config
+    probed = probing.probe_and_plan(config, make_plan(config, price=2.0, mean_completion_tokens=4).target)
+    assert saved(processor()) == probed.calibration
+    assert probed.measured["bytes"] == pytest.approx(probed.predicted["bytes"], rel=0.5)
+    for name in ("generate", "train"):
+        assert probed.measured[name] > 0
+    assert probed.after.hardware.efficiency.source.startswith("measured on ")
+    assert probed.render().startswith("Probe    a model of ")
+    assert capsys.readouterr().out == "", "warnings of the small run are nobody's business"
+    later = make_plan(config, price=2.0, mean_completion_tokens=4)
+    assert later.step_seconds == pytest.approx(probed.after.step_seconds)
+    assert later.dollars == pytest.approx(probed.after.dollars)
