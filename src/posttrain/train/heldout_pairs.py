@@ -23,7 +23,7 @@ from posttrain.functional.intervals import (
     ratio_interval,
     wilson,
 )
-from posttrain.train.row_scores import RowScores, first, score_rows
+from posttrain.train.row_scores import RowScores, first, of_baseline, score_rows
 from posttrain.types import Batch, LabelledExample, Outputs, Pair
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class HeldOutPolicyPairs:
         measured = pair_measures(*scores.split(n), confidence)
         if name == "baseline":
             return {name: measured}
-        before = RowScores.read(folder)
+        before, lost = of_baseline(lambda: RowScores.read(folder))
+        if before is None:
+            return {name: measured, **lost}
         chosen, rejected = _halves(scores - before, n)
         measured["implicit"] = _records(
             accuracy=share(wins(chosen, rejected), confidence),
@@ -92,7 +94,9 @@ class HeldOutLabels:
         measured = self.measures(scores)
         if name == "baseline":
             return {name: measured}
-        before = RowScores.read(folder)
+        before, lost = of_baseline(lambda: RowScores.read(folder))
+        if before is None:
+            return {name: measured, **lost}
         ratios = self._by_label(scores - before)
         measured["implicit"] = _records(
             auc=auc_interval(*ratios, confidence),

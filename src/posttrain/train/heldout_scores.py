@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from posttrain.files import write_durably
+from posttrain.files import write_sealed
 from posttrain.functional.calibration import (
     ReliabilityBin,
     by_chance,
@@ -35,7 +35,7 @@ from posttrain.models.reward_head import ScoringFacts
 from posttrain.train.loop import split_for
 from posttrain.train.preferences import pairs_batch
 from posttrain.train.ratings import Scale, ratings_batch
-from posttrain.train.row_scores import refuse_non_finite
+from posttrain.train.row_scores import of_baseline, read_numbers, refuse_non_finite
 from posttrain.types import Batch, Outputs, Pair, RatedExample
 
 Forward = Callable[[Batch], Outputs]
@@ -71,11 +71,13 @@ class HeldOutScores:
         if not len(self.subject):
             return {}
         scores = self.subject.scores()
-        write_durably(folder / f"{name.replace(' ', '-')}-scores.json", json.dumps(scores))
+        write_sealed(folder / f"{name.replace(' ', '-')}-scores.json", json.dumps(scores))
         measured = self.subject.measures(scores, self.confidence) | {"confidence": self.confidence}
         if name != "trained":
             return {name: measured}
-        before = json.loads((folder / "baseline-scores.json").read_text())
+        before, lost = of_baseline(lambda: read_numbers(folder, "baseline-scores.json", like=scores))
+        if before is None:
+            return {name: measured, **lost}
         return {name: measured, "difference": self.subject.changes(before, scores, self.confidence)}
 
     def spread(self) -> tuple[float, float, int] | None:
