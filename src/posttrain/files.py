@@ -51,8 +51,7 @@ def write_durably(path: Path, content: str | bytes) -> None:
     What a kill leaves behind has one name, and the next writing takes it away. A full disk is waited for a while.
     """
     with within_disk(path):
-        PATIENCE.until_written(path, lambda: _replace(path, path.with_name(f".{path.name}.tmp"), content, durable=True))
-        sync(path.parent)
+        _durably(path, path, content)
 
 
 def append(path: Path, content: bytes) -> None:
@@ -98,9 +97,9 @@ def write_sealed(path: Path, content: str | bytes) -> None:
     """
     content = content.encode() if isinstance(content, str) else content
     before = [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(_seal_of(path), "\n".join([hashlib.sha256(content).hexdigest(), *before]) + "\n")
-    write_durably(path, content)
+    with within_disk(path):
+        _durably(_seal_of(path), path, "\n".join([hashlib.sha256(content).hexdigest(), *before]) + "\n")
+        _durably(path, path, content)
 
 
 def read_sealed(folder: Path, name: str) -> bytes:
@@ -213,6 +212,13 @@ def errno_of(error: BaseException) -> int | None:
         return error.errno
     named = re.search(r"os error (\d+)", str(error))
     return int(named[1]) if named else None
+
+
+def _durably(path: Path, named: Path, content: str | bytes) -> None:
+    """`named` is the file that whoever waits for a full disk knows."""
+    draft = path.with_name(f".{path.name}.tmp")
+    PATIENCE.until_written(named, lambda: _replace(path, draft, content, durable=True))
+    sync(path.parent)
 
 
 def _replace(path: Path, draft: Path, content: str | bytes, *, durable: bool) -> None:

@@ -2,7 +2,7 @@
 
 from posttrain.engines.local import LocalSampler
 from posttrain.engines.publish import DeliveryProof
-from posttrain.engines.queue import ExperienceQueue
 from posttrain.engines.sampler import Sampler, SamplingSettings
+from posttrain.experience.queue import ExperienceQueue
 
 __all__ = ["DeliveryProof", "ExperienceQueue", "LocalSampler", "Sampler", "SamplingSettings"]

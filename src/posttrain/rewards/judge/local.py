@@ -20,10 +20,10 @@ from posttrain.errors import ConfigError
 from posttrain.models.context import context_window, window_reason
 from posttrain.models.identity import model_identity
 from posttrain.models.load import load_model
+from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
 from posttrain.rewards.judge.records import Conversation, Reply
 from posttrain.rewards.model import find_model
-from posttrain.tasks.tiny import resolve_model_path
 from posttrain.types import Prompt
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.verdict import Verdict
 from posttrain.verify.mathematics.guard import NeedsWorker, quickly
-from posttrain.verify.mathematics.numbers import Percent, gold_number, verify_number
+from posttrain.verify.mathematics.numeric import Percent, gold_number, verify_number
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.verify import Algebra, Message, verify
+from posttrain.verify.verdict import Verdict
 
 MATH500 = Options(percent=True, words=True, ignore_case=True)
 """What the published graders of MATH allow: units, percent signs and the case of words do not count."""
