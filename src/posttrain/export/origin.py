@@ -18,7 +18,7 @@ from posttrain.errors import CheckpointError, ConfigError, ModelError
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.models.checkpoint import Checkpoint, verify
 from posttrain.models.load import LoadedModel, load_model
-from posttrain.models.quiet import without_progress_bars
+from posttrain.models.modes import without_progress_bars
 from posttrain.models.reward_head import load_reward_model
 from posttrain.models.step_head import load_step_model
 from posttrain.tasks.tiny import resolve_model_path

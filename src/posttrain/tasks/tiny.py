@@ -109,7 +109,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed:
 
 def build_tiny_model(task: Task, folder: Path, *, seed: int = 0, recipe: TinyRecipe | None = None) -> Path:
     """Write a Hugging Face folder with a tiny model that solves a part of the task's held-out problems."""
-    from posttrain.models.quiet import without_progress_bars
+    from posttrain.models.modes import without_progress_bars
 
     recipe = recipe or task.tiny
     tokenizer = build_tokenizer()

@@ -17,13 +17,13 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import streaming_notes
-from posttrain.engines.publish import DeliveryProof, tolerance_for
+from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.adapters import apply_lora
 from posttrain.models.checkpoint import Checkpoints
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
-from posttrain.models.recompute import recompute_activations
+from posttrain.models.modes import recompute_activations
 from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.computing import compute_facts, with_compute
@@ -116,7 +116,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         guards=guards_for(config, store, algorithm),
         feed=source.feed,
         publish=publishing(config, loaded, forward, samplers, source.probe),
-        held=None if samplers.training.shared else HeldWeights(samplers.training),
+        held=None if not samplers.training.owns_weights else HeldWeights(samplers.training),
         measure=measure,
         watch=source.watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),

@@ -39,9 +39,10 @@ def plan(algorithm: str, **fields: Any) -> MemoryPlan:
 
 
 def test_numbers_that_are_repeated_here_are_those_of_the_library() -> None:
-    from posttrain.engines import group_cache, publish, sampling, slot_storage, slots
+    from posttrain.cpu import group_cache, kernels, short_attention
+    from posttrain.engines import delivery, sampling, slot_storage, slots
     from posttrain.functional import linear_logprobs
-    from posttrain.models import compute, kernels, shared_prefixes, short_attention
+    from posttrain.models import compute, shared_prefixes
     from posttrain.rewards import model
 
     assert library.KEPT_LOGIT_BYTES == linear_logprobs.KEPT_BYTES
@@ -57,7 +58,7 @@ def test_numbers_that_are_repeated_here_are_those_of_the_library() -> None:
     assert library.LEAST_SAVING == shared_prefixes.LEAST_SAVING
     assert library.SAMPLING_BLOCK == sampling._BLOCK
     assert library.REWARD_TOKENS == model.TOKENS_PER_PASS
-    assert (library.PROBE_TOKENS, library.PROBE_SCORED) == (publish.PROBE_TOKENS, publish.PROBE_SCORED_TOKENS)
+    assert (library.PROBE_TOKENS, library.PROBE_SCORED) == (delivery.PROBE_TOKENS, delivery.PROBE_SCORED_TOKENS)
     assert library.SMALL == compute.SMALL
 
 

@@ -10,25 +10,25 @@ TILE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 TILE_COLUMNS = 1024
 """The same: the fewest columns of a tile."""
 SHORT_KEYS = 512
-"""models/short_attention.py: up to so many keys attention keeps its probabilities, where it is short."""
+"""cpu/short_attention.py: up to so many keys attention keeps its probabilities, where it is short."""
 SLAB_NUMBERS = 2**18
 """The same: scores of the rows that it computes together."""
 SLOT_COLUMNS = 32
-"""rollout/slots.py: columns of the cache come in multiples of this."""
+"""engines/slots.py: columns of the cache come in multiples of this."""
 GROUP_COLUMNS = 16
-"""rollout/group_cache.py: the same of a plain decoder."""
+"""cpu/group_cache.py: the same of a plain decoder."""
 SLOT_GROWTH = 1.5
-"""rollout/slot_storage.py and rollout/group_cache.py: what is full gets so many times the columns."""
+"""engines/slot_storage.py and cpu/group_cache.py: what is full gets so many times the columns."""
 COPIED_WEIGHTS = 2**21
-"""models/kernels.py: weights up to which layers are joined, or copied for a kernel."""
+"""cpu/kernels.py: weights up to which layers are joined, or copied for a kernel."""
 LEAST_SAVING = 16
 """models/shared_prefixes.py: tokens that sharing a beginning has to save."""
 SAMPLING_BLOCK = 256
-"""rollout/sampling.py: tokens of a block of the vocabulary."""
+"""engines/sampling.py: tokens of a block of the vocabulary."""
 REWARD_TOKENS = 8192
 """rewards/model.py: tokens that a reward model scores together."""
 PROBE_ROWS = 4
-"""rollout/publish.py: prompts with which every delivery of weights is proved."""
+"""engines/delivery.py: prompts with which every delivery of weights is proved."""
 PROBE_TOKENS, PROBE_SCORED = 32, 4
 """The same: tokens of each of them, and how many of those are scored."""
 SMALL = 1_000_000

@@ -15,7 +15,7 @@ from pathlib import Path
 from posttrain.cache import cache_folder
 from posttrain.errors import DoesNotFit
 from posttrain.files import write_atomically
-from posttrain.models.processor import machine
+from posttrain.models.compute import machine
 
 COMPILER = "g++"
 """Where CXX names no other. Its OpenMP is the one that PyTorch has brought into the process, so they share threads."""

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from posttrain.config import LoRAConfig
-from posttrain.models import segment_attention as module
+from posttrain.cpu import kernels as made
+from posttrain.cpu import segment_attention as module
+from posttrain.cpu.kernels import Families, kernels, training_by, why_none
+from posttrain.cpu.segment_attention import families, segment_attention
 from posttrain.models.adapters import apply_lora
 from posttrain.models.compute import Compute
 from posttrain.models.forward import token_logprobs
-from posttrain.models.kernels import Families, kernels, training_by, why_none
 from posttrain.models.packing import Segment, pack_whole
-from posttrain.models.segment_attention import families, segment_attention
 from posttrain.types import Tokens
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
@@ -69,8 +70,9 @@ def by_kernel(
     of: Families | None, tensors: list[Tensor], dtype: torch.dtype, by: object = None, **options: Any
 ) -> list[Tensor] | None:
     leaves = [x.to(dtype).requires_grad_() for x in tensors[:3]]
-    with training_by(by or kernels()):  # type: ignore[arg-type]
-        out_LHE = segment_attention(nn.Module(), *leaves, of, options)
+    if of is None:
+        return None
+    out_LHE = segment_attention(by or kernels(), of, nn.Module(), *leaves, options)  # type: ignore[arg-type]
     if out_LHE is None:
         return None
     return [out_LHE.detach(), *torch.autograd.grad(out_LHE, leaves, tensors[3].to(dtype))]
@@ -236,7 +238,7 @@ def test_a_model_computes_what_it_computes_without_kernels(name, lora, dtype, mo
                 nn.init.normal_(parameter, std=0.1)
     model.eval()
     counted = _Counted()
-    monkeypatch.setattr(Compute, "found_kernels", lambda self: counted if self.kernels == "compiled" else None)
+    monkeypatch.setattr(made, "chosen", lambda compute: counted if compute.kernels == "compiled" else None)
     plain, found = (trained(model, compute, dtype) for compute in (Compute(), Compute(kernels="compiled")))
     assert [name for name in counted.calls if "attend" in name] == [FORWARD] * layers + [BACKWARD] * layers
     exact = trained(model.double(), Compute(), torch.float64)
@@ -252,7 +254,7 @@ def test_recomputed_activations_give_the_same(monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(hf.LlamaConfig(**_SIZES), dtype=torch.float32).train()
     counted = _Counted()
-    monkeypatch.setattr(Compute, "found_kernels", lambda self: counted)
+    monkeypatch.setattr(made, "chosen", lambda compute: counted)
     expected = trained(model, Compute(kernels="compiled"), torch.float32)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     counted.calls.clear()

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from posttrain.models import onednn
+from posttrain.cpu import onednn
 
 GROWTH = """
 import psutil, torch
-from posttrain.models.onednn import onednn_products
+from posttrain.cpu.onednn import onednn_products
 
 def after(shapes):
     with onednn_products():
@@ -39,7 +39,7 @@ def test_who_sets_the_number_of_kept_kernels_is_obeyed():
         [
             sys.executable,
             "-c",
-            "import os, posttrain.models.onednn; print(os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'])",
+            "import os, posttrain.cpu.onednn; print(os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'])",
         ],
         env=environment,
         capture_output=True,

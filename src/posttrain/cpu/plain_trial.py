@@ -9,24 +9,46 @@ T tokens, E width of the model, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from posttrain.cpu import kernels
+from posttrain.cpu.group_attention import attend_prompt
+from posttrain.cpu.group_rows import GroupRows, MaskFunction, prompt_mask
+from posttrain.cpu.plain_decoder import PlainDecoder, bypassed, check_parts
 from posttrain.engines.decoding import base_model
-from posttrain.engines.group_attention import attend_prompt
-from posttrain.engines.group_rows import MaskFunction, prompt_mask
-from posttrain.engines.plain_decoder import PlainDecoder, check_parts
 from posttrain.engines.slot_attention import SlotMask
+from posttrain.models.compute import Compute
 from posttrain.models.context import context_window
 
 _TOKENS = 6
 _LARGE_LOGIT = 100.0
 _SCORES = 2.0
 """Standard deviation of the scores of attention in a trial."""
+
+
+@dataclass(frozen=True)
+class GroupDecoder:
+    """Implements `posttrain.engines.decoding_path.Decoder` for plain decoders."""
+
+    mask_functions: tuple[MaskFunction, ...]
+    """Of every layer."""
+
+    def rows(self, model: nn.Module, compute: Compute) -> GroupRows:
+        return GroupRows(model, self.mask_functions, kernels.chosen(compute))
+
+    def passes_by(self, model: nn.Module) -> Iterable[nn.Module]:
+        return bypassed(model)
+
+
+def decoder(model: nn.Module, run_in_slots: Callable[[], object]) -> GroupDecoder:
+    """See `Acceleration`. Raises whatever goes wrong for a model that is no plain decoder."""
+    return GroupDecoder(masks_of_plain_decoder(model, run_in_slots))
 
 
 def masks_of_plain_decoder(model: nn.Module, run_in_slots: Callable[[], object]) -> tuple[MaskFunction, ...]:

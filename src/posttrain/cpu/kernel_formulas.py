@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posttrain.models.compiled import Unavailable
-from posttrain.models.kernels import Families, Kernels, RowPlaces, in_panels
+from posttrain.cpu.compiled import Unavailable
+from posttrain.cpu.kernels import Families, Kernels, RowPlaces, in_panels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative to the largest number, from the formula in float32."""

@@ -24,12 +24,15 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from posttrain.engines import DeliveryProof, LocalSampler, plain_decoder
-from posttrain.engines import experts as module
+from posttrain.cpu import experts as module
+from posttrain.cpu import plain_decoder
+from posttrain.cpu.experts import HALF_ROWS, built_as_experts, by_formula, experts_by_kernel
+from posttrain.cpu.kernels import Kernels, kernels, why_none
+from posttrain.engines import DeliveryProof, LocalSampler
 from posttrain.engines.decoding_path import decoding_path
-from posttrain.engines.experts import HALF_ROWS, built_as_experts, by_formula, experts_by_kernel
+from posttrain.engines.delivery import deliver
 from posttrain.errors import PublishError
-from posttrain.models.kernels import Kernels, kernels, why_none
+from posttrain.models.compute import Compute
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
 MODEL = "qwen3-moe, experts"
@@ -56,7 +59,7 @@ def by_kernel(block: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def sampler_of(model: nn.Module, **options: Any) -> LocalSampler:
-    given: dict[str, Any] = {"shared": True, "version": 1, "kernels": kernels()} | options
+    given: dict[str, Any] = {"shared": True, "version": 1, "compute": Compute(kernels="compiled")} | options
     return LocalSampler(model, tiny_tokenizer(), [EOS], **given)
 
 
@@ -198,7 +201,7 @@ def test_a_model_whose_experts_compute_something_else_is_not_taken_for_one():
         kind = type(layer.mlp)
         layer.mlp.__class__ = type("Other", (kind,), {"forward": lambda self, x, kind=kind: 2 * kind.forward(self, x)})
     assert built_as_experts(model.model.layers[0].mlp)
-    assert decoding_path(model).mask_functions is None
+    assert decoding_path(model).decoder is None
 
 
 def test_experts_that_are_kept_for_another_version_are_found(monkeypatch):
@@ -216,12 +219,12 @@ def test_experts_that_are_kept_for_another_version_are_found(monkeypatch):
     monkeypatch.setattr(plain_decoder, "experts_by_kernel", stale)
     proof = DeliveryProof.from_prompts([p.ids for p in random_prompts((9, 6))], tolerance=1e-3)
     with torch.no_grad():
-        proof.check(trainer_logprobs(policy), policy, sampler, 1)
+        proof.check(trainer_logprobs(policy), policy, sampler, sampler.receipt(), 1)
         for parameter in policy.parameters():
             parameter.data = parameter + 1e-9
-    sampler.load_weights(policy, 2)
+    deliver(policy, sampler, 2)
     with pytest.raises(PublishError, match=r"decoding does not read model\.layers\.0\.mlp\.experts\.gate_up_proj"):
-        proof.check(trainer_logprobs(policy), policy, sampler, 2)
+        proof.check(trainer_logprobs(policy), policy, sampler, sampler.receipt(), 2)
 
 
 def _counted(function: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:

@@ -1,11 +1,11 @@
-"""The proof that the sampler runs the weights that were trained: after every publish, or the run stops.
+"""Delivery of weights to a sampler, and the proof that it runs those that were trained: always, or the run stops.
 
-1. **Version**: the sampler says that it has the version that was published.
-2. **Content**: every parameter and buffer of the trained model equals the tensor of that name in the model that
-   decodes, exactly after the cast to its precision. A stale copy is found however small the learning rate was.
-3. **Path**: whatever a forward pass of that model reads from memory (reads.py), decoding reads from the same memory, so
-   the tensors that were compared are the ones that are used and not others kept beside them. Of a packed layer that
-   the forward pass calls, decoding reads the packed weight, which is what was unpacked and compared.
+1. **Version**: the sampler says that it has the version that was delivered.
+2. **Content**: its receipt has a digest of each tensor that it decodes with. Every parameter and buffer of the trained
+   model, cast to the precision in which the sampler holds it, has to have that digest. So a stale copy is found however
+   small the learning rate was, wherever the sampler runs.
+3. **Path**: a sampler of this process also looks at what memory decoding reads (reads.py): the tensors that were
+   compared are the ones that are used, and not others kept beside them.
 4. **Probe**: a fixed text gets the same log-probabilities from the trainer's forward pass and from the sampler's
    decoding, within a tolerance for rounding. Alone it would miss changes below the tolerance, which are the usual ones.
 
@@ -14,21 +14,20 @@ A step that changed nothing (learning rate 0, no signal) passes: the old weights
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.engines.modes import evaluating
-from posttrain.engines.reads import Reads, read_by_forward
-from posttrain.engines.routing import routing_difference
-from posttrain.engines.sampler import InProcessSampler
+from posttrain.engines.routing import routers, routing_difference
+from posttrain.engines.sampler import Digest, Receipt, Sampler
 from posttrain.engines.weights import check_names, dense, merged_tensors, named_tensors
 from posttrain.errors import NonFiniteError, PublishError
+from posttrain.models.modes import evaluating
 from posttrain.types import Max, Metrics, Min
 
 PROBE_TOKENS = 32
@@ -78,47 +77,30 @@ class DeliveryProof:
             raise ValueError("a delivery proof needs at least one probe, with tokens in its prompt and its completion")
 
     def check(
-        self, policy_logprobs: ScoreCompletions, policy: nn.Module, sampler: InProcessSampler, expected_version: int
+        self, policy_logprobs: ScoreCompletions, policy: nn.Module, sampler: Sampler, receipt: Receipt, version: int
     ) -> Metrics:
         """Raises PublishError, naming what differs, unless the sampler runs the weights of `policy`.
 
         Metrics: `publish/tensors_compared`, `publish/probe_max_difference` (nats), and for a mixture of experts
         `mismatch/routing_difference`: the share of (token, layer) of the probe that other experts compute.
         """
-        if sampler.version != expected_version:
+        if {sampler.version, receipt.version} != {version}:
+            stale = next(one for one in (sampler.version, receipt.version) if one != version)
             raise PublishError(
-                given=f"the sampler runs policy version {sampler.version} when it should run {expected_version}",
-                fix="The new weights were not loaded: Sampler.load_weights(policy, version) has to be called.",
+                given=f"the sampler runs policy version {stale} when it should run {version}",
+                fix="The new weights were not loaded: Sampler.deliver(tensors, version) has to be called.",
             )
         with torch.no_grad():
-            compared = _check_content(policy, sampler.model)
-            decoded = self._decode(sampler)
+            compared = check_receipt(receipt, _tensors_as_in(policy, receipt))
+            decoded = sampler.probe(self.prompt_ids, self.completion_ids, temperature=self.temperature)
             with evaluating(policy):
-                difference = self._compare(policy_logprobs, decoded, sampler.version)
+                difference = self._compare(policy_logprobs, decoded, version)
                 routing = self._measure_routing(policy_logprobs, policy, sampler)
         return {
             "publish/tensors_compared": Min(float(compared)),
             "publish/probe_max_difference": Max(difference),
             **routing,
         }
-
-    def _decode(self, sampler: InProcessSampler) -> Sequence[Sequence[float]]:
-        """The sampler's side of the probe. It has to read the tensors that a plain forward pass of its model reads."""
-        model, one_prompt = sampler.model, [*self.prompt_ids[0], self.completion_ids[0][0]]
-        with Reads() as decoding:
-            decoded = sampler.score(self.prompt_ids, self.completion_ids, temperature=self.temperature)
-
-        def unread_of(needed: Set[str]) -> list[str]:
-            return [name for name, tensor in named_tensors(model) if name in needed and tensor not in decoding]
-
-        unread = unread_of(read_by_forward(model, one_prompt))
-        if unread and (unread := unread_of(read_by_forward(model, one_prompt, anew=True))):
-            raise PublishError(
-                given=f"decoding does not read {unread[0]} ({len(unread)} tensors), but the model's forward pass does",
-                allowed="a sampler that decodes with the tensors of `sampler.model`",
-                fix="Something computed from older weights is used in their place; drop it in load_weights.",
-            )
-        return decoded
 
     def _compare(self, policy_logprobs: ScoreCompletions, decoded: Sequence[Sequence[float]], version: int) -> float:
         """The largest difference between the two sides; raises where it exceeds the tolerance or is not a number."""
@@ -136,15 +118,19 @@ class DeliveryProof:
             )
         return worst
 
-    def _measure_routing(
-        self, policy_logprobs: ScoreCompletions, policy: nn.Module, sampler: InProcessSampler
-    ) -> Metrics:
-        return routing_difference(
-            (policy, partial(policy_logprobs, temperature=self.temperature)),
-            (sampler.model, partial(sampler.score, temperature=self.temperature)),
-            self.prompt_ids,
-            self.completion_ids,
-        )
+    def _measure_routing(self, policy_logprobs: ScoreCompletions, policy: nn.Module, sampler: Sampler) -> Metrics:
+        if not routers(policy):
+            return {}
+
+        def trained(prompt: Sequence[int], completion: Sequence[int]) -> object:
+            return policy_logprobs([prompt], [completion], temperature=self.temperature)
+
+        return routing_difference(policy, trained, sampler.routes, self.prompt_ids, self.completion_ids)
+
+
+def deliver(policy: nn.Module, sampler: Sampler, version: int) -> Receipt:
+    """Hand the weights of `policy` to the sampler, adapters merged where it has tensors of its own."""
+    return sampler.deliver(merged_tensors(policy) if sampler.owns_weights else named_tensors(policy), version)
 
 
 def _require_finite(trained: Sequence[Sequence[float]], version: int) -> None:
@@ -169,37 +155,40 @@ def tolerance_for(*dtypes: torch.dtype) -> float:
     return max(_TOLERANCES[dtype] for dtype in dtypes)
 
 
-def _check_content(policy: nn.Module, decoder: nn.Module) -> int:
-    """How many tensors were compared; raises PublishError when one differs or has no counterpart."""
-    decoded = dict(named_tensors(decoder))
-    differing: list[str] = []
-    names = set()
-    for name, trained in _tensors_as_in(policy, decoder):
+def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, whole: bool = True) -> int:
+    """How many tensors were compared; raises PublishError when one differs or has no counterpart.
+
+    Not `whole`: the sampler has others besides."""
+    names, differing = set[str](), list[str]()
+    for name, tensor in trained:
         names.add(name)
-        if name in decoded and not _same(trained, decoded[name]):
+        held = receipt.digests.get(name)
+        if name not in receipt.in_place and held is not None and digest(tensor, held.dtype) != held:
             differing.append(name)
-    check_names(names, decoded.keys())
+    check_names(names, receipt.names if whole else names & receipt.names)
     if differing:
         raise PublishError(
             given=f"{differing[0]} differs between the trained model and the sampler, "
             f"and so do {len(differing) - 1} of the other {len(names) - 1} tensors",
             allowed="equal tensors",
-            fix="The sampler decodes with stale or incomplete weights: load_weights has to copy every tensor.",
+            fix="The sampler decodes with stale or incomplete weights: deliver has to load every tensor.",
         )
     return len(names)
 
 
-def _tensors_as_in(policy: nn.Module, decoder: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The policy's tensors under the names that the decoder has: with adapters where it has them, else merged."""
+@torch.no_grad()
+def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
+    """Of the content, cast to `dtype`, by default that of the tensor. The device and the layout do not matter."""
+    plain = dense(tensor.detach()).to(dtype or tensor.dtype).cpu().contiguous()
+    content = hashlib.sha256(str(list(plain.shape)).encode())
+    content.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return Digest(plain.dtype, content.hexdigest())
+
+
+def _tensors_as_in(policy: nn.Module, receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
+    """The policy's tensors under the names that the sampler has: with adapters where it has them, else merged."""
     adapted = {name for name, _ in named_tensors(policy)}
-    same_layout = all(name in adapted for name, _ in named_tensors(decoder))
-    return named_tensors(policy) if same_layout else merged_tensors(policy)
-
-
-def _same(trained: Tensor, decoded: Tensor) -> bool:
-    if trained is decoded:
-        return True
-    return trained.shape == decoded.shape and torch.equal(trained.to(decoded.device, decoded.dtype), dense(decoded))
+    return named_tensors(policy) if receipt.names <= adapted else merged_tensors(policy)
 
 
 def _differences(

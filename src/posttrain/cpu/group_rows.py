@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
 
-from posttrain.engines.engine import close_ranks
-from posttrain.engines.group_attention import attend_prompt
-from posttrain.engines.group_cache import Place, SlotBlocks
-from posttrain.engines.packed_linear import PackedLinear
-from posttrain.engines.plain_decoder import PlainDecoder
-from posttrain.engines.requests import Arrival
-from posttrain.engines.row_attention import ByKernel, ByProducts, RowAttention, key_value
-from posttrain.models.kernels import Kernels, can_compute
+from posttrain.cpu.group_attention import attend_prompt
+from posttrain.cpu.group_cache import Place, SlotBlocks
+from posttrain.cpu.kernels import Kernels, can_compute
+from posttrain.cpu.onednn import PackedLinear
+from posttrain.cpu.plain_decoder import PlainDecoder
+from posttrain.cpu.row_attention import ByKernel, ByProducts, RowAttention, key_value
+from posttrain.engines.engine import Arrival, close_ranks
 
 MaskFunction = Callable[..., Tensor]
 """(batch, head, position of the query, position of the key) -> may it look? As transformers makes masks of."""

@@ -29,7 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.models.compiled import Unavailable, compiled, find_compiler
+from posttrain.cpu.compiled import Unavailable, compiled, find_compiler
+from posttrain.models.compute import Compute
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 SWITCH = "POSTTRAIN_KERNELS"
@@ -436,6 +437,11 @@ def in_training() -> Kernels | None:
     return _in_training.get()
 
 
+def chosen(compute: Compute) -> Kernels | None:
+    """None where operations of PyTorch were chosen."""
+    return kernels() if compute.kernels == "compiled" else None
+
+
 def kernels() -> Kernels | None:
     """Those of this machine, compiled now if they have not been before; None for the reason that `why_none` gives."""
     return found().kernels
@@ -467,7 +473,7 @@ def found() -> Found:
     if asked != "compiled":
         allowed = "" if asked in SETTINGS else f", which is none of {', '.join(SETTINGS)}"
         return Found(why_none=f"{SWITCH} = {asked}{allowed}")
-    from posttrain.models.kernel_formulas import check  # which needs this module
+    from posttrain.cpu.kernel_formulas import check  # which needs this module
 
     try:
         compiler = find_compiler()

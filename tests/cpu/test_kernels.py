@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from tests.engines.policies import Settings
 from torch import Tensor
 
-from posttrain.engines.sampling import choose
-from posttrain.models import compiled as compiling
-from posttrain.models import kernels as module
-from posttrain.models.compiled import COMPILER, Unavailable, compiled, find_compiler
-from posttrain.models.compute import EXACT
-from posttrain.models.kernel_formulas import check
-from posttrain.models.kernels import (
+from posttrain.cpu import compiled as compiling
+from posttrain.cpu import kernels as module
+from posttrain.cpu.choice import EXACT
+from posttrain.cpu.compiled import COMPILER, Unavailable, compiled, find_compiler
+from posttrain.cpu.kernel_formulas import check
+from posttrain.cpu.kernels import (
     LANES,
     SOURCE,
     SWITCH,
@@ -36,6 +35,7 @@ from posttrain.models.kernels import (
     made_by,
     why_none,
 )
+from posttrain.engines.sampling import choose
 
 needs_compiler = pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C++ compiler")
 PRECISIONS = [torch.float32, torch.bfloat16]
@@ -505,7 +505,7 @@ def test_tokens_are_those_of_the_operations_of_pytorch(rows, tokens, scale, temp
     uniforms[0] = 0.0
     whole = Settings(temperature=temperature)
     expected, expected_logprobs = choose(logits, whole, uniforms)
-    ids, logprobs = choose(logits, whole, uniforms, have)
+    ids, logprobs = have.choose(logits, uniforms, whole.temperature)
     assert (ids != expected).sum() <= 1
     exact = (logits.double() / temperature).log_softmax(dim=-1).gather(1, ids[:, None])[:, 0]
     rounding = 2e-6 + 2e-7 * float(logits.abs().max()) / temperature
@@ -600,7 +600,7 @@ def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
     hasty = tmp_path / "hasty"
     hasty.write_text(f'#!/bin/sh\nexec {COMPILER} "$@" -O0\n')  # in a quarter of the time
     hasty.chmod(0o755)
-    code = "from posttrain.models.kernels import kernels, why_none; assert kernels(), why_none()"
+    code = "from posttrain.cpu.kernels import kernels, why_none; assert kernels(), why_none()"
     environment = os.environ | {"POSTTRAIN_CACHE": str(tmp_path), "CXX": str(hasty)}
     started = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
     assert [process.wait(timeout=120) for process in started] == [0, 0, 0]

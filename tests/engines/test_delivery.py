@@ -20,7 +20,7 @@ from tests.engines.policies import (
 from torch import nn
 
 from posttrain.engines import DeliveryProof, LocalSampler
-from posttrain.engines.publish import tolerance_for
+from posttrain.engines.delivery import deliver, tolerance_for
 from posttrain.engines.weights import named_tensors
 from posttrain.errors import NonFiniteError, PublishError
 from posttrain.types import Max, Metrics, Min
@@ -29,7 +29,7 @@ PROOF = DeliveryProof.from_prompts([p.ids for p in random_prompts((9, 40, 1, 6))
 
 
 def check(policy: nn.Module, sampler: LocalSampler, version: int = 1, proof: DeliveryProof = PROOF) -> Metrics:
-    return proof.check(trainer_logprobs(policy), policy, sampler, version)
+    return proof.check(trainer_logprobs(policy), policy, sampler, sampler.receipt(), version)
 
 
 def sampler_of(policy: nn.Module, *, shared: bool = False, **settings) -> LocalSampler:
@@ -55,7 +55,7 @@ def test_delivered_weights_pass_and_are_all_compared(name, shared):
     policy = tiny_model(name)
     sampler = sampler_of(policy, shared=shared)
     train(policy, 0.01)
-    sampler.load_weights(policy, 2)
+    deliver(policy, sampler, 2)
     metrics = check(policy, sampler, version=2)
     assert metrics["publish/tensors_compared"] == Min(len(list(named_tensors(policy))))
     difference = metrics["publish/probe_max_difference"]
@@ -80,7 +80,7 @@ def test_adapters_pass_shared_and_merged(shared):
     policy = lora_model()
     sampler = sampler_of(policy, shared=shared)
     train(policy, 0.01)
-    sampler.load_weights(policy, 2)
+    deliver(policy, sampler, 2)
     check(policy, sampler, version=2)
 
 
@@ -106,7 +106,7 @@ def test_a_warm_up_step_with_learning_rate_0_passes_although_nothing_changed(sha
     sampler = sampler_of(policy, shared=shared)
     train(policy, 0.0)
     check(policy, sampler)  # whether or not the unchanged weights were sent
-    sampler.load_weights(policy, 2)
+    deliver(policy, sampler, 2)
     check(policy, sampler, version=2)
 
 
@@ -115,7 +115,7 @@ def test_a_step_without_signal_passes(shared):
     policy = tiny_model()
     sampler = sampler_of(policy, shared=shared)
     train(policy, 0.01, signal=0.0)
-    sampler.load_weights(policy, 2)
+    deliver(policy, sampler, 2)
     check(policy, sampler, version=2)
 
 
@@ -140,7 +140,7 @@ def test_a_stale_copy_is_found_however_small_the_step_was(learning_rate):
     ):
         check(policy, sampler)
     if learning_rate < 1e-6:  # what only the comparison of the content could see
-        sampler.load_weights(policy, 2)
+        deliver(policy, sampler, 2)
         after = sampler.score(PROOF.prompt_ids, PROOF.completion_ids, temperature=1.0)
         moved = max(abs(x - y) for a, b in zip(before, after, strict=True) for x, y in zip(a, b, strict=True))
         assert moved < 2e-6, "the step was meant to be below what rounding moves"
@@ -160,7 +160,7 @@ def test_one_layer_that_was_not_copied_is_named():
     sampler = sampler_of(policy)
     old = sampler.model.model.layers[1].mlp.up_proj.weight.clone()
     train(policy, 1e-3)
-    sampler.load_weights(policy, 2)
+    deliver(policy, sampler, 2)
     sampler.model.model.layers[1].mlp.up_proj.weight.data.copy_(old)
     with pytest.raises(
         PublishError, match=r"^model\.layers\.1\.mlp\.up_proj\.weight differs .* 0 of the other \d+ tensors"
@@ -280,8 +280,9 @@ def test_log_probabilities_that_mean_something_else_are_found_by_the_probe():
     def at_temperature_1(prompt_ids, completion_ids, *, temperature):
         return trainer_logprobs(policy)(prompt_ids, completion_ids, temperature=1.0)
 
+    sampler = sampler_of(policy)
     with pytest.raises(PublishError, match=r"allowed: at most 0\.00143 \(guards\.publish_tolerance"):
-        proof.check(at_temperature_1, policy, sampler_of(policy), 1)
+        proof.check(at_temperature_1, policy, sampler, sampler.receipt(), 1)
 
 
 def test_weights_that_overflowed_are_named_as_such():
@@ -290,8 +291,9 @@ def test_weights_that_overflowed_are_named_as_such():
     def overflowed(prompt_ids, completion_ids, *, temperature):
         return [[float("nan") for _ in ids] for ids in completion_ids]
 
+    sampler = sampler_of(policy)
     with pytest.raises(NonFiniteError, match="token 0 of probe 0 is nan"):
-        PROOF.check(overflowed, policy, sampler_of(policy), 1)
+        PROOF.check(overflowed, policy, sampler, sampler.receipt(), 1)
 
 
 def test_a_sampler_that_returns_no_numbers_never_passes():

@@ -27,12 +27,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posttrain.engines.decoding import base_model
-from posttrain.engines.experts import SILU, built_as_experts, by_formula, experts_by_kernel
-from posttrain.engines.group_attention import Heads
-from posttrain.engines.joint_linear import is_hooked, joint_linear
+from posttrain.cpu.experts import SILU, built_as_experts, by_formula, experts_by_kernel
+from posttrain.cpu.group_attention import Heads
+from posttrain.cpu.joint_linear import joint_linear
+from posttrain.cpu.kernels import LANES, Kernels
+from posttrain.engines.decoding import base_model, is_hooked
 from posttrain.models.context import context_window
-from posttrain.models.kernels import LANES, Kernels
 
 Function = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor], Tensor]

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from posttrain.engines.joint_linear import is_hooked
-from posttrain.models.kernels import LANES, Kernels, can_compute
+from posttrain.cpu.kernels import LANES, Kernels, can_compute
+from posttrain.engines.decoding import is_hooked
 
 SILU = (nn.SiLU, SiLUActivation)
 HALF_ROWS = 16

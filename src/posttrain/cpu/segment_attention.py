@@ -10,7 +10,8 @@ L packed tokens, H query heads, K key-value heads, D width of queries and keys i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from posttrain.models.kernels import LANES, Families, Kernels, can_compute, in_training
+from posttrain.cpu.kernels import LANES, Families, Kernels, can_compute, in_training
+from posttrain.models.acceleration import RowAttention
 from posttrain.models.packing import Segment
 
 MOST_KEYS = 4096
@@ -43,21 +45,28 @@ def families(segments: Iterable[Segment]) -> Families | None:
     )
 
 
+def row_attention(segments: Sequence[Segment]) -> RowAttention | None:
+    """See `Acceleration`: by the kernels of training, where there are some."""
+    kernels, of = in_training(), families(segments)
+    return None if kernels is None or of is None else partial(segment_attention, kernels, of)
+
+
 def segment_attention(
+    kernels: Kernels,
+    of: Families,
     module: nn.Module,
     query_LHD: Tensor,
     key_LKD: Tensor,
     value_LKE: Tensor,
-    of: Families | None,
     settings: Mapping[str, Any],
 ) -> Tensor | None:
     """`[L, H, E]`, of causal attention within segments; None where there is more to it, or no kernel for it."""
-    kernels, tensors = in_training(), (query_LHD, key_LKD, value_LKE)
-    if kernels is None or of is None or not attends_alone(module, settings):
+    tensors = (query_LHD, key_LKD, value_LKE)
+    if not attends_alone(module, settings) or not can_compute(query_LHD.device, query_LHD.dtype):
         return None
-    if not can_compute(query_LHD.device, query_LHD.dtype) or len({x.dtype for x in tensors}) > 1:
+    if len({x.dtype for x in tensors}) > 1 or any(x.shape[-1] % LANES for x in tensors):
         return None
-    if any(x.shape[-1] % LANES for x in tensors) or query_LHD.shape[1] % key_LKD.shape[1]:
+    if query_LHD.shape[1] % key_LKD.shape[1]:
         return None
     if query_LHD.shape[2] != key_LKD.shape[2] or key_LKD.shape[1] != value_LKE.shape[1]:
         return None

@@ -23,17 +23,21 @@ from tests.engines.policies import (
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, SmolLM3Config
 
-from posttrain.engines import DeliveryProof, LocalSampler, group_rows, joint_linear, plain_decoder
+from posttrain.cpu import group_rows, joint_linear, onednn, plain_decoder
+from posttrain.cpu import kernels as made
+from posttrain.cpu.choice import multiplies_by_kernels
+from posttrain.cpu.group_attention import Groups, Heads, attend_rows
+from posttrain.cpu.group_cache import SlotBlocks
+from posttrain.cpu.group_rows import GroupRows, filled_up
+from posttrain.cpu.kernels import Kernels, kernels, why_none
+from posttrain.cpu.onednn import PackedLinear
+from posttrain.engines import DeliveryProof, LocalSampler
 from posttrain.engines import decoding_path as module
-from posttrain.engines.decoding_path import DecodingPath, decoding_path, multiplies_by_kernels
+from posttrain.engines.decoding_path import DecodingPath, decoding_path
+from posttrain.engines.delivery import deliver
 from posttrain.engines.engine import Arrival
-from posttrain.engines.group_attention import Groups, Heads, attend_rows
-from posttrain.engines.group_cache import SlotBlocks
-from posttrain.engines.group_rows import GroupRows, filled_up
-from posttrain.engines.packed_linear import PackedLinear
 from posttrain.errors import PublishError
-from posttrain.models import onednn
-from posttrain.models.kernels import Kernels, kernels, why_none
+from posttrain.models.compute import Compute
 from posttrain.types import Completion
 
 PLAIN = ["llama", "qwen2, tied", "qwen3-moe, experts", "mistral, sliding window"]
@@ -46,8 +50,26 @@ def sampler_of(model: nn.Module, **options: Any) -> LocalSampler:
     return LocalSampler(model, tiny_tokenizer(), [EOS], **given)
 
 
+COMPILED = Compute(kernels="compiled")
+_kernels: dict[str, Any] = {}
+
+
+def computing(by: Any) -> Compute:
+    """By these kernels, or without any."""
+    if by is None:
+        return Compute()
+    _kernels[str(id(by))] = by
+    return Compute(kernels="compiled", compiler=str(id(by)))
+
+
+@pytest.fixture(autouse=True)
+def kernels_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = made.chosen
+    monkeypatch.setattr(made, "chosen", lambda compute: _kernels.get(compute.compiler) or chosen(compute))
+
+
 def in_groups(model: nn.Module) -> bool:
-    return decoding_path(model).mask_functions is not None
+    return decoding_path(model).decoder is not None
 
 
 # ---------------------------------------------------------------- attention
@@ -121,7 +143,7 @@ def test_groups_and_the_models_own_forward_pass_sample_the_same(name, packed):
     sampler = sampler_of(tiny_model(name), shared=not packed, packed=packed)
     prompts = random_prompts((12, 1, 7))
     in_force = decoding_path(sampler.model)
-    assert in_force.mask_functions is not None
+    assert in_force.decoder is not None
     found = sampler.generate(prompts, Settings(max_batch_rows=4), group_size=3, seed=3)
     hook = sampler.model.register_forward_pre_hook(lambda *_: None)
     assert not in_groups(sampler.model), "whoever waits for the model to be called is not passed by"
@@ -160,7 +182,7 @@ class _Counted:
 def test_kernels_and_operations_of_pytorch_sample_the_same(name, packed):
     """Rows that leave and join, groups that are split, sliding windows, experts, tied embeddings."""
     model, used = tiny_model(name, head_dim=32), _Counted()
-    samplers = [sampler_of(model, shared=not packed, packed=packed, kernels=k) for k in (used, None)]
+    samplers = [sampler_of(model, shared=not packed, packed=packed, compute=computing(k)) for k in (used, None)]
     for sampler in samplers:
         sampler.eos_ids = frozenset((EOS, 5, 17, 40, 9))
     lengths = Settings(max_batch_rows=4, max_completion_length=40)
@@ -183,7 +205,7 @@ def test_a_row_by_kernels_gets_the_same_bits_in_a_batch_of_any_size(name, dtype)
     half = dtype == torch.bfloat16
     if half and not kernels().can_multiply(dtype, 2, 16):  # type: ignore[union-attr]
         pytest.skip("no products of bfloat16 in pairs on this processor, or better ones in tiles")
-    sampler = sampler_of(tiny_model(name, head_dim=32), shared=not half, packed=half, dtype=dtype, kernels=kernels())
+    sampler = sampler_of(tiny_model(name, head_dim=32), shared=not half, packed=half, dtype=dtype, compute=COMPILED)
     prompts = random_prompts((12, 1, 7, 30))
     settings = [Settings(max_batch_rows=rows, max_completion_length=24) for rows in (1, 3, 64)]
     alone, few, all_at_once = (sampler.generate(prompts, s, group_size=5, seed=1) for s in settings)
@@ -201,7 +223,7 @@ def test_kernels_in_bfloat16_are_no_further_from_the_trainer_than_operations_of_
     exact = sampler_of(model).score([p.ids for p in prompts], tokens, temperature=1.0)
     error = {}
     for k in (kernels(), None):
-        sampler = sampler_of(model, shared=shared, packed=packed, dtype=torch.bfloat16, kernels=k)
+        sampler = sampler_of(model, shared=shared, packed=packed, dtype=torch.bfloat16, compute=computing(k))
         scores = sampler.score([p.ids for p in prompts], tokens, temperature=1.0)
         difference = [
             abs(a - b) for ours, theirs in zip(scores, exact, strict=True) for a, b in zip(ours, theirs, strict=True)
@@ -213,7 +235,7 @@ def test_kernels_in_bfloat16_are_no_further_from_the_trainer_than_operations_of_
 @needs_kernels
 def test_an_adapter_decodes_by_kernels_as_it_is_trained():
     model = lora_model(head_dim=32)
-    sampler = sampler_of(model, kernels=kernels())
+    sampler = sampler_of(model, compute=COMPILED)
     prompts = random_prompts()
     groups = sampler.generate(prompts, Settings(), group_size=2, seed=0)
     for prompt, group in zip(prompts, groups, strict=True):
@@ -237,7 +259,9 @@ def test_what_kernels_do_not_know_is_computed_without_them(head_dim, dtype, deco
     model = tiny_model(head_dim=head_dim).to(dtype)
     used = _Counted()
     found, expected = (
-        sampler_of(model, kernels=k, dtype=decoded).generate(random_prompts(), Settings(), group_size=2, seed=0)
+        sampler_of(model, compute=computing(k), dtype=decoded).generate(
+            random_prompts(), Settings(), group_size=2, seed=0
+        )
         for k in (used, None)
     )
     assert set(used.calls) == calls
@@ -250,7 +274,7 @@ def test_a_hook_on_the_gate_is_called_although_there_is_a_kernel():
     calls = []
     model.model.layers[1].mlp.act_fn.register_forward_hook(lambda *_: calls.append(1))
     used = _Counted()
-    sampler_of(model, kernels=used).generate(random_prompts(), Settings(), group_size=1, seed=0)
+    sampler_of(model, compute=computing(used)).generate(random_prompts(), Settings(), group_size=1, seed=0)
     by_kernel = used.calls.count("silu_gate")
     assert len(calls) > by_kernel == used.calls.count("rotate_") / 2, "one layer of two, and the trials of the model"
 
@@ -258,9 +282,9 @@ def test_a_hook_on_the_gate_is_called_although_there_is_a_kernel():
 def test_a_prompt_is_held_once_for_its_group_and_until_its_last_row_has_left():
     model = tiny_model()
     path: DecodingPath = decoding_path(model)
-    assert path.mask_functions is not None
+    assert path.decoder is not None
     with torch.no_grad():
-        rows = GroupRows(model, path.mask_functions)
+        rows = GroupRows(model, path.decoder.mask_functions)
         rows.step(torch.zeros(0, dtype=torch.long), [Arrival([5, 6, 7], 3, more=False), Arrival([8, 9], 2, more=True)])
         assert rows._prompts.num_slots == 2
         rows.step(torch.full((5,), 3), [])
@@ -329,8 +353,8 @@ def test_a_bfloat16_copy_is_decoded_as_the_exact_model_would_be(packed, monkeypa
     same = module._same
     monkeypatch.setattr(module, "_same", lambda a, b: b.dtype == torch.float32 and same(a, b))
     sampler = sampler_of(tiny_model(), shared=False, packed=packed, dtype=torch.bfloat16)
-    assert decoding_path(sampler.model).mask_functions is not None
-    assert decoding_path(tiny_model().bfloat16()).mask_functions is None
+    assert decoding_path(sampler.model).decoder is not None
+    assert decoding_path(tiny_model().bfloat16()).decoder is None
 
 
 class _Counting(nn.Module):
@@ -352,7 +376,7 @@ def test_a_buffer_that_is_replaced_in_decoding_can_be_written_and_trained_with()
     sampler = sampler_of(policy, shared=False)
     sampler.generate(random_prompts(), Settings(), group_size=2, seed=0)
     assert sampler.model.model.norm.calls > policy.model.norm.calls == 0  # type: ignore[union-attr]
-    sampler.load_weights(policy, 2)
+    deliver(policy, sampler, 2)
     assert sampler.model.model.norm.calls == 0  # type: ignore[union-attr]
     shared = sampler_of(policy)
     shared.generate(random_prompts(), Settings(), group_size=2, seed=0)
@@ -633,6 +657,6 @@ def test_joined_weights_that_are_kept_for_another_version_are_found(packed, monk
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter += 1e-9
-    sampler.load_weights(policy, 2)
+    deliver(policy, sampler, 2)
     with pytest.raises(PublishError, match=r"decoding does not read model\.layers\.0\.self_attn\.\w_proj\.weight"):
-        proof.check(trainer_logprobs(policy), policy, sampler, 2)
+        proof.check(trainer_logprobs(policy), policy, sampler, sampler.receipt(), 2)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from posttrain.functional.linear_logprobs import chunks_of
 
@@ -26,16 +25,16 @@ SLAB_NUMBERS = 2**18
 """Scores of the rows that are computed together: 1 MB. Of short rows, one at a time, calls are most of the cost."""
 
 
-def sdpa(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
-) -> tuple[Tensor, None]:
-    """What transformers' function for SDPA gives: `[R, H, T, D]`, `[R, K, S, D]`, `[R, K, S, E]` -> `[R, T, H, E]`."""
-    seen_TS = _seen(module, query, key, attention_mask, settings) if _pays(query, key, value) else None
+def grid_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Mapping[str, Any]
+) -> Tensor | None:
+    """See `Acceleration`: `[R, H, T, D]`, `[R, K, S, D]`, `[R, K, S, E]` -> `[R, T, H, E]`."""
+    seen_TS = _seen(module, query, key, mask, settings) if _pays(query, key, value) else None
     if seen_TS is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+        return None
     scale = settings.get("scaling") or query.shape[-1] ** -0.5
     with torch.autocast("cpu", enabled=False):
-        return _Attention.apply(query, key, value, seen_TS, scale).transpose(1, 2), None
+        return _Attention.apply(query, key, value, seen_TS, scale).transpose(1, 2)
 
 
 def _pays(query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from peft.tuners.lora.layer import Linear as LoRALinear
 from torch import Tensor, nn
 
-from posttrain.engines.packed_linear import PackedLinear
-from posttrain.models import onednn
-from posttrain.models.kernels import COPIED_WEIGHTS, Kernels, in_panels
+from posttrain.cpu import onednn
+from posttrain.cpu.kernels import COPIED_WEIGHTS, Kernels, in_panels
+from posttrain.cpu.onednn import PackedLinear
+from posttrain.engines.decoding import is_hooked
 
 
 def joint_linear(layers: Sequence[nn.Module], kernels: Kernels | None = None) -> Callable[[Tensor], Tensor]:
@@ -58,11 +59,6 @@ def merges_adapters(layer: nn.Module) -> bool:
     dropouts = [layer.lora_dropout[name] for name in active]  # which do nothing in decoding
     variants |= any(type(dropout) not in (nn.Identity, nn.Dropout) for dropout in dropouts)
     return not variants and not any(map(is_hooked, inside + dropouts)) and exact in ({torch.float32}, {torch.float64})
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether something waits for this module to be called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _alone(layer: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -18,12 +18,12 @@ from tests.engines.policies import (
 from tests.engines.test_weights import outputs
 from torch import nn
 
+from posttrain.cpu import onednn
+from posttrain.cpu.onednn import PackedLinear, pack_linears
 from posttrain.engines import DeliveryProof, LocalSampler
-from posttrain.engines.packed_linear import PackedLinear, pack_linears
-from posttrain.engines.publish import tolerance_for
+from posttrain.engines.delivery import deliver, tolerance_for
 from posttrain.engines.weights import copy_weights, dense, merged_tensors, named_tensors, plain_copy
 from posttrain.errors import ModelError, PublishError
-from posttrain.models import onednn
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch is built without oneDNN here")
 
@@ -39,7 +39,7 @@ def sampler_of(policy: nn.Module, *, dtype: torch.dtype | None = None, kind: typ
 
 def check(policy: nn.Module, sampler: LocalSampler, *, dtype: torch.dtype = torch.float32, version: int = 1):
     proof = DeliveryProof.from_prompts([p.ids for p in PROMPTS], tolerance=tolerance_for(dtype))
-    return proof.check(trainer_logprobs(policy), policy, sampler, version)
+    return proof.check(trainer_logprobs(policy), policy, sampler, sampler.receipt(), version)
 
 
 def packed_layers(model: nn.Module) -> dict[str, PackedLinear]:
@@ -94,7 +94,7 @@ def test_unpacking_gives_every_bit_back(dtype):
 
 def test_a_loaded_weight_takes_the_place_of_the_one_before():
     layer, new = PackedLinear(nn.Linear(8, 8, dtype=torch.bfloat16)), torch.randn(8, 8)
-    layer.load(new)
+    layer.load_weight(new)
     assert torch.equal(dense(layer.weight), new.bfloat16())
 
 
@@ -157,7 +157,7 @@ def test_a_model_that_does_more_with_a_weight_than_to_call_its_layer_is_refused_
 def test_delivered_weights_pass_and_are_all_compared(name, dtype):
     policy = lora_model() if name == "lora" else tiny_model(name)
     sampler = sampler_of(policy, dtype=dtype)
-    sampler.load_weights(moved(policy), 2)
+    deliver(moved(policy), sampler, 2)
     metrics = check(policy, sampler, dtype=dtype, version=2)
     assert metrics["publish/tensors_compared"].value == len(list(merged_tensors(policy)))  # type: ignore[union-attr]
 
@@ -168,7 +168,7 @@ def test_a_packed_weight_that_stayed_behind_is_named(dtype):
     sampler = sampler_of(policy, dtype=dtype)
     layer = packed_layers(sampler.model)["model.layers.1.mlp.up_proj"]
     stale = layer.weight
-    sampler.load_weights(moved(policy), 2)
+    deliver(moved(policy), sampler, 2)
     layer.weight = stale
     with pytest.raises(PublishError, match=r"^model\.layers\.1\.mlp\.up_proj\.weight differs .* 0 of the other"):
         check(policy, sampler, dtype=dtype, version=2)
@@ -200,7 +200,7 @@ def test_a_packed_weight_beside_the_one_that_was_compared_is_found(by):
     policy = tiny_model()
     sampler = sampler_of(policy)
     sampler.model.lm_head = KeepsAPackedWeightBeside(policy.lm_head)  # type: ignore[assignment]
-    sampler.load_weights(moved(policy, by), 2)
+    deliver(moved(policy, by), sampler, 2)
     with pytest.raises(PublishError, match=r"decoding does not read lm_head\.weight \(1 tensors\)"):
         check(policy, sampler, version=2)
 
@@ -210,7 +210,7 @@ def test_a_packed_head_beside_the_tied_embedding_is_found_when_it_stayed_behind(
     policy = tiny_model("qwen2, tied")
     sampler = sampler_of(policy)
     stale = packed_layers(sampler.model)["lm_head"].weight
-    sampler.load_weights(moved(policy, 1e-6), 2)
+    deliver(moved(policy, 1e-6), sampler, 2)
     sampler.model.lm_head.weight = stale  # type: ignore[union-attr]
     with pytest.raises(PublishError, match=r"^lm_head\.weight differs"):
         check(policy, sampler, version=2)

@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from posttrain.engines.group_attention import Groups, Heads, Stored, attend_rows
-from posttrain.engines.group_cache import Place, SlotBlocks
-from posttrain.models.kernels import LANES, Kernels, RowPlaces
+from posttrain.cpu.group_attention import Groups, Heads, Stored, attend_rows
+from posttrain.cpu.group_cache import Place, SlotBlocks
+from posttrain.cpu.kernels import LANES, Kernels, RowPlaces
 
 
 class RowAttention(Protocol):
