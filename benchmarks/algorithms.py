@@ -189,8 +189,8 @@ def largest_kl(folder: Path, seed: int) -> float:
     from posttrain.data.collate import collate
     from posttrain.models.forward import token_logprobs
     from posttrain.models.load import load_model
+    from posttrain.models.named import resolve_model_path
     from posttrain.report.store import read_rollouts
-    from posttrain.tasks.tiny import resolve_model_path
 
     start = load_model(resolve_model_path(ModelConfig(path="tiny:sort", device="cpu"), seed))
     largest = 0.0

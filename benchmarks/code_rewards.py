@@ -24,8 +24,8 @@ import psutil
 
 from posttrain.errors import SandboxUnavailable
 from posttrain.rewards.calls import Outcome
-from posttrain.verify.code import CodeRunner
-from posttrain.verify.code.attacks import ATTACKS, CALL_TESTS, HONEST, Scene, fenced
+from posttrain.rewards.code_runner import CodeRunner
+from posttrain.verify.programs.attacks import ATTACKS, CALL_TESTS, HONEST, Scene, fenced
 
 RESULTS = Path(__file__).parent / "results" / "code_rewards.json"
 DATA = Path(__file__).parents[2] / "shared" / "data" / "code"

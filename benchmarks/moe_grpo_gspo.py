@@ -140,7 +140,7 @@ def main() -> None:
         print(json.dumps(one_run(algorithm, sampler, int(seed))))
         return
     from posttrain.config import ModelConfig
-    from posttrain.tasks.tiny import resolve_model_path
+    from posttrain.models.named import resolve_model_path
 
     for seed in arguments.seeds:
         resolve_model_path(ModelConfig(path=SETTINGS["model"]["path"]), seed)  # built once, before two runs want it

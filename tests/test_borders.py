@@ -27,7 +27,7 @@ PURE = {
 MAY_IMPORT = {
     "functional": PURE | {"torch", "posttrain.functional"},
     "algorithms": PURE
-    | {"torch", "pydantic", "pydantic_core"}
+    | {"torch", "pydantic", "pydantic_core", "importlib"}
     | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors")},
     "control_groups.py": PURE | {"os", "pathlib"},
     "errors.py": {"__future__"},
@@ -206,7 +206,7 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno} trusts what it reads: {name}"
 
 
-RUN_PROGRAMS = {"sandbox/inside/program.py", "code/driver.py", "code/bundle.py"}
+RUN_PROGRAMS = {"sandbox/inside/program.py", "programs/driver.py", "programs/bundle.py"}
 """Of verify/: what runs foreign code in a process that was confined for it, and what packs our own code for there."""
 
 

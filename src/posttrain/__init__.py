@@ -15,7 +15,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from posttrain import evaluate, train
+from posttrain import evaluate, sources, train
 from posttrain.importing import uncollected
 from posttrain.models import acceleration
 from posttrain.train.before import BEFORE
@@ -33,8 +33,30 @@ if TYPE_CHECKING:
     from posttrain.lab.plan.api import Plan
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
+    from posttrain.store.run_store import RunStore
     from posttrain.train.run import Run
-    from posttrain.train.store import RunStore
+
+
+def _rows_of_task(name: str) -> sources.RowSource:
+    from posttrain.tasks import find_task
+
+    return find_task(name)
+
+
+def _tiny_model(name: str, seed: int, experts: int = 0) -> Path:
+    from posttrain.tasks.tiny import tiny_model_path
+
+    return tiny_model_path(name, seed=seed, experts=experts)
+
+
+def _tiny_mixture(name: str, seed: int) -> Path:
+    from posttrain.tasks.base import EXPERTS
+
+    return _tiny_model(name, seed, EXPERTS)
+
+
+sources.ROWS["task"] = _rows_of_task
+sources.MODELS |= {"tiny": _tiny_model, "tiny-moe": _tiny_mixture}
 
 __version__ = "0.1.0"
 __all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]

@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any  # read in annotations only: importing the records and the algorithms touches nothing of torch
 
 FinishReason = Literal["eos", "stop", "length"]
 
@@ -290,7 +294,7 @@ class Outputs:
 
     @staticmethod
     def of(outputs: Outputs | Tensor) -> Outputs:
-        return Outputs(logprobs_BT=outputs) if isinstance(outputs, Tensor) else outputs
+        return Outputs(logprobs_BT=outputs) if isinstance(outputs, torch.Tensor) else outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -606,7 +610,7 @@ class Batch:
         """The batch of the named rows, in that order."""
         index = torch.as_tensor(index, dtype=torch.long)
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
-        picked = {n: v[index] if isinstance(v, Tensor) else v for n, v in chosen.items()}
+        picked = {n: v[index] if isinstance(v, torch.Tensor) else v for n, v in chosen.items()}
         for name in ("tokens", "mismatched"):
             if (record := getattr(self, name)) is not None:
                 picked[name] = record.rows(index)

@@ -24,9 +24,9 @@ from torch import Tensor
 from posttrain.algorithms import DPO, IPO, Algorithm, Hinge, OnlineDPO
 from posttrain.config import SampledPairsConfig
 from posttrain.errors import ConfigError
+from posttrain.experience.group import Judged, pair_roles
+from posttrain.experience.sampled_pairs import AnsweredPrompt, choose
 from posttrain.rewards.scores import Scores
-from posttrain.train.rollouts import Judged, pair_roles
-from posttrain.train.sampled_pairs import AnsweredPrompt, choose
 from posttrain.types import Batch, Completion, Experience, Prompt, Tokens, count_totals
 
 

@@ -9,7 +9,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from posttrain.cpu import short_attention
 from posttrain.cpu.onednn import onednn_products
-from posttrain.cpu.short_attention import MOST_KEYS, _Attention, grid_attention
+from posttrain.cpu.short_attention import _Attention, grid_attention
+from posttrain.models.footprint import SHORT_KEYS
 
 CASES = {
     "causal": (3, 4, 4, 9, 9, 8),
@@ -86,7 +87,7 @@ def test_it_is_taken_for_short_rows_where_products_are_fast_and_nowhere_else():
     assert not taken(query, key, value, mask, module, dropout=0.1)
     additive = torch.zeros(mask.shape, dtype=torch.bfloat16)
     assert not taken(query, key, value, additive, module)
-    long = torch.zeros(1, 4, MOST_KEYS + 1, 8, dtype=torch.bfloat16)
+    long = torch.zeros(1, 4, SHORT_KEYS + 1, 8, dtype=torch.bfloat16)
     assert not taken(long.clone(), long, long, None, module)
 
 

@@ -12,8 +12,8 @@ import torch
 import posttrain
 from posttrain.config import ModelConfig
 from posttrain.models.load import load_model
+from posttrain.models.named import resolve_model_path
 from posttrain.tasks import find_task
-from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.run import Run
 
 LORA = {"rank": 8}

@@ -5,7 +5,7 @@ from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.evaluate.votes import math_answer, normalise, numeric_answer, vote_for
 from posttrain.rewards import Reward, build_rewards
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from tests.rewards.battery import MALFORMED_GOLDS, OWN, PUBLISHED, Case
 from tests.rewards.sayings import BOXED_WRONG, OTHER_RIGHT, OTHER_WRONG, SAID_RIGHT, SAID_WRONG
 
 from posttrain.errors import DataError
-from posttrain.rewards.verdict import Verdict
 from posttrain.verify.mathematics import guard, presets
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse
+from posttrain.verify.verdict import Verdict
 
 VERIFIERS = {name: getattr(presets, name) for name in ("math", "math500", "numeric", "gsm8k", "svamp", "aime")}
 CASES = PUBLISHED + OWN

@@ -9,9 +9,10 @@ import sys
 import pytest
 from tests.rewards.rollouts import completion, prompt
 
+from posttrain.config.gates import wrong_gate
 from posttrain.errors import ConfigError
 from posttrain.rewards import Reward, gates, scores
-from posttrain.rewards.gates import Gate, wrong_gate
+from posttrain.rewards.gates import Gate
 from posttrain.train.metrics import gate_metrics
 from posttrain.types import Mean
 

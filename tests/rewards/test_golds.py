@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.rewards.verdict import Verdict
 from posttrain.verify.mathematics.golds import math_gold
 from posttrain.verify.mathematics.presets import aime, gsm8k, math, math500, numeric, svamp
+from posttrain.verify.verdict import Verdict
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
 pytestmark = pytest.mark.skipif(not MATH.is_dir(), reason="the shared data folder is not there")

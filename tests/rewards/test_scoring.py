@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rewards.rollouts import IN_TIME, completion, prompt
 
-from posttrain.engines.drawing import draw
 from posttrain.errors import DataError, RewardError
+from posttrain.experience.generate import draw
 from posttrain.rewards import Reward, build_rewards
 
 FUNCTIONS = """

@@ -11,8 +11,8 @@ from tests.rewards.verdict_functions import all_fail, each, hangs, mixed, taken_
 
 from posttrain.errors import RewardError
 from posttrain.rewards import Reward, build_rewards
-from posttrain.rewards.verdict import REASONS, Verdict
 from posttrain.train.metrics import reason_metrics
+from posttrain.verify.verdict import REASONS, Verdict
 
 
 def test_a_verdict_is_its_score():

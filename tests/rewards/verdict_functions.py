@@ -2,7 +2,7 @@
 
 import time
 
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 
 def mixed(completion, **row):

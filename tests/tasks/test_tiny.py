@@ -14,6 +14,7 @@ from posttrain.config import ModelConfig
 from posttrain.data.collate import collate_examples
 from posttrain.engines.routing import routers
 from posttrain.models.forward import token_logprobs
+from posttrain.models.named import resolve_model_path
 from posttrain.tasks import ALPHABET, TASKS, find_builtin, tiny
 from posttrain.tasks.tiny import (
     build_model,
@@ -23,7 +24,6 @@ from posttrain.tasks.tiny import (
     content_key,
     demonstrations,
     imitate,
-    resolve_model_path,
     tiny_model_path,
 )
 
@@ -164,17 +164,19 @@ def test_two_processes_that_build_the_same_model_both_get_it(tmp_path, quick, mo
     assert (folder / "model.safetensors").exists()
 
 
-def test_only_tiny_names_are_replaced(tmp_path, quick):
+def test_only_tiny_names_are_replaced(tmp_path, monkeypatch, quick):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
     other = ModelConfig(path="some/model")
-    assert resolve_model_path(other, seed=0, cache=tmp_path) is other
-    resolved = resolve_model_path(ModelConfig(path="tiny:sort", attention="eager"), seed=3, cache=tmp_path)
+    assert resolve_model_path(other, seed=0) is other
+    resolved = resolve_model_path(ModelConfig(path="tiny:sort", attention="eager"), seed=3)
     assert Path(resolved.path).name.startswith("sort-seed3-")
     assert resolved.attention == "eager"
 
 
-def test_a_mixture_of_experts_is_another_model_of_the_same_task(tmp_path, quick):
-    dense = resolve_model_path(ModelConfig(path="tiny:sort"), seed=0, cache=tmp_path)
-    mixture = resolve_model_path(ModelConfig(path="tiny-moe:sort"), seed=0, cache=tmp_path)
+def test_a_mixture_of_experts_is_another_model_of_the_same_task(tmp_path, monkeypatch, quick):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
+    dense = resolve_model_path(ModelConfig(path="tiny:sort"), seed=0)
+    mixture = resolve_model_path(ModelConfig(path="tiny-moe:sort"), seed=0)
     assert Path(mixture.path).name.startswith("moe-sort-seed0-")
     model = AutoModelForCausalLM.from_pretrained(mixture.path)
     assert len(routers(model)) == 2

@@ -16,7 +16,7 @@ import posttrain as pt
 from posttrain.data.labels import Unpaired
 from posttrain.data.store import Stored, open_store, write_store
 from posttrain.errors import DataError
-from posttrain.train.row_scores import RowScores
+from posttrain.evaluate.row_scores import RowScores
 from posttrain.train.same_data import rows_key
 from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
-from torch import Tensor
-
 from posttrain.algorithms.declared import Card, DataKind, Need, StepReading
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings
@@ -60,6 +58,16 @@ class Algorithm:
     def anchors_at_trainer(self) -> bool:
         """Of algorithms that sample: are there ratios centred at old_logprobs? Else no pass is made for those."""
         return False
+
+    def needs_old_pass(self, *, updates: int, dropout: bool) -> bool:
+        """Is a pass for `old_logprobs` made before the `updates` of a batch?
+
+        Only from the second update on does the policy differ from the one it started from (RULE 6). With dropout it
+        does at once: what the update computes is not what the policy would say. A ratio that is centred elsewhere
+        needs no pass.
+        """
+        differs = updates > 1 or dropout
+        return "old_for_advantages" in self.needs or (differs and self.anchors_at_trainer)
 
     @property
     def correct_from(self) -> float | None:

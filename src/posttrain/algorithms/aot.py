@@ -14,14 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need
 from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
 from posttrain.algorithms.settings import BelowHalf, Positive, settings
+from posttrain.functional.masks import without_gradient
 from posttrain.functional.preferences import logistic, matched_by_rank, smoothed
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 @settings
@@ -40,7 +38,7 @@ class AOT(PairLoss):
     def needs(self) -> frozenset[Need]:
         return frozenset({"reference", "current"})
 
-    @torch.no_grad()
+    @without_gradient
     def prepare(self, batch: Batch) -> Batch:
         """Sort over all pairs of the update: give each margin of the policy the reference's margin of the same rank,
         or make a new pair of the chosen and the rejected answer of the same rank."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
-from torch import Tensor
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.declared import NEEDS, Card, DataKind, Need
@@ -21,7 +20,7 @@ from posttrain.algorithms.off_policy.names import CorrectionSetting, correction_
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
 from posttrain.algorithms.whole_update import require_whole_update
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 __all__ = ["NEEDS", "Algorithm", "Card", "DataKind", "Need", "PolicyGradient"]
 

@@ -13,14 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need
 from posttrain.algorithms.labels import LABEL_METRICS, LabelLoss, entropy_metric, labelled
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Positive, settings
 from posttrain.functional.preferences import logistic
-from posttrain.types import Batch, Mean, Metrics, Outputs, Totals
+from posttrain.types import Batch, Mean, Metrics, Outputs, Tensor, Totals
 
 
 @dataclass(frozen=True)

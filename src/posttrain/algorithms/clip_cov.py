@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
@@ -26,7 +24,7 @@ from posttrain.functional.masks import masked
 from posttrain.functional.ratios import stopped_by_clip, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.functional.trust_regions import clip_cov, covariance
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

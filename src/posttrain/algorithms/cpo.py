@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import NLLNormalization, PairLoss, pairs_of, reward_formulas
 from posttrain.algorithms.settings import NonNegative, Positive, settings
 from posttrain.functional.preferences import logistic
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from posttrain.algorithms.metrics import mean_over, spread_over
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import place_on_last_token
 from posttrain.functional.gae import outside_value_clip, value_loss
 from posttrain.functional.kl import KL_ESTIMATORS
-from posttrain.functional.masks import masked
+from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.shaping import clip_scores, without_eos_penalty
-from posttrain.types import Batch, ExplainedVariance, Metrics, Outputs
+from posttrain.types import Batch, ExplainedVariance, Metrics, Outputs, Tensor
 
 KLInReward = Literal["k1", "k2", "k3"]
 
@@ -116,7 +113,7 @@ REWARD_METRICS = {
 }
 
 
-@torch.no_grad()
+@without_gradient
 def reward_metrics(rows: Batch, scores_B: Tensor, estimator: KLInReward) -> Metrics:
     """What the token rewards were made of."""
     trained_B = rows.completion_mask_BT.any(dim=-1)

@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
@@ -31,7 +29,7 @@ from posttrain.algorithms.shared import (
 from posttrain.errors import ConfigError
 from posttrain.functional.reductions import token_mean
 from posttrain.functional.shaping import soft_overlong
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import (
@@ -39,7 +37,7 @@ from posttrain.functional.baselines import center_by_group
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import off_policy_negatives
 from posttrain.functional.reductions import sequence_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

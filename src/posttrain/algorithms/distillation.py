@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
@@ -23,7 +21,7 @@ from posttrain.algorithms.shared import advantages_of, refuse_half_a_clip, weigh
 from posttrain.errors import ConfigError
 from posttrain.functional.kl import k1
 from posttrain.functional.reductions import token_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import PairLoss, pairs_of, reward_formulas
 from posttrain.algorithms.settings import BelowHalf, Finite, Positive, UnitInterval, settings
 from posttrain.errors import ConfigError
 from posttrain.functional.preferences import Divergence, divergence_score, logistic, smoothed
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 DEFAULT_ALPHA = 0.5
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.metrics import (
     DUAL_CLIP_METRICS,
@@ -33,7 +31,7 @@ from posttrain.algorithms.shared import (
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import center_by_group
 from posttrain.functional.reductions import fixed_length_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

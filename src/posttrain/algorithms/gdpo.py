@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
@@ -24,7 +23,7 @@ from posttrain.algorithms.shared import KLInLoss, clipped_policy_term, kl_term, 
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import sum_of_normalised
 from posttrain.functional.reductions import sequence_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import (
@@ -30,7 +28,7 @@ from posttrain.algorithms.shared import advantages_of, group_normalized, per_com
 from posttrain.functional.ratios import log_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.functional.trust_regions import log_clip
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

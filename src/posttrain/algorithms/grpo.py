@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.metrics import (
     DUAL_CLIP_METRICS,
@@ -31,7 +29,7 @@ from posttrain.algorithms.shared import (
     weighted,
 )
 from posttrain.functional.reductions import sequence_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

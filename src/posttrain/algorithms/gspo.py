@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import (
@@ -37,7 +35,7 @@ from posttrain.algorithms.shared import (
 )
 from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_ratio
 from posttrain.functional.reductions import sequence_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
 from posttrain.algorithms.settings import BelowHalf, Positive, settings
 from posttrain.functional.preferences import hinge, smoothed
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 @settings

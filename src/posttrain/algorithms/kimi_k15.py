@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
 from posttrain.algorithms.settings import Finite, NonNegative, settings
@@ -22,7 +20,7 @@ from posttrain.functional.baselines import center_by_group, reaches
 from posttrain.functional.ratios import log_ratio, sequence_log_ratio
 from posttrain.functional.reductions import sequence_mean, sequence_sum
 from posttrain.functional.shaping import kimi_length_reward
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 SQUARED_LOG_RATIO = {
     "policy/squared_log_ratio": "mean over the completions of l^2, l = sum_t (logprobs - old_logprobs)"

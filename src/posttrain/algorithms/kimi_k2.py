@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
@@ -23,7 +21,7 @@ from posttrain.functional.baselines import center_by_group
 from posttrain.functional.ratios import log_ratio, sequence_log_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.functional.shaping import budget_penalty
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

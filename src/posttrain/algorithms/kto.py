@@ -15,14 +15,13 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need
 from posttrain.algorithms.labels import LABEL_METRICS, LabelLoss, entropy_metric, labelled
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, Positive, settings
 from posttrain.errors import ConfigError
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, DataKind
 from posttrain.algorithms.metrics import ENTROPY_METRICS, mean_over
 from posttrain.algorithms.pairs import no_reference
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
-from posttrain.functional.masks import masked
+from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.preferences import summed
-from posttrain.types import Batch, Difference, Metrics, Outputs, require_shape
+from posttrain.types import Batch, Difference, Metrics, Outputs, Tensor, require_shape
 
 LABEL_METRICS = {
     "rewards/chosen": "mean of R over the desirable answers, R = beta * r, r = sum_t (logprobs - ref_logprobs)",
@@ -53,7 +52,7 @@ class Labelled:
         number = self.log_ratios_B.new_tensor
         return masked(torch.where(self.labels_B, number(desirable), number(undesirable)), self.trained_B)
 
-    @torch.no_grad()
+    @without_gradient
     def metrics(self, beta: float) -> Metrics:
         rewards_B = beta * self.log_ratios_B
         desirable_B, undesirable_B = self.labels_B & self.trained_B, ~self.labels_B & self.trained_B

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from posttrain.functional.kl import k3
-from posttrain.functional.masks import masked
-from posttrain.types import Batch, Max, Mean, Metrics, Min, Outputs, Spread
+from posttrain.functional.masks import masked, without_gradient
+from posttrain.types import Batch, Max, Mean, Metrics, Min, Outputs, Spread, Tensor
 
 
 def mean_over(x: Tensor, mask: Tensor) -> Mean:
@@ -41,7 +38,7 @@ DUAL_CLIP_METRICS = {
 }
 
 
-@torch.no_grad()
+@without_gradient
 def clip_metrics(
     ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Metrics:
@@ -53,7 +50,7 @@ def clip_metrics(
     return metrics
 
 
-@torch.no_grad()
+@without_gradient
 def band_metrics(low: Tensor, high: Tensor, advantages: Tensor, mask: Tensor) -> Metrics:
     """Shares of elements that left a band, and of those whose gradient stopped because they left it their own way."""
     stopped_low, stopped_high = low & (advantages < 0), high & (advantages > 0)
@@ -76,7 +73,7 @@ RATIO_METRICS = {
 }
 
 
-@torch.no_grad()
+@without_gradient
 def ratio_metrics(log_ratio_BT: Tensor, mask_BT: Tensor) -> Metrics:
     """How far the policy has moved since it sampled. Rows that train nothing have none of it to tell."""
     if not mask_BT.any():

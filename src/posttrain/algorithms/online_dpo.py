@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
 from posttrain.algorithms.metrics import mean_over
@@ -27,7 +26,7 @@ from posttrain.algorithms.settings import BelowHalf, NonNegative, Positive, sett
 from posttrain.functional.kl import k1, k3
 from posttrain.functional.pairing import Compared, best_against_worst, compared, every_two, same_answers
 from posttrain.functional.preferences import hinge, logistic, smoothed, summed
-from posttrain.types import Batch, Experience, Mean, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Mean, Metrics, Outputs, Tensor, Totals
 
 
 @settings

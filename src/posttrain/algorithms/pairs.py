@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, DataKind, Need
 from posttrain.algorithms.metrics import ENTROPY_METRICS, mean_over
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
-from posttrain.functional.masks import masked
+from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.preferences import averaged, summed, tail_weighted
-from posttrain.types import Batch, Metrics, Outputs, Totals, require_shape, whole_pairs
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals, require_shape, whole_pairs
 
 NLLNormalization = Literal["token_mean", "sequence_mean", "sum"]
 """RULE 35: over all chosen tokens of the step; of each answer the mean per token, or the sum, then over pairs."""
@@ -114,7 +113,7 @@ class Pairs:
         per_pair = averaged if normalization == "sequence_mean" else summed
         return self.mean(per_pair(nll_NT, mask_NT), totals)
 
-    @torch.no_grad()
+    @without_gradient
     def metrics(self, rewards_2N: Tensor) -> Metrics:
         """What every method logs, `rewards` being what it takes an answer to be worth (`reward_formulas`)."""
         chosen_N, rejected_N = rewards_2N.detach()

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
 from posttrain.algorithms.settings import Count, Finite, NonNegative, settings
 from posttrain.algorithms.shared import clipped_policy_term, weighted
 from posttrain.functional.baselines import pass_at_k_advantages, reaches
 from posttrain.functional.reductions import token_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need
 from posttrain.algorithms.composition.card import POLICY_GRADIENT_CARD
 from posttrain.algorithms.composition.losses import critic_loss, without
@@ -29,7 +27,7 @@ from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import kl_term, weighted, weighted_completions
 from posttrain.algorithms.whole_update import require_whole_update
 from posttrain.functional.ratios import log_ratio
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals, count_totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals, count_totals
 
 
 @settings

@@ -18,8 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.critic import (
     KLController,
@@ -40,7 +38,7 @@ from posttrain.functional.baselines import whiten
 from posttrain.functional.gae import gae
 from posttrain.functional.kl import adaptive_kl_coef
 from posttrain.functional.reductions import token_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

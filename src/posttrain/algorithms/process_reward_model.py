@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
 from posttrain.algorithms.declared import StepReading
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
-from posttrain.functional.masks import masked
+from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.step_scores import Aggregate, binary_cross_entropy
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 @settings
@@ -92,7 +90,7 @@ class ProcessRewardModel(Algorithm):
     )
 
 
-@torch.no_grad()
+@without_gradient
 def step_metrics(z_BT: Tensor, y_BT: Tensor, ends_BT: Tensor) -> Metrics:
     """How well right steps are told from wrong ones."""
     if not ends_BT.any():

@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
 from posttrain.algorithms.returns import policy_term, returns_needs, token_returns
@@ -24,7 +22,7 @@ from posttrain.algorithms.shared import refuse_half_a_clip, weighted
 from posttrain.functional.baselines import batch_mean
 from posttrain.functional.masks import masked
 from posttrain.functional.reductions import sequence_sum
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
@@ -22,7 +20,7 @@ from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import clipped_policy_term, kl_term, weighted
 from posttrain.functional.baselines import center_by_group, whiten
 from posttrain.functional.reductions import token_mean
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

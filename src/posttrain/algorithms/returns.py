@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from posttrain.algorithms.declared import Need
 from posttrain.algorithms.metrics import ratio_metrics
 from posttrain.algorithms.shared import advantages_of, clipped_policy_term, sampled_kl
@@ -11,7 +9,7 @@ from posttrain.errors import ConfigError
 from posttrain.functional.baselines import place_on_last_token, return_to_go
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import log_ratio
-from posttrain.types import Batch, Experience, Metrics, Outputs
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor
 
 
 def returns_needs(clip_low: float | None, kl_coef: float) -> frozenset[Need]:

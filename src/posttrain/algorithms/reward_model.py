@@ -13,15 +13,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.errors import ConfigError
-from posttrain.functional.masks import masked
+from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.preferences import bradley_terry
-from posttrain.types import Batch, Max, Metrics, Min, Outputs, Totals, whole_pairs
+from posttrain.types import Batch, Max, Metrics, Min, Outputs, Tensor, Totals, whole_pairs
 
 
 @settings
@@ -101,7 +100,7 @@ class RewardModel(Algorithm):
     )
 
 
-@torch.no_grad()
+@without_gradient
 def score_metrics(chosen_N: Tensor, rejected_N: Tensor, whole_N: Tensor) -> Metrics:
     """Which answer of a pair scored higher, by how much, and where the scores lie."""
     if not whole_N.any():

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
 from posttrain.algorithms.metrics import mean_over, spread_over
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
-from posttrain.functional.masks import masked
+from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.step_scores import binary_cross_entropy
-from posttrain.types import Batch, ExplainedVariance, Metrics, Outputs, Totals
+from posttrain.types import Batch, ExplainedVariance, Metrics, Outputs, Tensor, Totals
 
 
 @settings
@@ -89,7 +86,7 @@ class RewardRegression(Algorithm):
     )
 
 
-@torch.no_grad()
+@without_gradient
 def rating_metrics(expected_B: Tensor, targets_B: Tensor, rated_B: Tensor) -> Metrics:
     """How far the scores are from the ratings, and where they lie."""
     if not rated_B.any():

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.metrics import (
     ENTROPY_METRICS,
@@ -38,7 +36,7 @@ from posttrain.functional.baselines import has_signal, leave_one_out_mean
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio
 from posttrain.functional.reductions import sequence_mean, sequence_sum
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Algorithm, Card, DataKind
 from posttrain.algorithms.metrics import ENTROPY_METRICS, common_metrics, mean_over
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import on_trained_tokens
 from posttrain.functional.reductions import token_mean
-from posttrain.types import Batch, ExpOfMean, Mean, Metrics, Outputs, Totals
+from posttrain.types import Batch, ExpOfMean, Mean, Metrics, Outputs, Tensor, Totals
 
 
 @settings

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.metrics import clip_metrics, ratio_metrics
 from posttrain.errors import ConfigError
@@ -16,7 +15,7 @@ from posttrain.functional.masks import masked
 from posttrain.functional.ratios import clipped_surrogate, log_ratio
 from posttrain.functional.reductions import split_over_tokens, token_mean
 from posttrain.functional.trust_regions import random_numbers
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation, not under the root (RULE 11)."""

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import PairLoss, pairs_of, reward_formulas
 from posttrain.algorithms.settings import Finite, NonNegative, Positive, settings
 from posttrain.errors import ConfigError
 from posttrain.functional.preferences import logistic, shaped_reward
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 DEFAULT_RATIO = 0.25
 

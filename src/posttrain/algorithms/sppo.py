@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
 from posttrain.algorithms.settings import Positive, settings
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 @settings

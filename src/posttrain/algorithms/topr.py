@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import advantages_of, per_completion, weighted
+from posttrain.functional.masks import without_gradient
 from posttrain.functional.ratios import log_ratio, sequence_product_ratio
 from posttrain.functional.reductions import sequence_sum
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings
@@ -81,7 +81,7 @@ class TOPR(PolicyGradient):
     )
 
 
-@torch.no_grad()
+@without_gradient
 def truncated_negatives(outputs: Outputs, batch: Batch) -> Tensor:
     """`[B, 1]`: 1 for a completion with A >= 0, min(q, 1) for one with A < 0.
 

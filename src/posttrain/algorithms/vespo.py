@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased
 from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
@@ -23,7 +21,7 @@ from posttrain.algorithms.shared import advantages_of, group_normalized, weighte
 from posttrain.functional.ratios import log_ratio, sequence_product_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.functional.trust_regions import kernel
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 
 @settings

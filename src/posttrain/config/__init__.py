@@ -164,6 +164,11 @@ class RunConfig(Part):
     """Trackers that are told of the run while it goes on, by a process for each (`posttrain track` does so afterwards).
     The run folder is written in any case."""
 
+    @property
+    def has_dropout(self) -> bool:
+        """Of adapters, while they are trained."""
+        return self.lora is not None and self.lora.dropout > 0
+
 
 DERIVED = {("algorithm", "max_completion_length"): ("sampling", "max_completion_length")}
 """Settings that are null unless given, and the setting that they then follow."""

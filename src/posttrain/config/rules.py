@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posttrain.config.gates import wrong_gate
 from posttrain.config.schema import Problem, combine
 from posttrain.config.stages import reward_model_config, uses_of_reward_model
 from posttrain.errors import ConfigError
@@ -229,8 +230,6 @@ def _labels_differ(config: RunConfig, algorithm: Declared) -> ConfigError | None
 
 def _gates_lead_to_rewards(config: RunConfig, algorithm: Declared) -> ConfigError | None:
     """Each gate names another entry of rewards, and following gates comes to an end."""
-    from posttrain.rewards.gates import wrong_gate
-
     return wrong_gate({entry.metric_name: entry.gate.label if entry.gate else None for entry in config.rewards})
 
 

@@ -293,6 +293,16 @@ class TrainConfig(Part):
     max_sampling_rounds: Count = 10
     """Most rounds of sampling in one step, where the algorithm replaces groups without signal; then it is an error."""
 
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimizer steps with the rows of one step."""
+        return self.epochs * self.minibatches
+
+    def samples_exactly(self, precision: str) -> bool:
+        """Does the sampler compute what the trainer computes, with the newest weights? Else `correction: auto` is one
+        that corrects."""
+        return precision == "float32" and self.publish_every == 1 and self.max_staleness == 0
+
 
 class EvaluationConfig(Part):
     """Held-out evaluation; every run has one before and one after."""

@@ -28,9 +28,10 @@ from torch.nn.functional import linear
 
 from posttrain.cpu import kernels, onednn
 from posttrain.cpu.joint_linear import merges_adapters
-from posttrain.cpu.kernels import COPIED_WEIGHTS, Kernels, in_panels
+from posttrain.cpu.kernels import Kernels, in_panels
 from posttrain.engines.decoding_path import decoding_path
 from posttrain.models.compute import DTYPES, Compute, dtype_name, has_bfloat16, machine
+from posttrain.models.footprint import COPIED_WEIGHTS
 from posttrain.models.modes import evaluating
 
 FASTER = 1.2

@@ -15,10 +15,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-_COLUMNS = 16
-"""Columns come in multiples of this."""
-_GROWTH = 1.5
-"""Slots that are full get this many times the columns: what is copied is bounded by what is written."""
+from posttrain.models.footprint import GROUP_COLUMNS, SLOT_GROWTH
 
 Place = tuple[Tensor, Tensor] | tuple[slice, int]
 """Slots and columns, `[n]` each; or so many first slots and the one column that all of them write, in half the time."""
@@ -40,12 +37,12 @@ class SlotBlocks:
         True where what `stored` gave before is no longer what it gives. Memory that is made anew has no more slots than
         are asked for: late in a batch few rows are left.
         """
-        num_columns = -(-num_columns // _COLUMNS) * _COLUMNS
+        num_columns = -(-num_columns // GROUP_COLUMNS) * GROUP_COLUMNS
         changed = num_columns != self.num_columns
         if num_slots > self.num_slots or num_columns > self.capacity:
             changed = True
             if num_columns > self.capacity:
-                self.capacity = max(num_columns, int(self.capacity * _GROWTH))
+                self.capacity = max(num_columns, int(self.capacity * SLOT_GROWTH))
             held = slice(0, min(num_held, self.num_slots)), slice(0, self.num_columns)
             self.num_slots = num_slots
             for number, blocks in enumerate(self._layers):

@@ -18,9 +18,10 @@ from peft.tuners.lora.layer import Linear as LoRALinear
 from torch import Tensor, nn
 
 from posttrain.cpu import onednn
-from posttrain.cpu.kernels import COPIED_WEIGHTS, Kernels, in_panels
+from posttrain.cpu.kernels import Kernels, in_panels
 from posttrain.cpu.onednn import PackedLinear
 from posttrain.engines.decoding import is_hooked
+from posttrain.models.footprint import COPIED_WEIGHTS
 
 
 def joint_linear(layers: Sequence[nn.Module], kernels: Kernels | None = None) -> Callable[[Tensor], Tensor]:

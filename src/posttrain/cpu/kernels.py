@@ -45,9 +45,6 @@ Parts = tuple[Tensor, Tensor, Tensor]
 """Queries `[L, H, D]`, keys `[L, K, D]` and values `[L, K, E]`, or their gradients."""
 Stored = tuple[Tensor, Tensor]
 """Keys `[slots, K, D, C]` and values `[slots, K, C, D]`."""
-COPIED_WEIGHTS = 2**21
-"""Weights of a layer up to which it is copied, in panels or joined to others, whenever somebody begins to decode. The
-call of a larger product costs little beside what it reads."""
 _HALF = {torch.float32: False, torch.bfloat16: True}
 
 

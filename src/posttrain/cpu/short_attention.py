@@ -18,11 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from posttrain.functional.linear_logprobs import chunks_of
-
-MOST_KEYS = 512
-"""Up to here the scores of a row stay in the processor's caches; beyond, the fused kernel is the faster one."""
-SLAB_NUMBERS = 2**18
-"""Scores of the rows that are computed together: 1 MB. Of short rows, one at a time, calls are most of the cost."""
+from posttrain.models.footprint import SHORT_KEYS, SLAB_NUMBERS
 
 
 def grid_attention(
@@ -39,7 +35,7 @@ def grid_attention(
 
 def _pays(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Where matrix products are fast: in bfloat16, and in float32 while they go through oneDNN."""
-    if query.device.type != "cpu" or key.shape[2] > MOST_KEYS or not query.dtype == key.dtype == value.dtype:
+    if query.device.type != "cpu" or key.shape[2] > SHORT_KEYS or not query.dtype == key.dtype == value.dtype:
         return False
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     through_onednn = query.dtype == torch.float32 and precision == "bf16"

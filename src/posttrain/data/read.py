@@ -25,6 +25,7 @@ import pyarrow.parquet as parquet
 from posttrain.data.hub import hub_dataset, is_saved
 from posttrain.data.json_array import iter_array
 from posttrain.errors import DataError
+from posttrain.sources import ROWS
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -267,9 +268,7 @@ def _as_row(values: Any, origin: str) -> Row:
 
 
 def _task_rows(name: str, split: str, max_rows: int | None, seed: int) -> Iterator[Row]:
-    from posttrain.tasks import find_task
-
-    task = find_task(name)
+    task = ROWS["task"](name)
     for number, values in enumerate(task.rows(max_rows or TASK_ROWS[split], seed=seed, split=split)):
         yield Row(values=values, origin=f"task:{name}, {split} row {number}")
 

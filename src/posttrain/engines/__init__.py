@@ -1,14 +1,13 @@
-"""Sampling from the policy: engines behind one protocol, weight delivery and its proof, the experience queue."""
+"""Sampling from the policy: engines behind one protocol, weight delivery and its proof."""
 
 from typing import Literal
 
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.local import LocalSampler
-from posttrain.engines.queue import ExperienceQueue
 from posttrain.engines.sampler import Sampler, SamplingSettings
 from posttrain.models.load import LoadedModel
 
-__all__ = ["DeliveryProof", "ExperienceQueue", "LocalSampler", "Sampler", "SamplingSettings", "make_sampler"]
+__all__ = ["DeliveryProof", "LocalSampler", "Sampler", "SamplingSettings", "make_sampler"]
 
 
 def make_sampler(loaded: LoadedModel, weights: Literal["shared", "copied", "taken"] = "shared") -> Sampler:

@@ -27,11 +27,9 @@ from posttrain.engines.routing import routers, routing_difference
 from posttrain.engines.sampler import Digest, Receipt, Sampler
 from posttrain.engines.weights import check_names, dense, merged_tensors, named_tensors
 from posttrain.errors import NonFiniteError, PublishError
+from posttrain.models.footprint import PROBE_ROWS, PROBE_SCORED_TOKENS, PROBE_TOKENS
 from posttrain.models.modes import evaluating
 from posttrain.types import Max, Metrics, Min
-
-PROBE_TOKENS = 32
-PROBE_SCORED_TOKENS = 4
 
 _TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.5, torch.bfloat16: 3.0}
 
@@ -56,7 +54,7 @@ class DeliveryProof:
 
     @staticmethod
     def from_prompts(
-        prompt_ids: Sequence[Sequence[int]], *, tolerance: float, temperature: float = 1.0, rows: int = 4
+        prompt_ids: Sequence[Sequence[int]], *, tolerance: float, temperature: float = 1.0, rows: int = PROBE_ROWS
     ) -> DeliveryProof:
         """Probe rows from the ends of the first prompts: `PROBE_TOKENS` each, of which the last few are scored.
 

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posttrain.engines.sampler import SamplingSettings
+from posttrain.models.footprint import SAMPLING_BLOCK
 
 _WORD = 2**64
 _WORDS_AT_ONCE = 64
-_BLOCK = 256
 _NUCLEUS_GUESSES = (256, 4096)
 
 
@@ -90,15 +90,15 @@ def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor
     (tensor([2]), tensor([2.], dtype=torch.float64))
     """
     num_rows, num_tokens = weights_BV.shape
-    if missing := -num_tokens % _BLOCK:
+    if missing := -num_tokens % SAMPLING_BLOCK:
         weights_BV = F.pad(weights_BV, (0, missing))
-    blocks_BNb = weights_BV.view(num_rows, -1, _BLOCK)
+    blocks_BNb = weights_BV.view(num_rows, -1, SAMPLING_BLOCK)
     running_BN = blocks_BNb.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     block_B = _draw(running_BN, uniforms_B2[:, 0])
     first_B = torch.arange(num_rows, device=weights_BV.device) * blocks_BNb.shape[1]
     inside_Bb = blocks_BNb.flatten(0, 1).index_select(0, first_B + block_B)
     inside_B = _draw(inside_Bb.cumsum(dim=-1, dtype=torch.float64), uniforms_B2[:, 1])
-    return (block_B * _BLOCK + inside_B).clamp(max=num_tokens - 1), running_BN[:, -1]
+    return (block_B * SAMPLING_BLOCK + inside_B).clamp(max=num_tokens - 1), running_BN[:, -1]
 
 
 class UniformStream:

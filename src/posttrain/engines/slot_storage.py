@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from posttrain.models.footprint import SLOT_GROWTH
+
 
 @dataclass(frozen=True)
 class Writes:
@@ -24,10 +26,6 @@ class Writes:
     positions_n: Tensor
     prompts: Sequence[tuple[slice, Sequence[slice]]]
     """Of each prompt: its tokens in the sequence, and the runs of slots that get a copy."""
-
-
-_GROWTH = 1.5
-"""Blocks that are full get this many times the columns: what is copied is bounded by what is written."""
 
 
 class SlotStorage:
@@ -49,7 +47,7 @@ class SlotStorage:
     def use(self, num_columns: int, num_used: int) -> None:
         """Let every slot have this many columns; only the first `num_used` slots hold anything."""
         if num_columns > self.capacity:
-            self.capacity = max(num_columns, int(self.capacity * _GROWTH))
+            self.capacity = max(num_columns, int(self.capacity * SLOT_GROWTH))
             for layer in self.layers:
                 layer.grow(self.capacity, self.num_columns, num_used)
         self.num_columns = num_columns

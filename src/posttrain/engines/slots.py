@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from posttrain.engines.engine import Arrival
 from posttrain.engines.slot_attention import Pass, slots_in_use
 from posttrain.engines.slot_storage import SlotStorage, Writes
-
-_COLUMNS = 32
-"""Columns come in multiples of this."""
+from posttrain.models.footprint import SLOT_COLUMNS
 
 
 class Slots:
@@ -125,7 +123,7 @@ class Slots:
 
     def _make_room(self, lengths: Sequence[int]) -> None:
         """Let storage have the columns that rows of these lengths need."""
-        self._storage.use(-(-max(lengths) // _COLUMNS) * _COLUMNS, self._first + len(self._lengths))
+        self._storage.use(-(-max(lengths) // SLOT_COLUMNS) * SLOT_COLUMNS, self._first + len(self._lengths))
 
 
 def _runs(start: int, counts: Sequence[int]) -> list[slice]:

@@ -20,14 +20,14 @@ from posttrain.engines import Sampler, make_sampler
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
+from posttrain.evaluate.measure import EVALUATION_SEED
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.evaluate.votes import Extract
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.named import resolve_model_path
 from posttrain.rewards import Reward, RewardSet, build_rewards
-from posttrain.tasks.tiny import resolve_model_path
-from posttrain.train.measure import EVALUATION_SEED
 from posttrain.types import Prompt
 
 RewardArgument = Any

@@ -13,7 +13,7 @@ from posttrain.engines import make_sampler
 from posttrain.errors import DataError
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.models.load import load_model
-from posttrain.tasks.tiny import resolve_model_path
+from posttrain.models.named import resolve_model_path
 from posttrain.types import Prompt
 
 

@@ -28,17 +28,17 @@ from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
 from posttrain.data.steps import render_steps
 from posttrain.errors import ConfigError, DataError
+from posttrain.evaluate.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
+from posttrain.evaluate.heldout_scores import HeldOutPairs, HeldOutRatings, HeldOutScores, Subject
+from posttrain.evaluate.heldout_steps import HeldOutSteps
+from posttrain.evaluate.measure import HeldOutLoss, Measure
+from posttrain.evaluate.row_scores import first
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.functional.step_scores import aggregate
+from posttrain.models.footprint import REWARD_TOKENS
 from posttrain.models.load import LoadedModel
 from posttrain.report.lines import evaluation_line
-from posttrain.rewards.model import TOKENS_PER_PASS
 from posttrain.rewards.step_model import load_model_reward
-from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
-from posttrain.train.heldout_scores import HeldOutPairs, HeldOutRatings, HeldOutScores, Subject
-from posttrain.train.heldout_steps import HeldOutSteps
-from posttrain.train.measure import HeldOutLoss, Measure
-from posttrain.train.row_scores import first
 from posttrain.train.scoring import ScoringForward, scores_of_rows, scores_of_steps
 from posttrain.train.setup import load_policy, policy_forward
 from posttrain.train.source import longest_row
@@ -194,7 +194,7 @@ def _of_scores(subject: _Subject) -> tuple[Measure, Kept]:
     loaded, facts, rows = reward.loaded, reward.facts, subject.rows
     longest = min(loaded.context_length or sys.maxsize, subject.data.get("max_length") or sys.maxsize)
     limits = _limits(loaded, longest, subject.data.get("max_dropped", 0.5))
-    batching = {"pad_id": loaded.pad_id, "tokens_per_microbatch": TOKENS_PER_PASS}
+    batching = {"pad_id": loaded.pad_id, "tokens_per_microbatch": REWARD_TOKENS}
     found: Kept
     if subject.kind == "steps":
         found = render_steps(rows, reward.renderer, separator=facts.separator or "\n", **limits)

@@ -20,7 +20,9 @@ from posttrain.data.plain import plain_prompts
 from posttrain.data.split import Split, read_split
 from posttrain.engines import make_sampler
 from posttrain.evaluate.signal import ModelAnswers, about_answers, about_right, about_unscored, finding, sample_answers
+from posttrain.experience.prompted import prompt_sets
 from posttrain.models.load import load_model
+from posttrain.models.named import resolve_model_path
 from posttrain.rewards import RewardSet, Scores, build_rewards
 from posttrain.rewards.audit.finding import Finding, quote
 from posttrain.rewards.audit.games import solution
@@ -28,8 +30,6 @@ from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, reference_o
 from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
 from posttrain.rewards.audit.subject import completion
 from posttrain.rewards.missing import columns_known
-from posttrain.tasks.tiny import resolve_model_path
-from posttrain.train.prompted import prompt_sets
 from posttrain.types import Prompt
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from posttrain.engines.drawing import draw
 from posttrain.errors import ConfigError
+from posttrain.experience.generate import draw
 from posttrain.functional.estimators import differ_at_k, powers_of_two
 from posttrain.functional.intervals import Interval, mean_interval
 from posttrain.rewards.audit.finding import Finding, Status, quote

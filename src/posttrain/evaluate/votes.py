@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from posttrain.rewards.verifiers import BUILTINS
 from posttrain.verify.mathematics.choices import choice_of
 from posttrain.verify.mathematics.extract import Reader, extract
-from posttrain.verify.mathematics.numbers import WORDS, number_of
+from posttrain.verify.mathematics.numeric import WORDS, number_of
 from posttrain.verify.mathematics.prose import Number
 
 if TYPE_CHECKING:
     from posttrain.rewards import RewardSet
-    from posttrain.rewards.verdict import Verdict
+    from posttrain.verify.verdict import Verdict
 
 Extract = Callable[[str], str | None]
 """Text of a completion -> its answer, or None when it has none."""

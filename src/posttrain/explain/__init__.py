@@ -3,8 +3,7 @@
 Nothing is written down twice: the formula is the docstring of the algorithm's file, settings come from its fields, and
 what a setting makes it need is found by trying.
 
-`python -m posttrain.explain docs/algorithms` writes the pages anew, and `python -m posttrain.explain --cards FILE` the
-facts as data (`explain_cards`).
+`python -m posttrain.explain docs/algorithms` writes the pages anew.
 """
 
 from __future__ import annotations
@@ -477,11 +476,6 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    if arguments[0] == "--cards":
-        from posttrain.explain.cards import write_cards  # which imports this file
-
-        print(write_cards(arguments[1]))
-        return
     for page in write_docs(arguments[0]):
         print(page)
 

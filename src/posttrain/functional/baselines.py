@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import comb, sqrt
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from posttrain.functional.masks import last_token, masked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EQUAL_REWARDS = 1e-8
 """Rewards of a group that differ by less than this times max(1, |mean|) count as equal (RULE 11)."""

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import NormalDist, fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from posttrain.functional.intervals import Interval, mean_interval, normal_quantile, student_quantile
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BINS = 10
 DRAWS = 4000

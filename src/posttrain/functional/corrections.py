@@ -12,12 +12,15 @@ A weight multiplies the policy term, a filter sets it to 0; neither carries grad
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import MAX_LOG_RATIO
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIN_PROBABILITY = 1e-6
 """Probabilities are held within this of 0 and 1 before a logarithm (RULE 28)."""

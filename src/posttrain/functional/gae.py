@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from posttrain.functional.masks import masked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def gae(

@@ -8,10 +8,12 @@ the value of their estimator and backpropagate k2, weighted with the importance 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from posttrain.functional.ratios import MAX_LOG_RATIO, token_ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_K3 = 10.0
 """The value of k3 is held within this (RULE 14)."""

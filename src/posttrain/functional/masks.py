@@ -1,11 +1,29 @@
-"""Which tokens count. B rows, T tokens."""
+"""Which tokens count, and what carries no gradient. B rows, T tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def without_gradient(function: Callable[P, R]) -> Callable[P, R]:
+    """`torch.no_grad` as a decorator that touches nothing of torch before the function is called."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def until_eos(ids_BT: Tensor, eos_ids: Collection[int]) -> Tensor:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
 
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import MAX_LOG_RATIO
 
-Link = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Link = Callable[["Tensor"], "Tensor"]
 Divergence = Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha"]
 
 
@@ -31,7 +32,11 @@ def bradley_terry(chosen_N: Tensor, rejected_N: Tensor, margin_N: Tensor | float
     >>> bradley_terry(torch.tensor([0.0, 1e4]), torch.tensor([0.0, -1e4])).tolist()
     [0.6931471824645996, 0.0]
     """
-    return softplus(rejected_N + margin_N - chosen_N)
+    return torch.nn.functional.softplus(rejected_N + margin_N - chosen_N)
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    return torch.nn.functional.logsigmoid(x)
 
 
 # Scores
@@ -61,7 +66,7 @@ def divergence_score(log_ratio: Tensor, divergence: Divergence, alpha: float = 0
     if divergence == "forward_kl":
         return -torch.expm1(-log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     if divergence == "jensen_shannon":
-        return math.log(2) + logsigmoid(log_ratio)
+        return math.log(2) + log_sigmoid(log_ratio)
     if divergence == "alpha":
         return torch.expm1(((alpha - 1) * log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) / (alpha - 1)
     return log_ratio
@@ -103,7 +108,7 @@ def log_odds(average: Tensor) -> Tensor:
 
 def logistic(h_N: Tensor) -> Tensor:
     """-log sigmoid(h): log 2 at 0 (DPO)."""
-    return softplus(-h_N)
+    return torch.nn.functional.softplus(-h_N)
 
 
 def smoothed(link: Link, h_N: Tensor, label_smoothing: float) -> Tensor:
@@ -133,13 +138,13 @@ def reverse_cross_entropy(h_N: Tensor, label_smoothing: float) -> Tensor:
     arXiv:2402.00856). Mode-seeking, where the logistic link is the same KL the other way round."""
     won_N, lost_N = torch.sigmoid(h_N), torch.sigmoid(-h_N)
     log_won, log_lost = math.log1p(-label_smoothing), math.log(label_smoothing)
-    return won_N * (logsigmoid(h_N) - log_won) + lost_N * (logsigmoid(-h_N) - log_lost)
+    return won_N * (log_sigmoid(h_N) - log_won) + lost_N * (log_sigmoid(-h_N) - log_lost)
 
 
 def log_ratio_modulated(h_N: Tensor, tau: float) -> Tensor:
     """(1 - g) -log sigmoid(h) + g exp(-h), g = sigmoid(h / tau): logistic for wrong pairs, exponential for right ones
     (DiscoPOP, arXiv:2406.08414)."""
-    weighted_exponential_N = (logsigmoid(h_N / tau) - h_N).exp()  # g exp(-h) in one exponent: 0 * inf cannot arise
+    weighted_exponential_N = (log_sigmoid(h_N / tau) - h_N).exp()  # g exp(-h) in one exponent: 0 * inf cannot arise
     return torch.sigmoid(-h_N / tau) * logistic(h_N) + weighted_exponential_N
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from posttrain.functional.masks import masked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are held within this before `exp` (RULE 16); outside, the gradient is zero."""

@@ -6,10 +6,14 @@ sum of the micro-batch results does not depend on the split. `x_BT` outside the 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from posttrain.functional.masks import masked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def split_over_tokens(x_B1: Tensor, logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -6,10 +6,14 @@ output not. `scored_PG` is False where no reward could be computed.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from posttrain.functional.masks import masked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def soft_overlong(lengths: Tensor, max_length: int, buffer: int) -> Tensor:

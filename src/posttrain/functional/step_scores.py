@@ -5,10 +5,12 @@ S steps of a solution; z are logits, p = sigmoid(z) the probability that a step 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from torch import Tensor
-from torch.nn.functional import softplus
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Aggregate = Literal["min", "prod", "last", "mean"]
 AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
@@ -21,7 +23,7 @@ def binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     >>> binary_cross_entropy(torch.tensor([0.0, 1e4, 1e4]), torch.tensor([0.5, 1.0, 0.0])).tolist()
     [0.6931471824645996, 0.0, 10000.0]
     """
-    return softplus(z) - y * z
+    return torch.nn.functional.softplus(z) - y * z
 
 
 def aggregate(probabilities_S: Tensor, how: Aggregate) -> Tensor:

@@ -10,12 +10,14 @@ B rows, T tokens; rho = exp(d), d = logprobs - old_logprobs, clamped to ±20 by 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from posttrain.functional.masks import masked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Divergence = Literal["tv", "kl"]
 

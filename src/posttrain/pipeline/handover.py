@@ -26,13 +26,13 @@ from posttrain.engines import make_sampler
 from posttrain.engines.delivery import tolerance_for
 from posttrain.errors import HandOverError
 from posttrain.files import write_durably
-from posttrain.models.checkpoint import Checkpoint, verify
 from posttrain.models.compute import Compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import evaluating
 from posttrain.models.reward_head import load_reward_model, row_scores
 from posttrain.models.save import merged_weights
 from posttrain.models.step_head import load_step_model, step_scores
+from posttrain.store.checkpoint import Checkpoint, verify
 from posttrain.types import Prompt
 
 Makes = Literal["text", "scores", "steps"]

@@ -4,7 +4,7 @@
         scores = rewards.score(prompts, groups)
 
 The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0. Those whose modules have their names are in these:
-`from posttrain.verify.code import code`, and likewise `language` and `repetition`; `format` is `format_tags`.
+`from posttrain.verify.programs import code`, and likewise `language` and `repetition`; `format` is `format_tags`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     )
     from posttrain.rewards.reward_set import RewardSet, build_rewards, check_gold
     from posttrain.rewards.scores import Failure, Scores, enforce_limit
-    from posttrain.rewards.verdict import Verdict
     from posttrain.rewards.verifiers import exact_match, math, numeric, regex
     from posttrain.verify.mathematics.choices import multiple_choice
     from posttrain.verify.mathematics.countdown import countdown
     from posttrain.verify.mathematics.presets import aime, gsm8k, math500, math_lenient, svamp
+    from posttrain.verify.verdict import Verdict
 
 __all__ = [
     "Failure",
@@ -76,7 +76,7 @@ _PLACES = {
     **dict.fromkeys(("Failure", "Scores", "enforce_limit"), "rewards.scores"),
     **dict.fromkeys(("exact_match", "regex"), "rewards.verifiers"),
     "Reward": "rewards.components",
-    "Verdict": "rewards.verdict",
+    "Verdict": "verify.verdict",
     "countdown": "verify.mathematics.countdown",
     "fuzzy_match": "rewards.fuzzy",
     "multiple_choice": "verify.mathematics.choices",

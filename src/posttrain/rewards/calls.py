@@ -17,7 +17,7 @@ from numbers import Real
 from typing import Any, Literal, Protocol
 
 from posttrain.errors import ConfigError, PosttrainError
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 Kind = Literal["value", "invalid", "exception", "timeout", "crash"]
 MAX_MESSAGE, MAX_TRACEBACK = 500, 8000

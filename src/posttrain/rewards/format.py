@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.fuzzy import final_text
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?```", re.DOTALL)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 Step = Literal["unicode", "case", "punctuation", "articles", "whitespace"]
 STEPS: tuple[Step, ...] = get_args(Step)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.load import suggestion
 
 TOLD = "correct"
 """The parameter by which a function learns whether its gate is open, for each completion; it is then not gated."""
@@ -60,35 +59,6 @@ class Gate:
         (True, False, None)
         """
         return None if score is None else score >= self.at_least
-
-
-def wrong_gate(gates: Mapping[str, str | None]) -> ConfigError | None:
-    """What is wrong with them: one that leads to no reward, or in a circle. `gates`: label -> label of its gate.
-
-    >>> wrong_gate({"math": None, "format": "math"})
-    >>> wrong_gate({"a": "b", "b": "a"}).given
-    'the gates of rewards go in a circle: a, b, a'
-    """
-    labels = list(gates)
-    for label, gate in gates.items():
-        if gate is not None and gate not in gates:
-            return ConfigError(
-                given=f'the gate of "{label}" is "{gate}", and no reward is called that{suggestion(gate, labels)}',
-                allowed=", ".join(other for other in labels if other != label) or "none: it is the only reward",
-                fix="Name another reward by its label, which is its name unless `label` is set.",
-            )
-    for label in labels:
-        path = [label]
-        while (following := gates[path[-1]]) is not None and following not in path:
-            path.append(following)
-        if following is not None:
-            circle = [*path[path.index(following) :], following]
-            return ConfigError(
-                given=f"the gates of rewards go in a circle: {', '.join(circle)}",
-                allowed="gates that end at a reward without one",
-                fix=f'Remove the gate of "{circle[-2]}".',
-            )
-    return None
 
 
 class Gated(Protocol):

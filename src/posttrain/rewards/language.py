@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Mapping
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 _LATIN = "cs da de en es et fi fr hr hu id it lt lv ms nl no pl pt ro sk sl sv sw tl tr vi"
 _OTHERS = {

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Sequence
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 Ids = Sequence[int]
 

@@ -26,6 +26,7 @@ from posttrain.data.pairs import Text, render_answer
 from posttrain.data.prompts import Renderer
 from posttrain.data.steps import Solution
 from posttrain.errors import ConfigError
+from posttrain.models.footprint import REWARD_TOKENS
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import plan_microbatches
 from posttrain.models.reading import called
@@ -41,9 +42,6 @@ FORM = Signature(
     takes_any=False,
 )
 """A reward model takes what a reward function for one sample does; one that scores steps has the second setting."""
-
-TOKENS_PER_PASS = 8192
-"""Tokens that are scored together."""
 
 
 class ModelReward:
@@ -171,7 +169,7 @@ def score_in_parts(
 ) -> list[float]:
     """One score per row, of parts that fit into a pass."""
     scores = [math.nan] * len(rows)
-    for part in plan_microbatches([len(row.ids) for row in rows], TOKENS_PER_PASS):
+    for part in plan_microbatches([len(row.ids) for row in rows], REWARD_TOKENS):
         tokens, _ = collate([(rows[row].ids, ()) for row in part], loaded.pad_id)
         with loaded.autocast():
             found = scores_of(tokens, [rows[row] for row in part])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 Unit = Literal["tokens", "words"]
 

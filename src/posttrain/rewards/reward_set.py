@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.config.gates import wrong_gate
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards.calls import Runner
 from posttrain.rewards.components import Component, Reward, RewardLike
-from posttrain.rewards.gates import wrong_gate
 from posttrain.rewards.lanes import Lane, open_lane
 from posttrain.rewards.making import make_component
 from posttrain.rewards.missing import columns_known

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.errors import RewardError
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement

@@ -11,7 +11,7 @@ from posttrain.errors import RewardError
 from posttrain.rewards.calls import Outcome
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.scores import Failure
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement

@@ -21,13 +21,14 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import format as form
 from posttrain.rewards import fuzzy, language, length, repetition
 from posttrain.rewards.calls import Runner
-from posttrain.rewards.verdict import Verdict, correct
-from posttrain.verify.code import COLUMNS, CodeRunner, code
+from posttrain.rewards.code_runner import CodeRunner
 from posttrain.verify.mathematics import presets
 from posttrain.verify.mathematics.choices import multiple_choice
 from posttrain.verify.mathematics.countdown import countdown
 from posttrain.verify.mathematics.golds import gold_text
 from posttrain.verify.mathematics.presets import math, numeric
+from posttrain.verify.programs import COLUMNS, code
+from posttrain.verify.verdict import Verdict, correct
 
 __all__ = ["BUILTINS", "Builtin", "exact_match", "math", "numeric", "regex"]
 
@@ -118,7 +119,7 @@ BUILTINS: dict[str, Builtin] = {
             "language": language.language,
         }.items()
     },
-    "code": Builtin(function=code, target="posttrain.verify.code:code", golds=COLUMNS, runner=CodeRunner),
+    "code": Builtin(function=code, target="posttrain.verify.programs:code", golds=COLUMNS, runner=CodeRunner),
     "math": Builtin(function=presets.math, target=f"{_ALGEBRA}:math", quick=presets.math_quick),
     "math500": Builtin(function=presets.math500, target=f"{_ALGEBRA}:math500", quick=presets.math500_quick),
     "math_lenient": Builtin(

@@ -7,13 +7,18 @@ import random
 import string
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from posttrain.errors import DataError
 
 ALPHABET = string.ascii_lowercase + string.digits + "+-*=<>:, "
 """Every character of every built-in task: the vocabulary of the tiny models, so that each can read all tasks."""
 
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+CONTEXT_LENGTH = 128
+
+EXPERTS = 16
+"""Of the model `tiny-moe:NAME`."""
 EVAL_SHARE = 5
 """One problem in so many is held out."""
 PATIENCE = 2_000
@@ -25,14 +30,6 @@ SplitName = Literal["train", "eval"]
 class Problem(NamedTuple):
     prompt: str
     answer: str
-
-
-class RowSource(Protocol):
-    """What `task:NAME` stands for."""
-
-    def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """`n` rows with the columns prompt and answer: a pure function of the arguments."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +51,32 @@ class TinyRecipe:
     experts: int = 0
     """0: dense. Else the experts of each layer: a token goes to a quarter of them, which together are as wide as the
     dense layer."""
+
+    @property
+    def model_type(self) -> str:
+        return "qwen3_moe" if self.experts else "llama"
+
+    def shape(self, vocab_size: int = len(SPECIAL_TOKENS) + len(set(ALPHABET))) -> dict[str, Any]:
+        """The sizes of the model, by the names of its config.json."""
+        sizes: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "max_position_embeddings": CONTEXT_LENGTH,
+            "tie_word_embeddings": True,
+        }
+        if not self.experts:
+            return sizes
+        chosen = self.experts // 4
+        return sizes | {
+            "head_dim": self.hidden_size // self.heads,
+            "num_experts": self.experts,
+            "num_experts_per_tok": chosen,
+            "moe_intermediate_size": self.intermediate_size // chosen,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

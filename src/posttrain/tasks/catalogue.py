@@ -8,7 +8,8 @@ import string
 from dataclasses import replace
 
 from posttrain.errors import DataError
-from posttrain.tasks.base import Problem, RowSource, Task, TinyRecipe
+from posttrain.sources import RowSource
+from posttrain.tasks.base import Problem, Task, TinyRecipe
 from posttrain.tasks.examples import ExampleTask, JudgementTask
 from posttrain.tasks.preferences import LabelTask, PreferenceTask
 from posttrain.tasks.taste import TasteTask
@@ -139,7 +140,7 @@ def find_task(name: str) -> RowSource:
 
         return ReasoningGymTask.named(name.removeprefix("reasoning_gym/"))
     if name.startswith("environment/"):
-        from posttrain.rewards.environments import EnvironmentTask
+        from posttrain.tasks.environments import EnvironmentTask
 
         return EnvironmentTask.named(name.removeprefix("environment/"))
     if name in ("pairs/taste", "labels/taste"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.tasks.base import RowSource
+from posttrain.sources import RowSource
 from posttrain.tasks.preferences import PreferenceTask
 
 POINTS = 5

@@ -17,8 +17,8 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.rewards.fuzzy import final_text
-from posttrain.rewards.verdict import Verdict
 from posttrain.tasks.base import PATIENCE, split_of
+from posttrain.verify.verdict import Verdict
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 SIZE = 16_384

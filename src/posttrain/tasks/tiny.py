@@ -2,7 +2,7 @@
 short supervised training that leaves it weak on purpose.
 
     build_tiny_model(find_builtin("sort"), Path("model"), seed=0)     a Hugging Face folder, in seconds
-    tiny_model_path("sort", cache=Path("cache"), seed=0)              the same, built once
+    tiny_model_path("sort", seed=0)                                   the same, built once
 
 `tiny:sort` names the Llama, `tiny-moe:sort` a mixture of experts (Qwen3-MoE) that learned the same.
 """
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -31,25 +31,21 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.data.collate import collate_examples
 from posttrain.data.examples import render_examples
 from posttrain.data.order import rows_for_step
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
-from posttrain.tasks.base import ALPHABET, Task, TinyRecipe
+from posttrain.models.forward import token_logprobs
+from posttrain.models.modes import without_progress_bars
+from posttrain.tasks.base import ALPHABET, CONTEXT_LENGTH, SPECIAL_TOKENS, Task, TinyRecipe
 from posttrain.tasks.catalogue import find_builtin
 from posttrain.types import Batch, Example, count_totals
 
-if TYPE_CHECKING:
-    from posttrain.config import ModelConfig
-
-PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
-CONTEXT_LENGTH = 128
-WARMUP_STEPS = 10
-EXPERTS = 16
-FORMS = {"tiny": 0, "tiny-moe": EXPERTS}
-"""What stands before the name of a task -> the experts of its model."""
+WARMUP_STEPS, MAX_GRAD_NORM = 10, 1.0
 
 
 def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
@@ -79,14 +75,7 @@ def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
 def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed: int) -> PreTrainedModel:
     """A model with random weights: the same seed, the same weights. Torch's own random state stays as it was."""
     shared: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": recipe.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": recipe.layers,
-        "num_attention_heads": recipe.heads,
-        "num_key_value_heads": recipe.heads,
-        "max_position_embeddings": CONTEXT_LENGTH,
-        "tie_word_embeddings": True,
+        **recipe.shape(len(tokenizer)),
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
         "pad_token_id": PAD_ID,
         "bos_token_id": BOS_ID,
@@ -96,21 +85,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed:
         torch.manual_seed(seed)
         if not recipe.experts:
             return LlamaForCausalLM(LlamaConfig(**shared))
-        chosen = recipe.experts // 4
-        mixture = {
-            "head_dim": recipe.hidden_size // recipe.heads,
-            "num_experts": recipe.experts,
-            "num_experts_per_tok": chosen,
-            "moe_intermediate_size": recipe.intermediate_size // chosen,
-            "norm_topk_prob": True,
-        }
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **mixture))
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, norm_topk_prob=True))
 
 
 def build_tiny_model(task: Task, folder: Path, *, seed: int = 0, recipe: TinyRecipe | None = None) -> Path:
     """Write a Hugging Face folder with a tiny model that solves a part of the task's held-out problems."""
-    from posttrain.models.modes import without_progress_bars
-
     recipe = recipe or task.tiny
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, recipe, seed=seed)
@@ -142,14 +121,9 @@ def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyR
 
 
 def imitate(model: PreTrainedModel, examples: Sequence[Example], recipe: TinyRecipe, *, seed: int) -> None:
-    """Supervised training in its plainest form, with the loss, the log-probabilities and the optimizer of a run."""
-    from posttrain.algorithms import ALGORITHMS
-    from posttrain.config import TrainConfig
-    from posttrain.models.forward import token_logprobs
-    from posttrain.train.optimizer import Updater
-
-    settings = TrainConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, warmup_steps=WARMUP_STEPS)
-    sft, updater = ALGORITHMS["sft"](), Updater(model.parameters(), settings)
+    """Supervised training in its plainest form: the loss and the log-probabilities of a run, AdamW, a short warm-up."""
+    sft = ALGORITHMS["sft"]()
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     for step in range(1, recipe.steps + 1):
         chosen = rows_for_step(seed, step, recipe.rows_per_step, len(examples))
         tokens, mask_BT = collate_examples([examples[row] for row in chosen], pad_id=PAD_ID)
@@ -157,24 +131,22 @@ def imitate(model: PreTrainedModel, examples: Sequence[Example], recipe: TinyRec
         outputs = token_logprobs(model, tokens, mask_BT, temperature=1.0)
         loss, _ = sft.loss(outputs, batch, count_totals(batch))
         loss.backward()
-        updater.step(step, on_norm=lambda norm: None)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * min(1.0, step / (WARMUP_STEPS + 1))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 # --- built once, then reused -----------------------------------------------------------------------------------------
 
 
-def resolve_model_path(model: ModelConfig, seed: int, *, cache: Path | None = None) -> ModelConfig:
-    """The same with `tiny:NAME` or `tiny-moe:NAME` replaced by the folder of that model and seed, built if missing."""
-    form, colon, name = model.path.partition(":")
-    if not colon or form not in FORMS:
-        return model
-    folder = tiny_model_path(name, cache=cache or cache_folder(), seed=seed, experts=FORMS[form])
-    return model.model_copy(update={"path": str(folder)})
+def tiny_model_path(name: str, *, cache: Path | None = None, seed: int = 0, experts: int = 0) -> Path:
+    """The folder of a task's tiny model, by default in `cache_folder()`, built where it is missing.
 
-
-def tiny_model_path(name: str, *, cache: Path, seed: int = 0, experts: int = 0) -> Path:
-    """The folder of the tiny model of task `name` in `cache`. Its name tells all that the weights depend on, hashed."""
-    task = find_builtin(name)
+    Its name tells all that the weights depend on, hashed.
+    """
+    cache, task = cache or cache_folder(), find_builtin(name)
     task = replace(task, tiny=replace(task.tiny, experts=experts))
     folder = cache / f"{'moe-' if experts else ''}{name.replace(':', '-')}-seed{seed}-{content_key(task, seed)}"
     if folder.is_dir():

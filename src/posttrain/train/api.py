@@ -19,26 +19,26 @@ from posttrain.config.stages import REWARD_MODEL, reward_model_config
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
-from posttrain.models.checkpoint import Checkpoint, Checkpoints
+from posttrain.evaluate.heldout_scores import in_words
+from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called, find_source
-from posttrain.models.run_folders import pipeline_around
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
-from posttrain.tasks.tiny import resolve_model_path
+from posttrain.store.checkpoint import Checkpoint, Checkpoints
+from posttrain.store.folders import pipeline_around
+from posttrain.store.run_store import RunStore, holds_run, never_began
 from posttrain.train import same_data, same_model, same_rewards
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
-from posttrain.train.heldout_scores import in_words
 from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore, holds_run, never_began
 from posttrain.train.tracking import tracking
 from posttrain.watch import respond, untold
 

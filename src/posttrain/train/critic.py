@@ -19,10 +19,10 @@ from posttrain.models.critic import (
 )
 from posttrain.models.load import LoadedModel
 from posttrain.models.modes import recompute_activations
+from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
 from posttrain.models.reward_head import load_reward_model
 from posttrain.rewards.model import find_model
-from posttrain.tasks.tiny import resolve_model_path
 from posttrain.train.optimizer import CriticUpdates
 
 if TYPE_CHECKING:

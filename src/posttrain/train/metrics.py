@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from posttrain.functional.baselines import group_std, has_signal
-from posttrain.rewards.verdict import Verdict
 from posttrain.types import Completion, Max, Mean, Metric, Metrics, Min
+from posttrain.verify.verdict import Verdict
 
 _GB = 1e9
 

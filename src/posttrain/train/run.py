@@ -16,30 +16,30 @@ from torch import Tensor, nn
 
 from posttrain.config import CriticConfig
 from posttrain.errors import CheckpointError
+from posttrain.experience.group import pair_roles
 from posttrain.models.adapters import trainable_parameters
-from posttrain.models.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.models.save import save_model
 from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
+from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
+from posttrain.store.run_store import rollout_table
 from posttrain.train.auxiliary import AddGradient, nothing_else
-from posttrain.train.rollouts import pair_roles
-from posttrain.train.store import rollout_table
 from posttrain.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch, respond
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import Resolved, RunConfig
+    from posttrain.evaluate.measure import Measure
+    from posttrain.experience.feed import Fed, Feed
     from posttrain.models.compute import Compute
     from posttrain.models.critic import Critic
     from posttrain.models.load import LoadedModel
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.feed import Fed, Feed
+    from posttrain.store.run_store import RunStore
     from posttrain.train.guards import Guards
-    from posttrain.train.measure import Measure
     from posttrain.train.optimizer import Updater
-    from posttrain.train.policy import HeldWeights
-    from posttrain.train.store import RunStore
+    from posttrain.train.publish import HeldWeights
     from posttrain.types import Batch, Metrics, Outputs
 
 
@@ -216,7 +216,7 @@ class Run:
             "data": self.feed.describe(),
             "step": f"{config.train.prompts_per_step} rows of the data"
             + (f" × {config.sampling.group_size} completions = {rows} rows" if self.feed.samples else "")
-            + f", {config.train.epochs * config.train.minibatches} optimizer step(s)",
+            + f", {config.train.updates_per_batch} optimizer step(s)",
             "steps": f"{config.train.steps}" + (f", continuing after step {self.step}" if self.step else ""),
         }
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from posttrain.algorithms import Algorithm
 from posttrain.algorithms.base import Need
 from posttrain.data.examples import render_examples
@@ -19,32 +17,22 @@ from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import streaming_notes
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
+from posttrain.evaluate.measure import HeldOutAnswers, WithForgetting
+from posttrain.experience.feed import SampledFeed
+from posttrain.experience.offline import labelled, preferences, supervised
+from posttrain.experience.prompted import checked_prompts, prompt_notes
+from posttrain.experience.references import reference_forward
+from posttrain.experience.sampled_pairs import sampled_preferences
 from posttrain.models.adapters import apply_lora
-from posttrain.models.checkpoint import Checkpoints
+from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.microbatches import split_for
 from posttrain.models.modes import recompute_activations
-from posttrain.tasks.tiny import resolve_model_path
-from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
-from posttrain.train.computing import compute_facts, with_compute
-from posttrain.train.critic import build_critic, critic_updates
-from posttrain.train.feed import SampledFeed
-from posttrain.train.frozen import load_frozen
-from posttrain.train.guards import Guards
-from posttrain.train.injected import injection_notes
-from posttrain.train.judges import Judges, Samplers
-from posttrain.train.loop import split_for
-from posttrain.train.measure import HeldOutAnswers, WithForgetting
-from posttrain.train.offline import labelled, preferences, supervised
-from posttrain.train.optimizer import Updater
-from posttrain.train.policy import FiniteWeights, Forward, HeldWeights, Publisher, TrainerScores
-from posttrain.train.prompted import checked_prompts, prompt_notes
-from posttrain.train.references import reference_forward
-from posttrain.train.run import Refresh, Run, Weigh
-from posttrain.train.sampled_pairs import sampled_preferences
-from posttrain.train.scoring import set_up_scoring
-from posttrain.train.source import Parts, Source, context_length, tell
-from posttrain.train.weigh import (
+from posttrain.models.named import resolve_model_path
+from posttrain.models.policy import Forward
+from posttrain.store.checkpoint import Checkpoints
+from posttrain.train.advantages import (
     Fill,
     Given,
     Weighing,
@@ -55,12 +43,24 @@ from posttrain.train.weigh import (
     with_current_logprobs,
     with_mismatched_log_ratios,
 )
+from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
+from posttrain.train.computing import compute_facts, with_compute
+from posttrain.train.critic import build_critic, critic_updates
+from posttrain.train.frozen import load_frozen
+from posttrain.train.guards import Guards
+from posttrain.train.injected import injection_notes
+from posttrain.train.judges import Judges, Samplers
+from posttrain.train.optimizer import Updater
+from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
+from posttrain.train.run import Refresh, Run, Weigh
+from posttrain.train.scoring import set_up_scoring
+from posttrain.train.source import Parts, Source, context_length, tell
 from posttrain.watch import Watch
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.store import RunStore
+    from posttrain.store.run_store import RunStore
     from posttrain.types import Metrics
 
 
@@ -174,8 +174,7 @@ def policy_forward(
 
 def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Algorithm:
     """`correction: auto` decided: none if the sampler computes as the trainer does, else the algorithm's own."""
-    fresh = config.train.publish_every == 1 and config.train.max_staleness == 0
-    return algorithm.with_decided_correction(exact=fresh and loaded.compute_dtype == torch.float32)
+    return algorithm.with_decided_correction(exact=config.train.samples_exactly(dtype_name(loaded.compute_dtype)))
 
 
 # --- what the algorithm asks for -------------------------------------------------------------------------------------
@@ -185,7 +184,8 @@ def weighing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     """The way from experience to a batch, with one collaborator per need."""
     split = partial(split_for, tokens_per_microbatch=config.train.tokens_per_microbatch)
     fills: list[Fill] = []
-    old, critic = needs_old_pass(config, algorithm), forward.critic
+    old = algorithm.needs_old_pass(updates=config.train.updates_per_batch, dropout=config.has_dropout)
+    critic = forward.critic
     if old and critic is not None and critic.in_policy_pass:
         fills.append(fill_old_logprobs_and_values(forward.under(loaded.model, critic=critic), split(forward)))
     else:
@@ -239,28 +239,13 @@ def auxiliary(
         coef=algorithm.auxiliary_coef,
         examples=found.examples,
         rows=config.data.auxiliary_rows,
-        updates_per_step=updates_per_batch(config),
+        updates_per_step=config.train.updates_per_batch,
         seed=config.seed,
         pad_id=loaded.pad_id,
         forward=forward.under(loaded.model, temperature=1.0),
         split=split_for(forward, config.train.tokens_per_microbatch),
     )
     return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
-
-
-def needs_old_pass(config: RunConfig, algorithm: Algorithm) -> bool:
-    """Only from the second update of a batch on does the policy differ from the one it started from (RULE 6).
-
-    With dropout it does at once: what the update computes is not what the policy would say. A ratio that is centred
-    elsewhere needs no pass.
-    """
-    dropout = config.lora is not None and config.lora.dropout > 0
-    differs = updates_per_batch(config) > 1 or dropout
-    return "old_for_advantages" in algorithm.needs or (differs and algorithm.anchors_at_trainer)
-
-
-def updates_per_batch(config: RunConfig) -> int:
-    return config.train.epochs * config.train.minibatches
 
 
 def publishing(
@@ -329,7 +314,7 @@ def mark_notes(config: RunConfig) -> list[str]:
 
 def update_notes(config: RunConfig) -> list[str]:
     """Updates of a batch after the first are off-policy: an algorithm without a ratio does not correct that."""
-    algorithm, updates = config.algorithm.build(), updates_per_batch(config)
+    algorithm, updates = config.algorithm.build(), config.train.updates_per_batch
     if updates == 1 or "old" in algorithm.needs or algorithm.learns_off_policy:
         return []
     clip = " and ".join(f"algorithm.{name}" for name in algorithm.clip_settings)

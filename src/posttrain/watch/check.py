@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posttrain.engines import Sampler
+    from posttrain.experience.group import Judged
     from posttrain.rewards import RewardSet
     from posttrain.rewards.judge import Judgement
-    from posttrain.train.rollouts import Judged
     from posttrain.types import Prompt
 
 Place = tuple[int, int]

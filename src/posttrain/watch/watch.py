@@ -20,9 +20,9 @@ from posttrain.watch.records import Alarm, Movement, Step, StepAlarm
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.models.checkpoint import Checkpoints
+    from posttrain.experience.group import Judged, Rollout
     from posttrain.rewards.judge import Judgement
-    from posttrain.train.rollouts import Judged, Rollout
+    from posttrain.store.checkpoint import Checkpoints
     from posttrain.types import Prompt
 
 FULL_MARK = 1.0

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.advise.situations import SITUATIONS
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.advice import Advice
 from posttrain.lab.advise.advisor import advise, rank
-from posttrain.lab.advise.cards import cards
 from posttrain.lab.advise.conditions import in_words, met, names_in
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.guides import FILE, OWN, guides
@@ -361,10 +361,11 @@ def test_any_facts_get_an_answer_that_is_possible_and_a_config_that_loads(facts)
     advice = advise(told)
     full = advice.facts
     for recommendation in advice.recommendations:
-        card = cards()[recommendation.algorithm]
-        assert full.online or not card.online
-        assert not (full.one_answer and card.online and card.min_group_size > 1)
-        assert load_config(yaml.safe_load(recommendation.config)).config.algorithm.name == card.key
+        algorithm = ALGORITHMS[recommendation.algorithm]()
+        sampled = algorithm.data_kind == "prompts"
+        assert full.online or not sampled
+        assert not (full.one_answer and sampled and algorithm.group_size_needed > 1)
+        assert load_config(yaml.safe_load(recommendation.config)).config.algorithm.name == algorithm.key
     assert advice.recommendations or advice.before or advice.contradictions or advice.runners_up
     assert json.loads(json.dumps(advice.to_json()))["recommendations"] is not None
     assert advice.render(details=3)
@@ -433,9 +434,9 @@ def test_facts_come_from_one_side():
         advise(Facts(), data="pairs")
 
 
-def test_it_is_a_function_of_the_package_and_needs_no_torch():
+def test_it_is_a_function_of_the_package_and_needs_no_transformers():
     code = (
         "import sys, posttrain as pt; assert pt.advise(data='verifier', size='7b').best.algorithm == 'grpo'; "
-        "sys.exit('torch' in sys.modules)"
+        "sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

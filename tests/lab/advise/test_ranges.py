@@ -7,12 +7,13 @@ import pytest
 from tests.tiny import tiny_model
 
 import posttrain as pt
+from posttrain.algorithms import ALGORITHMS
 from posttrain.config import RunConfig, load_config
 from posttrain.config.pipeline import read_pipeline
 from posttrain.config.pipeline_stages import holds_stages
-from posttrain.lab.advise.cards import cards
 from posttrain.lab.advise.conditions import names_in
 from posttrain.lab.advise.ranges import Range, facts_of, ranges, remarks
+from posttrain.lab.advise.starter import defaults_of
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 MODEL = "Qwen/Qwen3-0.6B"
@@ -142,7 +143,7 @@ def test_every_range_can_be_read():
     ids = [one.id for one in told]
     assert len(ids) == len(set(ids))
     known = set(facts_of(config()))
-    settings = {f"algorithm.{name}" for card in cards().values() for name in card.defaults}
+    settings = {f"algorithm.{name}" for kind in ALGORITHMS.values() for name in defaults_of(kind)}
     for one in told:
         assert set(names_in(one.when)) <= known, one.id
         assert one.setting in known | settings | {

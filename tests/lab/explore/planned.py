@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from posttrain.lab.advise.cards import cards
+from posttrain.algorithms import ALGORITHMS
 from posttrain.lab.explore.choices import Choice, choices
 from posttrain.lab.explore.numbers import PHASES
 from posttrain.lab.explore.selections import devices_of, settings_of
@@ -57,5 +57,5 @@ def random_selection(rng: random.Random, offered: Mapping[str, Choice] | None = 
     """Any value of every choice, and one or two algorithms."""
     offered = offered or choices()
     chosen = {name: rng.choice(list(choice.values)) for name, choice in offered.items()}
-    keys = list(cards())
+    keys = list(ALGORITHMS)
     return {"a": rng.choice(keys), "b": rng.choice(["", *keys]), **chosen}

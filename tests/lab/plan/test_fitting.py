@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.config import load_config
-from posttrain.config.cards import without_torch
 from posttrain.lab.plan.api import make_plan, plan_for
 from posttrain.lab.plan.fitting import Step, smallest_changes
 from posttrain.lab.plan.verdict import Verdict
@@ -54,8 +53,7 @@ def test_what_a_plan_suggests_makes_the_same_run_fit():
         for change in plan.changes:
             for left_out in (None, *change.settings):
                 settings = {name: value for name, value in change.settings.items() if name != left_out}
-                with without_torch():
-                    changed = plan_for(load_config(plan.config, settings).config, plan.target, advice=False)
+                changed = plan_for(load_config(plan.config, settings).config, plan.target, advice=False)
                 if left_out is None:
                     assert changed.verdict.answer == "yes", change
                     assert changed.memory.bytes == change.bytes

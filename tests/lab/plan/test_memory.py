@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.config import load_config
-from posttrain.lab.advise.cards import card_of
-from posttrain.lab.plan import library
 from posttrain.lab.plan.activations import Pass
 from posttrain.lab.plan.architecture import Linear, read_architecture
 from posttrain.lab.plan.generate import columns
@@ -20,12 +19,18 @@ from posttrain.lab.plan.memory import predict
 from posttrain.lab.plan.records import Adapters, MemoryPlan, Workload
 from posttrain.lab.plan.workload import Computing, model_architecture, workload_of
 
+RUN: dict[str, Any] = {
+    "model": "tiny:sort",
+    "data": {"train": "task:sort"},
+    "rewards": [{"name": "exact_match"}],
+    "train": {"steps": 2, "prompts_per_step": 8},
+}
+
 
 def workload(algorithm: str, **fields: Any) -> Workload:
     """A step of a model of half a billion parameters."""
-    card = card_of(algorithm)
-    settings = fields.pop("settings", {})
-    found = {"architecture": read_architecture("0.5b"), "needs": card.needs_of(settings), "data_kind": card.data_kind}
+    made = ALGORITHMS[algorithm](**fields.pop("settings", {}))
+    found = {"architecture": read_architecture("0.5b"), "needs": made.needs, "data_kind": made.data_kind}
     if "values" in found["needs"]:
         found["critic"] = "separate"
     return Workload(algorithm=algorithm, **{**found, **fields})
@@ -35,31 +40,24 @@ def plan(algorithm: str, **fields: Any) -> MemoryPlan:
     return predict(workload(algorithm, **fields))
 
 
-# --- the library's own numbers ---------------------------------------------------------------------------------------
+# --- what a step computes ---------------------------------------------------------------------------------------------
 
 
-def test_numbers_that_are_repeated_here_are_those_of_the_library() -> None:
-    from posttrain.cpu import group_cache, kernels, short_attention
-    from posttrain.engines import delivery, sampling, slot_storage, slots
-    from posttrain.functional import linear_logprobs
-    from posttrain.models import compute, shared_prefixes
-    from posttrain.rewards import model
+def test_the_old_pass_is_planned_where_training_makes_it() -> None:
+    """As RULE 6 has it: with several updates, dropout or coupled rows, and never where the ratio is centred at the
+    sampler, which `correction: auto` does for some algorithms as soon as sampling is not exact."""
 
-    assert library.KEPT_LOGIT_BYTES == linear_logprobs.KEPT_BYTES
-    assert library.TILE_NUMBERS["cpu"] == linear_logprobs.TILE_NUMBERS
-    assert library.TILE_NUMBERS["cuda"] == linear_logprobs.TILE_NUMBERS_ELSEWHERE
-    assert library.TILE_COLUMNS == linear_logprobs.TILE_COLUMNS
-    assert library.SHORT_KEYS == short_attention.MOST_KEYS
-    assert library.SLAB_NUMBERS == short_attention.SLAB_NUMBERS
-    assert library.SLOT_COLUMNS == slots._COLUMNS
-    assert library.GROUP_COLUMNS == group_cache._COLUMNS
-    assert library.SLOT_GROWTH == slot_storage._GROWTH == group_cache._GROWTH
-    assert library.COPIED_WEIGHTS == kernels.COPIED_WEIGHTS
-    assert library.LEAST_SAVING == shared_prefixes.LEAST_SAVING
-    assert library.SAMPLING_BLOCK == sampling._BLOCK
-    assert library.REWARD_TOKENS == model.TOKENS_PER_PASS
-    assert (library.PROBE_TOKENS, library.PROBE_SCORED) == (delivery.PROBE_TOKENS, delivery.PROBE_SCORED_TOKENS)
-    assert library.SMALL == compute.SMALL
+    def planned(name: str, precision: Literal["float32", "bfloat16"], **changes: Any) -> bool:
+        config = load_config(RUN | {"algorithm": name}, changes).config
+        return workload_of(config, computing=Computing(precision=precision)).old_pass
+
+    several = {"train.minibatches": 2}
+    assert [planned("grpo", "float32", **how) for how in ({}, several, {"lora.dropout": 0.1})] == [False, True, True]
+    assert planned("grpo", "float32", **{"algorithm.correction": "m2po"})
+    assert not planned("grpo", "float32", **several, **{"algorithm.correction": "bypass"})
+    assert planned("cispo", "float32", **several)
+    assert not planned("cispo", "bfloat16", **several)
+    assert not planned("cispo", "float32", **several, **{"train.publish_every": 2})
 
 
 # --- roles -----------------------------------------------------------------------------------------------------------
@@ -254,10 +252,11 @@ def test_a_configuration_becomes_the_workload_of_its_run() -> None:
 
 @pytest.mark.parametrize("name", ["tiny:sort", "tiny-moe:sort"])
 def test_built_in_models_are_counted_without_being_built(name: str) -> None:
+    from posttrain.tasks.base import EXPERTS
     from posttrain.tasks.catalogue import find_builtin
-    from posttrain.tasks.tiny import FORMS, build_model, build_tokenizer
+    from posttrain.tasks.tiny import build_model, build_tokenizer
 
     form, _, task = name.partition(":")
-    recipe = replace(find_builtin(task).tiny, experts=FORMS[form])
+    recipe = replace(find_builtin(task).tiny, experts=EXPERTS if form == "tiny-moe" else 0)
     model = build_model(build_tokenizer(), recipe, seed=0)
     assert model_architecture(name).parameters == sum(p.numel() for p in model.parameters())

@@ -121,15 +121,15 @@ def test_a_pipeline_is_planned_stage_by_stage():
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The verb in a process of its own, which fails if torch was imported."""
+    """The verb in a process of its own, which fails if it imported transformers, which would take seconds."""
     code = (
         "import sys\nfrom posttrain.cli import run\ncode = run(sys.argv[1:])\n"
-        "assert 'torch' not in sys.modules, 'torch was imported'\nsys.exit(code)"
+        "assert 'transformers' not in sys.modules\nsys.exit(code)"
     )
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=600)
 
 
-def test_the_verb_plans_without_torch(tmp_path):
+def test_the_verb_plans_without_transformers(tmp_path):
     told = run_cli("plan", "--model", "7b", "--algorithm", "grpo", "--gpus", "l40s", "--group-size", "16", "--json")
     assert told.returncode == 0, told.stderr
     plan = json.loads(told.stdout)
@@ -166,7 +166,7 @@ def test_a_misspelt_option_is_named_among_all_that_there_are(capsys):
     assert "--max-completion-length, --steps" in told
 
 
-def test_a_wrong_setting_is_refused_without_torch(tmp_path):
+def test_a_wrong_setting_is_refused(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps({**CONFIG, "algorithm": {"name": "grpo", "clip_lwo": 0.1}}))
     told = run_cli("plan", str(config))

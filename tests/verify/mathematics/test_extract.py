@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.verify.mathematics.extract import MAX_TEXT, NeedsAlgebra, extract
-from posttrain.verify.mathematics.numbers import number_of
+from posttrain.verify.mathematics.numeric import number_of
 from posttrain.verify.mathematics.prose import single_number
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.composition.options import Baseline, Scored
 from posttrain.algorithms.critic import old_values
@@ -25,7 +24,7 @@ from posttrain.functional.baselines import (
 )
 from posttrain.functional.gae import gae
 from posttrain.functional.masks import masked
-from posttrain.types import Batch, Experience
+from posttrain.types import Batch, Experience, Tensor
 
 
 def compared_with(baseline: Callable[[Scored], Tensor | float]) -> Callable[[Scored], Tensor]:

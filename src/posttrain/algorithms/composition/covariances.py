@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from posttrain.algorithms.composition.ratios import Moved, Term
 from posttrain.algorithms.composition.surrogates import clip
 from posttrain.algorithms.metrics import mean_over
@@ -11,7 +9,7 @@ from posttrain.algorithms.shared import draw_for
 from posttrain.functional import trust_regions
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import log_ratio, stopped_by_clip
-from posttrain.types import Metrics
+from posttrain.types import Metrics, Tensor
 
 
 def select_clip_cov(m: Moved) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.composition.options import Aggregation, Filter, KLPlace, Values
 from posttrain.algorithms.critic import value_term
@@ -13,7 +12,7 @@ from posttrain.algorithms.metrics import mean_over
 from posttrain.errors import ConfigError
 from posttrain.functional import reductions
 from posttrain.functional.masks import masked
-from posttrain.types import Batch, Metrics, Outputs, Totals
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 def sequences(p: Values, totals: Totals) -> int:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Need
 from posttrain.functional.baselines import return_to_go
-from posttrain.types import Batch, Experience, Outputs, Totals
+from posttrain.types import Batch, Experience, Outputs, Tensor, Totals
 
 Values = Mapping[str, Any]
 """Parameter -> value, for all that the chosen parts read."""

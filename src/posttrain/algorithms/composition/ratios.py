@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from posttrain.algorithms.composition.options import Option, Values
 from posttrain.algorithms.shared import advantages_of, per_completion
 from posttrain.functional.ratios import sequence_product_ratio, sequence_ratio, sequence_token_ratio, token_ratio
-from posttrain.types import Batch, Metrics, Outputs
+from posttrain.types import Batch, Metrics, Outputs, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.composition.options import Normalisation, Shaping, Values
 from posttrain.algorithms.gdpo import reward_components_of
@@ -20,7 +19,7 @@ from posttrain.functional.shaping import (
     soft_overlong,
     without_eos_penalty,
 )
-from posttrain.types import Experience
+from posttrain.types import Experience, Tensor
 
 # Shaping: what is added to the rewards
 

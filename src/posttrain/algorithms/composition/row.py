@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from torch import Tensor
-
 from posttrain.algorithms.base import Need, PolicyGradient
 from posttrain.algorithms.policy_gradient import ComposedPolicyGradient
 from posttrain.algorithms.settings import settings
-from posttrain.types import Batch, Experience, Metrics, Outputs, Totals
+from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 CHOICES = (
     "baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "correction", "filter", "shaping",

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from posttrain.algorithms.composition.baselines import BASELINES
 from posttrain.algorithms.composition.losses import AGGREGATIONS, FILTERS, KL_PLACES
 from posttrain.algorithms.composition.options import (
@@ -26,7 +24,7 @@ from posttrain.algorithms.composition.ratios import RATIOS, Ratio, TrustRegion
 from posttrain.algorithms.composition.rewards import NORMALISATIONS, SHAPINGS
 from posttrain.algorithms.composition.trust_regions import TRUST_REGIONS
 from posttrain.algorithms.critic import kl_before_update
-from posttrain.types import Batch, Experience
+from posttrain.types import Batch, Experience, Tensor
 
 TABLES: Mapping[str, Mapping[str, Option]] = {
     "baseline": BASELINES,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from posttrain.algorithms.composition.ratios import Moved, Term
 from posttrain.algorithms.metrics import band_metrics, mean_over
 from posttrain.algorithms.topr import truncated_negatives
 from posttrain.functional import trust_regions
+from posttrain.types import Tensor
 
 
 def as_weight(m: Moved, weight: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.errors import ConfigError
@@ -24,7 +23,8 @@ from posttrain.functional.corrections import (
     within,
     within_second_moment,
 )
-from posttrain.types import Batch, Outputs
+from posttrain.functional.masks import without_gradient
+from posttrain.types import Batch, Outputs, Tensor
 
 
 class Anchor(NamedTuple):
@@ -81,7 +81,7 @@ def sampling_of(batch: Batch) -> Tensor:
     return batch.sampling_logprobs_BT.detach()
 
 
-@torch.no_grad()
+@without_gradient
 def couple_rows(correction: Correction | None, batch: Batch) -> Batch:
     """The weights of a whole update at once, where they depend on each other; rejected tokens may leave the mask."""
     if correction is None or not correction.couples_rows:

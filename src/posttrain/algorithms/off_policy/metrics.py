@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.off_policy.apply import trainer_logprobs
@@ -16,8 +15,8 @@ from posttrain.functional.corrections import (
     unreported,
     within,
 )
-from posttrain.functional.masks import masked
-from posttrain.types import Batch, EffectiveShare, Max, Metrics, Outputs
+from posttrain.functional.masks import masked, without_gradient
+from posttrain.types import Batch, EffectiveShare, Max, Metrics, Outputs, Tensor
 
 MISMATCH_METRICS = {
     "mismatch/kl": "mean of -delta over the trained tokens, delta = log trainer - log sampler within +-20, trainer "
@@ -41,7 +40,7 @@ WEIGHT_METRICS = {
 CORRECTION_METRICS = MISMATCH_METRICS | WEIGHT_METRICS
 
 
-@torch.no_grad()
+@without_gradient
 def correction_metrics(correction: Correction | None, outputs: Outputs, batch: Batch) -> Metrics:
     """Of the rows that train something, rejected tokens included; nothing without the sampler's log-probabilities."""
     mask_BT = batch.completion_mask_BT

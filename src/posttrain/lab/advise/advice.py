@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from posttrain.lab.advise.cards import card_of
+from posttrain.algorithms import ALGORITHMS
 from posttrain.lab.advise.facts import Facts
+from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.plan.verdict import size
 
 WIDTH = 100
@@ -155,7 +156,7 @@ class Advice:
     def _only_after(self) -> str:
         """A heading where the first recommendation would learn nothing as things are."""
         blocking = [point.id for point in self.before if point.blocks]
-        learns = self.best is not None and card_of(self.best.algorithm).learns_from_rewards
+        learns = self.best is not None and from_rewards(ALGORITHMS[self.best.algorithm])
         return f"Only after what stands under First ({', '.join(blocking)})\n" if blocking and learns else ""
 
     def _repr_markdown_(self) -> str:

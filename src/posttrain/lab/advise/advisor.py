@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms.base import NEEDS, Algorithm
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.advice import Advice, Change, Point, Reason, Recommendation, RunnerUp
-from posttrain.lab.advise.cards import AlgorithmCard, card_of, cards
 from posttrain.lab.advise.conditions import met, names_in
 from posttrain.lab.advise.costs import changes_to_fit, cost_of
 from posttrain.lab.advise.facts import Facts
@@ -81,7 +82,7 @@ def rank(facts: Facts) -> list[Standing]:
     """Every algorithm, the best first; those that are ruled out last. Ties are in the order of the guides."""
     known = facts.known()
     rules = [rule for rule in guides().rules if met(rule.when, known)]
-    named = dict.fromkeys([*(key for rule in rules for key in rule.weigh), *cards()])
+    named = dict.fromkeys([*(key for rule in rules for key in rule.weigh), *ALGORITHMS])
     standings = [_standing(key, rules) for key in named]
     return sorted(standings, key=lambda s: (bool(s.vetoes), -s.score))
 
@@ -106,22 +107,22 @@ def _reason(rule: Rule, points: float, key: str) -> Reason:
 
 
 def _recommended(standing: Standing, facts: Facts) -> Recommendation:
-    card = card_of(standing.algorithm)
+    kind = ALGORITHMS[standing.algorithm]
     asked, beside = _own_and_others(standing.settings)
-    settings = settings_for(card, facts, asked)
-    config = starter(card, facts, settings, beside)
+    settings = settings_for(kind, facts, asked)
+    config = starter(kind, facts, settings, beside)
     if changes := changes_to_fit(config, facts):
-        config = starter(card, facts, settings, {**beside, **changes})
+        config = starter(kind, facts, settings, {**beside, **changes})
     return Recommendation(
-        algorithm=card.key,
-        title=card.title,
+        algorithm=kind.key,
+        title=kind.card.title,
         score=standing.score,
         reasons=standing.speaks_for,
         concerns=standing.speaks_against,
-        cost=cost_of(card, facts, settings, config),
-        needs=tuple(_needs(card, settings)),
-        failures=tuple(failure.what for failure in guides().failures if card.key in failure.of),
-        avoid_when=card.avoid_when,
+        cost=cost_of(kind.key, facts, settings, config),
+        needs=tuple(_needs(kind(**settings))),
+        failures=tuple(failure.what for failure in guides().failures if kind.key in failure.of),
+        avoid_when=kind.card.avoid_when,
         settings=settings,
         config=config,
     )
@@ -134,11 +135,11 @@ def _own_and_others(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     return {name.removeprefix(ALGORITHM): value for name, value in own.items()}, others
 
 
-def _needs(card: AlgorithmCard, settings: Mapping[str, Any]) -> Iterator[str]:
-    yield f"data: {COLUMNS[card.data_kind]}"
-    if card.online and card.min_group_size > 1:
-        yield f"at least {card.min_group_size} answers to each prompt"
-    yield from (f"{need}: {card.needs[need].meaning}" for need in card.needs if need in card.needs_of(settings))
+def _needs(algorithm: Algorithm) -> Iterator[str]:
+    yield f"data: {COLUMNS[algorithm.data_kind]}"
+    if algorithm.data_kind == "prompts" and algorithm.group_size_needed > 1:
+        yield f"at least {algorithm.group_size_needed} answers to each prompt"
+    yield from (f"{need}: {meaning}" for need, meaning in NEEDS.items() if need in algorithm.needs)
 
 
 def _runners_up(
@@ -162,7 +163,7 @@ def _runner_up(standing: Standing, first: Standing | None) -> RunnerUp:
         why = worst.text if worst else "nothing in these facts speaks for it"
     return RunnerUp(
         algorithm=standing.algorithm,
-        title=card_of(standing.algorithm).title,
+        title=ALGORITHMS[standing.algorithm].card.title,
         score=None if standing.vetoes else standing.score,
         why_not=why,
         rule=worst.rule if worst else None,

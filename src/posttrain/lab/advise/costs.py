@@ -7,11 +7,10 @@ from typing import Any
 
 import yaml
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.config import load_config
-from posttrain.config.cards import without_torch
 from posttrain.errors import PosttrainError
 from posttrain.lab.advise.advice import Cost
-from posttrain.lab.advise.cards import AlgorithmCard
 from posttrain.lab.advise.facts import GIGABYTE, Facts
 from posttrain.lab.advise.roles import roles_of
 from posttrain.lab.advise.starter import OWN_REWARD_MODEL, model_for, wants_lora
@@ -24,9 +23,9 @@ SAME_RESULT = ("train.", "model.", "sampling.max_batch_rows")
 """Settings that save memory and take time."""
 
 
-def cost_of(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], config: str) -> Cost:
+def cost_of(key: str, facts: Facts, settings: Mapping[str, Any], config: str) -> Cost:
     """Of the algorithm with this configuration; bytes only where the model or its size is told."""
-    roles = roles_of(card, facts, lora=wants_lora(facts), needs=card.needs_of(settings))
+    roles = list(roles_of(ALGORITHMS[key](**settings), facts, lora=wants_lora(facts)))
     models, told = sum(role.counts for role in roles), tuple(map(str, roles))
     memory = None if facts.model is None and facts.size is None else _counted(config, facts)
     if memory is None:
@@ -52,9 +51,8 @@ def changes_to_fit(config: str, facts: Facts) -> Mapping[str, Any]:
         counted = _counted(config, facts, changes)
         return None if counted is None else (counted.bytes, 0.0)
 
-    with without_torch():
-        steps = possible_steps(load_config(yaml.safe_load(config)).config, memory.workload)
-        same = [step for step in steps if all(name.startswith(SAME_RESULT) for name in step.settings)]
+    steps = possible_steps(load_config(yaml.safe_load(config)).config, memory.workload)
+    same = [step for step in steps if all(name.startswith(SAME_RESULT) for name in step.settings)]
     found = smallest_changes(same, attempt, available, most=1)
     return found[0].settings if found else {}
 
@@ -66,10 +64,9 @@ def _counted(config: str, facts: Facts, changes: Mapping[str, Any] | None = None
         if reward.get("model") == OWN_REWARD_MODEL:  # yours; taken to be as large as the policy
             reward["model"] = tree["model"]
     try:
-        with without_torch():
-            resolved = load_config(tree, changes or {}).config
-            device, sharding = "cpu" if facts.gpus == 0 else "cuda", "full" if ranks > 1 else "none"
-            return predict(workload_of(resolved, device=device, ranks=ranks, sharding=sharding))
+        resolved = load_config(tree, changes or {}).config
+        device, sharding = "cpu" if facts.gpus == 0 else "cuda", "full" if ranks > 1 else "none"
+        return predict(workload_of(resolved, device=device, ranks=ranks, sharding=sharding))
     except PosttrainError:
         return None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from posttrain.lab.advise.cards import AlgorithmCard, cards
+from posttrain.algorithms import ALGORITHMS, Algorithm
 from posttrain.lab.advise.conditions import Condition, met
 
 FILE = Path(__file__).with_name("guides.yaml")
@@ -122,7 +122,7 @@ class Guides:
 
     def cited(self, keys: tuple[str, ...], algorithm: str | None = None) -> tuple[str, ...]:
         """The sources by their names; `own` is the paper of that algorithm."""
-        papers = {OWN: cards()[algorithm].paper if algorithm else "the papers of these algorithms"}
+        papers = {OWN: ALGORITHMS[algorithm].card.paper if algorithm else "the papers of these algorithms"}
         return tuple(papers.get(key) or self.sources[key] for key in keys)
 
 
@@ -149,18 +149,28 @@ def guides() -> Guides:
 
 
 def _members(where: Condition) -> Iterator[str]:
-    return (key for key, card in cards().items() if met(where, _asked(card)))
+    return (key for key, kind in ALGORITHMS.items() if met(where, _asked(kind)))
 
 
-def _asked(card: AlgorithmCard) -> dict[str, Any]:
+def _asked(kind: type[Algorithm]) -> dict[str, Any]:
     """What a group can ask of an algorithm with its default settings."""
     return {
-        "data_kind": card.data_kind,
-        "online": card.online,
-        "learns_from_rewards": card.learns_from_rewards,
-        "min_group_size": card.min_group_size,
-        "needs": card.needs_of(),
+        "data_kind": kind.data_kind,
+        "online": samples(kind),
+        "learns_from_rewards": from_rewards(kind),
+        "min_group_size": kind().group_size_needed,
+        "needs": kind().needs,
     }
+
+
+def from_rewards(kind: type[Algorithm]) -> bool:
+    """Does it sample answers that something has to score?"""
+    return samples(kind) and kind.learns_from_rewards
+
+
+def samples(kind: type[Algorithm]) -> bool:
+    """Does it learn from answers of its own? The others learn from given rows."""
+    return kind.data_kind == "prompts"
 
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -191,7 +201,7 @@ def _rule(told: Mapping[str, Any], groups: Groups) -> Rule:
 
 def _resolved(names: Iterable[str], groups: Groups) -> list[str]:
     """Keys in the order of the names, and of `ALGORITHMS` within a group."""
-    return [key for name in names for key in (groups[name] if name.startswith("@") else [cards()[name].key])]
+    return [key for name in names for key in (groups[name] if name.startswith("@") else [ALGORITHMS[name].key])]
 
 
 def _cited(told: Mapping[str, Any]) -> dict[str, Any]:

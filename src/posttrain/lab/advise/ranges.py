@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.errors import PosttrainError
-from posttrain.lab.advise.cards import card_of, cards
 from posttrain.lab.advise.conditions import Condition, met
 from posttrain.lab.plan.architecture import read_architecture
 
@@ -82,7 +82,7 @@ class Remark:
 
 def remarks(config: RunConfig) -> list[Remark]:
     """What stands outside of the published ranges, in their order. Nothing is loaded, and nothing is refused."""
-    if config.algorithm.name not in cards():  # one of the user's own, about which nothing was published
+    if config.algorithm.name not in ALGORITHMS:  # one of the user's own, about which nothing was published
         return []
     known, tree = facts_of(config), config.model_dump()
     found = []
@@ -114,19 +114,20 @@ def ranges() -> tuple[Condition, tuple[Range, ...]]:
 
 def facts_of(config: RunConfig) -> dict[str, Any]:
     """What conditions can ask of a configuration."""
-    card, train = card_of(config.algorithm.name), config.train
+    algorithm, train = config.algorithm.build(), config.train
+    online = algorithm.data_kind == "prompts"
     parameters = parameters_of(config.model.path)
     built_in = config.model.path.startswith(BUILT_IN)
     return {
-        "algorithm": card.key,
-        "data_kind": card.data_kind,
-        "online": card.online,
-        "needs": card.needs_of(config.algorithm.settings),
+        "algorithm": algorithm.key,
+        "data_kind": algorithm.data_kind,
+        "online": online,
+        "needs": algorithm.needs,
         "lora": config.lora is not None,
         "parameters": parameters,
         "scratch": built_in or (parameters is not None and parameters < FROM_SCRATCH),
-        "rows": train.prompts_per_step * (config.sampling.group_size if card.online else 1),
-        "updates": train.minibatches * train.epochs,
+        "rows": train.prompts_per_step * (config.sampling.group_size if online else 1),
+        "updates": train.updates_per_batch,
         "steps": train.steps,
         "passes": passes_of(config),
         "learned_reward": any(reward.model is not None for reward in config.rewards),

@@ -1,11 +1,11 @@
-"""The models that an algorithm holds in memory, by role, from its card: what it costs before a byte is counted."""
+"""The models that an algorithm holds in memory, by role, from its class: what it costs before a byte is counted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from posttrain.lab.advise.cards import AlgorithmCard
+from posttrain.algorithms import Algorithm
 from posttrain.lab.advise.facts import Facts
 
 
@@ -24,28 +24,26 @@ class Role:
         return f"{self.name} ({kind}{', ' + self.note if self.note else ''})"
 
 
-def roles_of(card: AlgorithmCard, facts: Facts, *, lora: bool, needs: frozenset[str] | None = None) -> list[Role]:
+def roles_of(algorithm: Algorithm, facts: Facts, *, lora: bool) -> Iterator[Role]:
     """The policy first; what is on another machine or on disk is told, and does not count."""
-    return list(_roles(card, facts, lora, card.needs_of() if needs is None else needs))
-
-
-def _roles(card: AlgorithmCard, facts: Facts, lora: bool, needs: frozenset[str]) -> Iterator[Role]:
+    needs, online = algorithm.needs, algorithm.data_kind == "prompts"
+    scored = online and algorithm.learns_from_rewards
     yield Role(name="model with a scalar head" if "scores" in needs else "policy", trained=True, counts=True)
     if "values" in needs:
         note = "a second adapter on the policy's base" if lora else ""
         yield Role(name="critic", trained=True, counts=not lora, note=note)
     if "reference" in needs:
-        yield _reference(card, lora)
+        yield _reference(online, lora)
     if "teacher" in needs:
         yield Role(name="teacher", trained=False, counts=True)
-    if card.online and card.learns_from_rewards and _scored_by_a_model(facts):
+    if scored and _scored_by_a_model(facts):
         yield Role(name="reward model", trained=False, counts=True)
-    if card.online and card.learns_from_rewards and facts.reward == "judge":
+    if scored and facts.reward == "judge":
         yield Role(name="judge", trained=False, counts=False, note="behind an endpoint")
 
 
-def _reference(card: AlgorithmCard, lora: bool) -> Role:
-    if not card.online:
+def _reference(online: bool, lora: bool) -> Role:
+    if not online:
         return Role(
             name="reference", trained=False, counts=False, note="asked once before the first step, kept on disk"
         )

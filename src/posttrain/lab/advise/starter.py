@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from posttrain.algorithms import Algorithm
 from posttrain.config.stages import REWARD_MODEL
 from posttrain.config.text import dotted, leaves, write_tree
-from posttrain.lab.advise.cards import AlgorithmCard
 from posttrain.lab.advise.facts import Facts
+from posttrain.lab.advise.guides import from_rewards, samples
 from posttrain.lab.advise.ranges import Range, usual_values
 from posttrain.lab.plan.architecture import size_classes
 
@@ -58,104 +61,111 @@ def wants_lora(facts: Facts) -> bool:
     return facts.full_training_fits is False or (facts.gpus == 0 and large)
 
 
-def settings_for(card: AlgorithmCard, facts: Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
+def settings_for(kind: type[Algorithm], facts: Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What the situation asks for, and the usual value of each setting whose default is not usual here."""
-    usual = usual_values(_known(card, facts, asked))
-    unusual = {name: usual[f"algorithm.{name}"].usual for name in card.defaults if _differs(card, name, usual)}
+    usual = usual_values(_known(kind, facts, asked))
+    unusual = {name: usual[f"algorithm.{name}"].usual for name in defaults_of(kind) if _differs(kind, name, usual)}
     return {**unusual, **asked}
 
 
+def defaults_of(kind: type[Algorithm]) -> dict[str, Any]:
+    """Setting -> default, by the names that a config uses."""
+    return TypeAdapter(kind).dump_python(kind(), mode="json", by_alias=True)
+
+
 def starter(
-    card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+    kind: type[Algorithm], facts: Facts, settings: Mapping[str, Any], changes: Mapping[str, Any] | None = None
 ) -> str:
     """YAML that `load_config` takes, each published value with its range behind it.
 
     `settings` are those of the algorithm, `changes` dotted ones of anything that are set beside.
     """
-    usual = usual_values(_known(card, facts, settings))
-    tree = _tree(card, facts, settings, usual)
+    usual = usual_values(_known(kind, facts, settings))
+    tree = _tree(kind, facts, settings, usual)
     for path, value in (changes or {}).items():
         section, _, name = path.partition(".")
         told = tree.get(section, {})
         tree[section] = (told if isinstance(told, dict) else {"path": told}) | {name: value}
-    return write_tree(tree, _comments(tree, card, usual))
+    return write_tree(tree, _comments(tree, kind, usual))
 
 
-def _known(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Algorithm], facts: Facts, settings: Mapping[str, Any]) -> dict[str, Any]:
     """As `ranges.facts_of` a configuration that does not yet exist."""
     return {
-        "algorithm": card.key,
-        "data_kind": card.data_kind,
-        "online": card.online,
-        "needs": card.needs_of(settings),
+        "algorithm": kind.key,
+        "data_kind": kind.data_kind,
+        "online": samples(kind),
+        "needs": kind(**settings).needs,
         "lora": wants_lora(facts),
         "parameters": facts.size,
         "scratch": False,
         "rows": None,
         "updates": 1,
         "steps": 200,
-        "learned_reward": any("model" in reward for reward in _rewards(card, facts)),
+        "learned_reward": any("model" in reward for reward in _rewards(kind, facts)),
     }
 
 
-def _tree(card: AlgorithmCard, facts: Facts, settings: Mapping[str, Any], usual: Mapping[str, Range]) -> dict[str, Any]:
-    group = _group_size(card, facts)
+def _tree(
+    kind: type[Algorithm], facts: Facts, settings: Mapping[str, Any], usual: Mapping[str, Range]
+) -> dict[str, Any]:
+    group = _group_size(kind, facts)
     tree: dict[str, Any] = {"model": model_for(facts)}
     if wants_lora(facts):
         tree["lora"] = {"rank": 16, "alpha": 32}
-    if "teacher" in card.needs_of(settings):
+    if "teacher" in kind(**settings).needs:
         tree["teacher"] = "Qwen/Qwen3-4B"
-    tree["algorithm"] = {"name": card.key, **settings}
-    tree["data"] = {"train": FILES[card.data_kind]}
-    if rewards := _rewards(card, facts):
+    tree["algorithm"] = {"name": kind.key, **settings}
+    tree["data"] = {"train": FILES[kind.data_kind]}
+    if rewards := _rewards(kind, facts):
         tree["rewards"] = rewards
     if any(reward.get("model") == REWARD_MODEL for reward in rewards):
         tree[REWARD_MODEL] = {
             "data": {"train": FILES["pairs"]},
             "train": {"steps": 200, "prompts_per_step": 64, "learning_rate": 9e-6},
         }
-    if card.online:
+    if samples(kind):
         tree["sampling"] = {"group_size": group, "max_completion_length": facts.answer_length or 1024}
-    tree["train"] = _train(card, usual, group)
-    tree["evaluation"] = {"every": 20} if card.online else {"every": 20, "samples": 0}
+    tree["train"] = _train(kind, usual, group)
+    tree["evaluation"] = {"every": 20} if samples(kind) else {"every": 20, "samples": 0}
     return tree
 
 
-def _differs(card: AlgorithmCard, name: str, usual: Mapping[str, Range]) -> bool:
+def _differs(kind: type[Algorithm], name: str, usual: Mapping[str, Range]) -> bool:
     """Is another value than the algorithm's default the usual one here? A default of none is a value of its own."""
     told = usual.get(f"algorithm.{name}")
-    default = card.defaults[name]
+    default = defaults_of(kind)[name]
     return told is not None and default is not None and not (told.low or 0) <= default <= (told.high or default)
 
 
-def _group_size(card: AlgorithmCard, facts: Facts) -> int:
-    if not card.online or facts.one_answer:
+def _group_size(kind: type[Algorithm], facts: Facts) -> int:
+    if not samples(kind) or facts.one_answer:
         return 1
     hard = facts.base_score is not None and facts.base_score < 0.1
-    return max(16 if hard else 8 if card.min_group_size > 1 else 1, card.min_group_size)
+    return max(16 if hard else 8 if kind().group_size_needed > 1 else 1, kind().group_size_needed)
 
 
-def _train(card: AlgorithmCard, usual: Mapping[str, Range], group: int) -> dict[str, Any]:
+def _train(kind: type[Algorithm], usual: Mapping[str, Range], group: int) -> dict[str, Any]:
     per_step = usual.get("train.prompts_per_step")
     rows = usual.get(ROWS)
     prompts = int(per_step.usual) if per_step else int(rows.usual) // group if rows else 256 // group
     rate = usual.get("train.learning_rate")
     train: dict[str, Any] = {"steps": 200, "prompts_per_step": max(2, prompts)}
     train["learning_rate"] = rate.usual if rate else 1e-6
-    if not card.online:
+    if not samples(kind):
         train |= {"schedule": "cosine", "warmup_steps": 20}
-    if card.online and "old" in card.needs_of():
+    if samples(kind) and "old" in kind().needs:
         train["minibatches"] = UPDATES_PER_BATCH if prompts * group >= 4 * UPDATES_PER_BATCH else 1
     return train
 
 
-def _rewards(card: AlgorithmCard, facts: Facts) -> list[dict[str, Any]]:
+def _rewards(kind: type[Algorithm], facts: Facts) -> list[dict[str, Any]]:
     """How the new answers of this algorithm are scored."""
-    if not (card.online and card.learns_from_rewards):
+    if not (from_rewards(kind)):
         return []
     if facts.reward == "judge":
         judge = {"model": "my-judge", "url": "http://localhost:8000/v1"}
-        alone = _group_size(card, facts) == 1  # nothing to compare an answer with
+        alone = _group_size(kind, facts) == 1  # nothing to compare an answer with
         return [{"judge": judge | ({"mode": "score"} if alone else {})}]
     if facts.reward == "model":
         return [{"model": OWN_REWARD_MODEL, "settings": {"normalize": True}}]
@@ -168,7 +178,7 @@ def _rewards(card: AlgorithmCard, facts: Facts) -> list[dict[str, Any]]:
     return [*rewards, {"function": "rewards.py:second", "weight": 0.5}] if facts.several_rewards else rewards
 
 
-def _comments(tree: Mapping[str, Any], card: AlgorithmCard, usual: Mapping[str, Range]) -> dict[str, str]:
+def _comments(tree: Mapping[str, Any], kind: type[Algorithm], usual: Mapping[str, Range]) -> dict[str, str]:
     told = {dotted(path): usual.get(dotted(path)) for path, _ in leaves(tree)}
     ranged = {path: f"published: {known.words}" for path, known in told.items() if known is not None}
-    return ranged | {"data.train": COLUMNS[card.data_kind]}
+    return ranged | {"data.train": COLUMNS[kind.data_kind]}

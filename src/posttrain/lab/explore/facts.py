@@ -1,12 +1,14 @@
-"""What the page says of each algorithm, in words, from its card."""
+"""What the page says of each algorithm, in words, from its class."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from posttrain.lab.advise.cards import AlgorithmCard, options
-from posttrain.lab.advise.guides import guides
+from posttrain.algorithms import Algorithm
+from posttrain.algorithms.composition.about import ABOUT
+from posttrain.explain import NeedFact, explain
+from posttrain.lab.advise.guides import from_rewards, guides, samples
 from posttrain.lab.explore.selections import settings_by_value, written
 
 DATA = {
@@ -52,66 +54,56 @@ NEEDS = {
 """Need -> what the machinery computes for it, beside the policy's own log-probabilities."""
 
 
-def facts_of(card: AlgorithmCard) -> dict[str, Any]:
+def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
     """One algorithm as the page shows it."""
+    told, online = explain(kind.key), samples(kind)
     return {
-        "key": card.key,
-        "name": card.title.partition(":")[0],
-        "title": card.title,
-        "paper": card.paper,
-        "summary": card.summary,
-        "online": card.online,
-        "learns": "online: it samples its own answers" if card.online else "offline: nothing is sampled",
-        "data": DATA[card.data_kind],
-        "reward": reward_source(card),
-        "group": group_of(card),
-        "models": list(card.models),
-        "needs": [
-            _need(card, name) for name in card.needs if card.needs[name].by_default or card.needs[name].decided_by
-        ],
-        "choices": {name: _choice(name, option) for name, option in card.choices.items()},
-        "use_when": card.use_when,
-        "avoid_when": card.avoid_when,
-        "failures": [failure.what for failure in guides().failures if card.key in failure.of],
+        "key": told.key,
+        "name": told.title.partition(":")[0],
+        "title": told.title,
+        "paper": told.paper,
+        "summary": told.summary,
+        "online": online,
+        "learns": "online: it samples its own answers" if online else "offline: nothing is sampled",
+        "data": DATA[told.data_kind],
+        "reward": reward_source(kind),
+        "group": group_of(kind),
+        "models": list(told.models),
+        "needs": [_need(need) for need in told.needs],
+        "choices": {name: [option, ABOUT.get(name, {}).get(option, "")] for name, option in told.choices.items()},
+        "use_when": told.use_when,
+        "avoid_when": told.avoid_when,
+        "failures": [failure.what for failure in guides().failures if told.key in failure.of],
         "plan": {
             choice: {value: written(settings) for value, settings in values.items()}
-            for choice, values in settings_by_value(card).items()
+            for choice, values in settings_by_value(kind).items()
         },
-        "formula": inspect.cleandoc(f"\n{card.formula}"),
-        "settings": [f"{setting.name} = {_value(setting.default)}" for setting in card.settings],
+        "formula": inspect.cleandoc(f"\n{told.formula}"),
+        "settings": [f"{setting.name} = {_value(setting.default)}" for setting in told.settings],
     }
 
 
-def family_of(card: AlgorithmCard) -> str:
+def family_of(kind: type[Algorithm]) -> str:
     """The heading under which it can be chosen."""
-    return REWARD_MODELS if "scores" in card.needs else FAMILIES[card.data_kind]
+    return REWARD_MODELS if "scores" in kind().needs else FAMILIES[kind.data_kind]
 
 
-def reward_source(card: AlgorithmCard) -> str:
-    if "scores" in card.needs:
+def reward_source(kind: type[Algorithm]) -> str:
+    if "scores" in kind().needs:
         return "none: it is trained to give rewards"
-    if not card.online:
-        return REWARD[card.data_kind]
-    return (
-        "a verifier, a reward model, a judge or any function" if card.learns_from_rewards else "none: a teacher model"
-    )
+    if not samples(kind):
+        return REWARD[kind.data_kind]
+    return "a verifier, a reward model, a judge or any function" if from_rewards(kind) else "none: a teacher model"
 
 
-def group_of(card: AlgorithmCard) -> str:
-    if not card.online:
-        return "none are sampled"
-    return "one is enough" if card.min_group_size == 1 else f"at least {card.min_group_size}"
+def group_of(kind: type[Algorithm]) -> str:
+    least = kind().group_size_needed
+    return "none are sampled" if not samples(kind) else "one is enough" if least == 1 else f"at least {least}"
 
 
-def _need(card: AlgorithmCard, name: str) -> str:
-    need = card.needs[name]
+def _need(need: NeedFact) -> str:
     switched = "" if need.by_default else f" (with {' or '.join(need.decided_by)})"
-    return NEEDS[name] + switched
-
-
-def _choice(name: str, option: str) -> list[str]:
-    """The option, and what it computes where that has not been said by its name."""
-    return [option, options().get(name, {}).get(option, "")]
+    return NEEDS[need.name] + switched
 
 
 def _value(value: Any) -> str:

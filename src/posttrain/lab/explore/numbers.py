@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from posttrain.lab.advise.cards import cards
+from posttrain.algorithms import ALGORITHMS
+from posttrain.lab.advise.guides import samples
 from posttrain.lab.explore.choices import Choice
 from posttrain.lab.explore.selections import Selection, workload
 from posttrain.lab.plan.api import ERROR
@@ -109,7 +110,7 @@ class Numbers:
     def _planned(self, key: str, chosen: Selection) -> list[dict[PartName, np.ndarray]]:
         """Phase -> part -> bytes of every combination, `[len(axis) for axis in axes]`; one value is enough of a choice
         that has no meaning where nothing is sampled."""
-        sampled = cards()[key].online
+        sampled = samples(ALGORITHMS[key])
         axes = {
             name: all_ if sampled or not self.choices[name].online else all_[:1] for name, all_ in self.axes.items()
         }

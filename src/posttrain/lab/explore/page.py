@@ -11,8 +11,8 @@ from string import Template
 from typing import Any
 
 import posttrain
+from posttrain.algorithms import ALGORITHMS
 from posttrain.files import write_atomically
-from posttrain.lab.advise.cards import cards
 from posttrain.lab.explore.choices import Choice, choices
 from posttrain.lab.explore.facts import facts_of, family_of
 from posttrain.lab.explore.numbers import Numbers, device_of
@@ -58,7 +58,7 @@ def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question
 def content(offered: Mapping[str, Choice], asked: Sequence[Question]) -> dict[str, Any]:
     """Everything that the script looks up."""
     numbers = Numbers(offered)
-    algorithms = [facts_of(card) | {"shapes": numbers.shapes_of(card.key)} for card in cards().values()]
+    algorithms = [facts_of(kind) | {"shapes": numbers.shapes_of(key)} for key, kind in ALGORITHMS.items()]
     return {
         "algorithms": algorithms,
         "devices": [device_of(key) for key in offered["device"].values],
@@ -69,9 +69,9 @@ def content(offered: Mapping[str, Choice], asked: Sequence[Question]) -> dict[st
 
 def _algorithm_options(chosen: str | None) -> str:
     families: dict[str, list[str]] = {}
-    for card in cards().values():
-        name = card.title.partition(":")[0]
-        families.setdefault(family_of(card), []).append(_option(card.key, name, card.key == chosen))
+    for key, kind in ALGORITHMS.items():
+        name = kind.card.title.partition(":")[0]
+        families.setdefault(family_of(kind), []).append(_option(key, name, key == chosen))
     return "".join(
         f'<optgroup label="{escaped(name)}">{"".join(options)}</optgroup>' for name, options in families.items()
     )

@@ -10,10 +10,11 @@ from typing import Any
 
 import yaml
 
+from posttrain.algorithms import ALGORITHMS, Algorithm
 from posttrain.config import load_config
-from posttrain.config.cards import without_torch
 from posttrain.config.text import show
-from posttrain.lab.advise.cards import AlgorithmCard, cards
+from posttrain.lab.advise.guides import from_rewards, samples
+from posttrain.lab.advise.starter import defaults_of
 from posttrain.lab.explore.choices import GROUPS, MODELS, TOKENS
 from posttrain.lab.plan.api import from_flags, target_of, workload_for
 from posttrain.lab.plan.records import Workload
@@ -31,27 +32,27 @@ SCALES = ("checkpointing", "group", "gpus")
 Settings = Mapping[str, Any]
 
 
-def settings_by_value(card: AlgorithmCard) -> dict[str, dict[str, Settings]]:
+def settings_by_value(kind: type[Algorithm]) -> dict[str, dict[str, Settings]]:
     """Choice -> value -> what is set for it beside model and algorithm; `SIZE` stands for that of the model."""
     found: dict[str, dict[str, Settings]] = {
         "precision": {name: {"model.precision": name} for name in ("bfloat16", "float32")},
         "weights": {"lora": {"lora.rank": LORA_RANK}},
         "checkpointing": {"on": {"train.gradient_checkpointing": True}},
-        "tokens": {str(tokens): _lengths(card, tokens) for tokens in TOKENS},
+        "tokens": {str(tokens): _lengths(kind, tokens) for tokens in TOKENS},
     }
-    if card.online:
+    if samples(kind):
         found["group"] = {str(size): {"sampling.group_size": size} for size in GROUPS}
-    if card.online and card.learns_from_rewards:
+    if from_rewards(kind):
         found["reward"] = {"model": {"rewards": [{"model": "SIZE"}]}}
-    if "kl_coef" in card.defaults and "reference" not in card.needs_of():
+    if "kl_coef" in defaults_of(kind) and "reference" not in kind().needs:
         found["kl"] = {"on": {"algorithm.kl_coef": KL_COEF}}
-    if "teacher" in card.needs_of():
+    if "teacher" in kind().needs:
         found["model"] = {size: {"teacher.path": "SIZE"} for size in MODELS}
     return found
 
 
-def _lengths(card: AlgorithmCard, tokens: int) -> Settings:
-    if card.online:
+def _lengths(kind: type[Algorithm], tokens: int) -> Settings:
+    if samples(kind):
         return {"sampling.max_completion_length": tokens}
     return {"data.max_length": ASSUMED_PROMPT + tokens}
 
@@ -59,7 +60,7 @@ def _lengths(card: AlgorithmCard, tokens: int) -> Settings:
 def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
     """What a selection sets beside model and algorithm, as `posttrain plan` takes it."""
     told: dict[str, Any] = {}
-    for choice, values in settings_by_value(cards()[key]).items():
+    for choice, values in settings_by_value(ALGORITHMS[key]).items():
         told |= values.get(chosen[choice], {})
     return yaml.safe_load(yaml.safe_dump(told).replace("SIZE", chosen["model"]))
 
@@ -92,6 +93,5 @@ def workload(key: str, chosen: Selection) -> Workload:
 def _read(key: str, chosen: tuple[tuple[str, str], ...]) -> Workload:
     """Of one device. The grid is walked so that the choices in `SCALES` change fastest: one memory is enough."""
     selection = {**dict(chosen), "checkpointing": "off", "group": "8", "gpus": "1"}
-    with without_torch():
-        config = load_config(from_flags(selection["model"], key), settings_of(key, selection)).config
-        return workload_for(config, target_of(config, devices_of(selection)))
+    config = load_config(from_flags(selection["model"], key), settings_of(key, selection)).config
+    return workload_for(config, target_of(config, devices_of(selection)))

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from posttrain.lab.plan.architecture import Architecture, Block
 from posttrain.lab.plan.layout import Grid, Layout
-from posttrain.lab.plan.library import SHORT_KEYS, SLAB_NUMBERS
 from posttrain.lab.plan.records import BYTES, Adapters, Workload
 from posttrain.lab.plan.roles import weight_ranks
+from posttrain.models.footprint import SHORT_KEYS, SLAB_NUMBERS
 
 WIDE = 4
 """Bytes of a number of the hidden state and of weights that are trained."""

@@ -4,7 +4,7 @@
     plan = make_plan(model="7b", algorithm="ppo", gpus="8xH100", settings={"lora": {}})
     plan.verdict.answer, plan.run_seconds, plan.changes;  print(plan.render())
 
-Nothing is downloaded, no GPU is needed and torch is not imported. Of `posttrain.plan(...)` this is the whole.
+Nothing is downloaded and no GPU is needed. Of `posttrain.plan(...)` this is the whole.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.config import RunConfig, check, load_config
-from posttrain.config.algorithm import SOURCE, algorithm_names
-from posttrain.config.cards import without_torch
 from posttrain.errors import ConfigError
+from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.advise.ranges import Remark, remarks
 from posttrain.lab.plan.arithmetic import Step
 from posttrain.lab.plan.calibration import corrected
@@ -129,18 +129,17 @@ def make_plan(
     `gpus` is like "8xH100"; None is this machine. `how` are further fields of `Target`. Raises ConfigError and
     ModelError for what cannot be planned; what does not fit is no error here.
     """
-    with without_torch():
-        if config is None:
-            config = from_flags(model, algorithm)
-        elif model is not None or algorithm is not None:
-            raise ConfigError(
-                given="a configuration, and a model or an algorithm beside it",
-                allowed="one of the two",
-                fix="Change the configuration by its settings: model=7b, algorithm.name=ppo.",
-            )
-        resolved = load_config(config, overrides).config
-        check(resolved)
-        return plan_for(resolved, target_of(resolved, gpus, **how))
+    if config is None:
+        config = from_flags(model, algorithm)
+    elif model is not None or algorithm is not None:
+        raise ConfigError(
+            given="a configuration, and a model or an algorithm beside it",
+            allowed="one of the two",
+            fix="Change the configuration by its settings: model=7b, algorithm.name=ppo.",
+        )
+    resolved = load_config(config, overrides).config
+    check(resolved)
+    return plan_for(resolved, target_of(resolved, gpus, **how))
 
 
 def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
@@ -151,14 +150,14 @@ def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
             allowed="one of the two",
             fix="posttrain plan my_run.yaml, or posttrain plan --model 7b --algorithm grpo --gpus h100",
         )
-    declared = SOURCE.get().declared(algorithm, {}) if algorithm in algorithm_names() else None
-    needs = frozenset[str]() if declared is None else declared.needs
+    kind = ALGORITHMS.get(algorithm)
+    needs = frozenset[str]() if kind is None else kind().needs
     return {
         "model": model,
         "algorithm": algorithm,
         "data": {"train": "train.jsonl"} | ({"auxiliary": "examples.jsonl"} if "auxiliary" in needs else {}),
         **({"teacher": model} if "teacher" in needs else {}),
-        **({"rewards": [{"name": "math"}]} if declared is not None and declared.learns_from_rewards else {}),
+        **({"rewards": [{"name": "math"}]} if kind is not None and from_rewards(kind) else {}),
         "train": {"steps": DEFAULT_STEPS},
     }
 

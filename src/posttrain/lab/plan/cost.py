@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from posttrain.functional.linear_logprobs import KEPT_BYTES
 from posttrain.lab.plan.architecture import Architecture
 from posttrain.lab.plan.arithmetic import Step
 from posttrain.lab.plan.hardware import Hardware
 
 MASTER_BYTES = 4
 """Of a weight: the trainer keeps float32."""
-KEPT_LOGITS = 2**28
-"""Bytes of logits that the head keeps for its backward pass; more are computed again."""
 ADAM_TOUCHES = 10
 """Numbers read or written for each trained weight in an update: gradient (norm, scaling, use), weight, two moments."""
 PREFILL_TOKENS = 16384
@@ -139,7 +138,7 @@ def training(model: Architecture, step: Step, precision: str, how: Trained, *, w
     if with_head:
         frozen = how.adapter_parameters > 0
         logits = step.scored_tokens / step.microbatches * model.vocabulary * bytes_of(precision)
-        again = max(0.0, 1 - KEPT_LOGITS / max(1.0, logits))
+        again = max(0.0, 1 - KEPT_BYTES / max(1.0, logits))
         flops += step.epochs * step.scored_tokens * head_flops(model) * (2 + (not frozen) + again)
     passes = step.epochs * step.microbatches
     gradients = 2 * MASTER_BYTES * how.trained_parameters

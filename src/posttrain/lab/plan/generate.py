@@ -19,16 +19,10 @@ from functools import cache
 from math import ceil
 
 from posttrain.lab.plan.architecture import Architecture, Block, Linear
-from posttrain.lab.plan.library import (
-    COPIED_WEIGHTS,
-    GROUP_COLUMNS,
-    SAMPLING_BLOCK,
-    SLOT_COLUMNS,
-    SLOT_GROWTH,
-    SMALL,
-)
 from posttrain.lab.plan.records import BYTES, Workload
 from posttrain.lab.plan.roles import weight_ranks
+from posttrain.models.compute import SMALL
+from posttrain.models.footprint import COPIED_WEIGHTS, GROUP_COLUMNS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
 
 WIDE = 4
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from posttrain.functional.linear_logprobs import KEPT_BYTES, TILE_COLUMNS, TILE_NUMBERS, TILE_NUMBERS_ELSEWHERE
 from posttrain.lab.plan.architecture import Architecture
-from posttrain.lab.plan.library import KEPT_LOGIT_BYTES, TILE_COLUMNS, TILE_NUMBERS
 from posttrain.lab.plan.records import BYTES, Workload
 
 WIDE = 4
@@ -53,12 +53,13 @@ class Head:
 
     @property
     def _tile_columns(self) -> int:
-        return max(TILE_COLUMNS, TILE_NUMBERS[self.device] // self._tile_rows)
+        numbers = TILE_NUMBERS if self.device == "cpu" else TILE_NUMBERS_ELSEWHERE
+        return max(TILE_COLUMNS, numbers // self._tile_rows)
 
     @property
     def kept(self) -> int:
         """Logits for the backward pass, and the hidden states that they came from."""
-        logits = min(self.scored * self.architecture.vocabulary * self.narrow, KEPT_LOGIT_BYTES)
+        logits = min(self.scored * self.architecture.vocabulary * self.narrow, KEPT_BYTES)
         return logits + self.states
 
     @property

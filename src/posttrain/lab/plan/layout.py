@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from posttrain.lab.plan.library import LEAST_SAVING
 from posttrain.lab.plan.records import Workload
+from posttrain.models.shared_prefixes import LEAST_SAVING
 
 
 class Grid(NamedTuple):

@@ -14,10 +14,10 @@ from posttrain.lab.plan.activations import Pass
 from posttrain.lab.plan.generate import casts, choice, joined_weights, keys_and_values, prefill, prompt_cache
 from posttrain.lab.plan.head import Head
 from posttrain.lab.plan.layout import Layout, lay_out, microbatches
-from posttrain.lab.plan.library import PROBE_ROWS, PROBE_SCORED, PROBE_TOKENS, REWARD_TOKENS
 from posttrain.lab.plan.moments import Moment, part, records
 from posttrain.lab.plan.records import BYTES, Part, Phase, PhaseName, Role, Workload
 from posttrain.lab.plan.roles import engine_weights, frozen_scorers, gathered, resident
+from posttrain.models.footprint import PROBE_ROWS, PROBE_SCORED_TOKENS, PROBE_TOKENS, REWARD_TOKENS
 
 
 def phases_of(workload: Workload) -> Iterator[Phase]:
@@ -102,7 +102,7 @@ def _publish(workload: Workload) -> Iterator[Moment]:
     numbers = {"shared": 0, "copy": 4, "separate": BYTES[workload.precision]}[workload.engine]
     transfer = part("sampler", "weight transfer", numbers * a.vocabulary * a.hidden)
     yield Moment(name="delivery of the weights", parts=(transfer, records(workload)))
-    layout = lay_out(PROBE_TOKENS, PROBE_SCORED, [1] * PROBE_ROWS, prefix=0)
+    layout = lay_out(PROBE_TOKENS, PROBE_SCORED_TOKENS, [1] * PROBE_ROWS, prefix=0)
     body = Pass.of(workload, a, layout, adapters=workload.lora)
     head = Head.of(workload, a, layout.scored, trained=False)
     probe = part("policy", "temporaries", max(body.forward_moment, head.forward_moment) + body.cached_casts)

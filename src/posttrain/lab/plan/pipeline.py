@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from posttrain.config.cards import without_torch
 from posttrain.config.pipeline import read_pipeline
 from posttrain.lab.plan.api import Plan, plan_for, target_of
 from posttrain.lab.plan.render import duration, money
@@ -60,8 +59,7 @@ def plan_pipeline(
     **how: Any,
 ) -> PipelinePlan:
     """As `make_plan`, for a file or mapping with `stages`."""
-    with without_torch():
-        configs = read_pipeline(source, overrides).with_start_models()
-        return PipelinePlan(
-            stages={name: plan_for(config, target_of(config, gpus, **how)) for name, config in configs.items()}
-        )
+    configs = read_pipeline(source, overrides).with_start_models()
+    return PipelinePlan(
+        stages={name: plan_for(config, target_of(config, gpus, **how)) for name, config in configs.items()}
+    )

@@ -42,7 +42,7 @@ class Workload:
     algorithm: str
     """Key of `ALGORITHMS`."""
     needs: frozenset[str]
-    """What the algorithm asks for with these settings: `AlgorithmCard.needs_of`."""
+    """What the algorithm asks for with these settings: `Algorithm.needs`."""
     data_kind: DataKind = "prompts"
     """Prompts are answered by a sampler; everything else is given."""
     old_pass: bool = False

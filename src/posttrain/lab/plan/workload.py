@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.config.stages import REWARD_MODEL
 from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
-from posttrain.lab.plan.library import SMALL
 from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
-from posttrain.tasks.base import ALPHABET
+from posttrain.models.compute import SMALL
+from posttrain.tasks.base import EXPERTS
 from posttrain.tasks.catalogue import find_builtin
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ ASSUMED_PROMPT = 256
 """Tokens of the longest prompt where neither the configuration nor the caller says."""
 ASSUMED_ROW = 512
 """The same for rows of given data, prompt and answer together."""
-SPECIAL_TOKENS, TINY_CONTEXT, TINY_EXPERTS = 4, 128, 16
-"""tasks/tiny.py, of the built-in models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +64,18 @@ def workload_of(
     Lengths are the longest that the configuration admits; where it names none, they are assumed. Raises as
     `read_architecture` does.
     """
-    declared, train, sampling = config.algorithm.declared, config.train, config.sampling
+    algorithm, train, sampling = config.algorithm.build(), config.train, config.sampling
     architecture = known.pop("architecture", None) or model_architecture(config.model.path)
     computing = computing or Computing.assumed(config, architecture.parameters, device, bfloat16=bfloat16)
-    kind: DataKind = "pairs" if config.sampled_pairs is not None else declared.data_kind  # type: ignore[assignment]
+    algorithm = algorithm.with_decided_correction(exact=train.samples_exactly(computing.precision))
+    kind: DataKind = "pairs" if config.sampled_pairs is not None else algorithm.data_kind
     online = kind == "prompts"
     prompt, completion = _lengths(config, architecture, online=online)
     fields: dict[str, Any] = {
-        "algorithm": declared.key,
-        "needs": declared.needs,
+        "algorithm": algorithm.key,
+        "needs": algorithm.needs,
         "data_kind": kind,
-        "old_pass": online and _old_pass(config),
+        "old_pass": online and algorithm.needs_old_pass(updates=train.updates_per_batch, dropout=config.has_dropout),
         "prompts_per_step": train.prompts_per_step,
         "group_size": sampling.group_size if online else 1,
         "prompt_tokens": prompt,
@@ -104,28 +103,11 @@ def workload_of(
 def model_architecture(path: str) -> Architecture:
     """As `read_architecture`, and of the built-in tiny models, which may not have been built yet."""
     form, colon, name = path.partition(":")
-    if not colon or form not in ("tiny", "tiny-moe"):
+    experts = {"tiny": 0, "tiny-moe": EXPERTS}
+    if not colon or form not in experts:
         return read_architecture(path)
-    recipe = find_builtin(name).tiny
-    config: dict[str, Any] = {
-        "model_type": "llama",
-        "hidden_size": recipe.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": recipe.layers,
-        "num_attention_heads": recipe.heads,
-        "vocab_size": SPECIAL_TOKENS + len(dict.fromkeys(ALPHABET)),
-        "max_position_embeddings": TINY_CONTEXT,
-        "tie_word_embeddings": True,
-    }
-    if form == "tiny-moe":
-        chosen = TINY_EXPERTS // 4
-        config |= {
-            "model_type": "qwen3_moe",
-            "num_experts": TINY_EXPERTS,
-            "num_experts_per_tok": chosen,
-            "moe_intermediate_size": recipe.intermediate_size // chosen,
-        }
-    return architecture_of(config, name=path)
+    recipe = replace(find_builtin(name).tiny, experts=experts[form])
+    return architecture_of({"model_type": recipe.model_type, **recipe.shape()}, name=path)
 
 
 def _lengths(config: RunConfig, architecture: Architecture, *, online: bool) -> tuple[int, int]:
@@ -137,13 +119,6 @@ def _lengths(config: RunConfig, architecture: Architecture, *, online: bool) -> 
         return min(prompt, context - completion), completion
     row = min(config.data.max_length or ASSUMED_ROW, context)
     return row // 2, row - row // 2
-
-
-def _old_pass(config: RunConfig) -> bool:
-    """As train/setup.py decides it (RULE 6)."""
-    needs, train = config.algorithm.declared.needs, config.train
-    dropout = config.lora is not None and config.lora.dropout > 0
-    return "old_for_advantages" in needs or ((train.epochs * train.minibatches > 1 or dropout) and "old" in needs)
 
 
 def _adapters(config: RunConfig) -> Adapters | None:

@@ -11,10 +11,10 @@ from posttrain.rewards.audit.finding import Measured, share
 from posttrain.rewards.audit.mutants import impossible, mutants
 from posttrain.rewards.audit.renderings import fill
 from posttrain.rewards.audit.subject import Answer, Case, Subject
-from posttrain.verify.code.attacks import ASSERTIONS, CALL_TESTS, HONEST, SCRIPT, Attack, Scene
-from posttrain.verify.code.attacks.escaping import ESCAPING
-from posttrain.verify.code.attacks.forging import FORGING
-from posttrain.verify.code.suite import COLUMNS
+from posttrain.verify.programs.attacks import ASSERTIONS, CALL_TESTS, HONEST, SCRIPT, Attack, Scene
+from posttrain.verify.programs.attacks.escaping import ESCAPING
+from posttrain.verify.programs.attacks.forging import FORGING
+from posttrain.verify.programs.suite import COLUMNS
 
 if TYPE_CHECKING:
     from posttrain.types import Prompt

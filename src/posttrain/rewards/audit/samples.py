@@ -20,7 +20,7 @@ def sampled(model: str, prompts: Sequence[Prompt]) -> list[list[str]]:
     from posttrain.data.prompts import Renderer
     from posttrain.engines import make_sampler
     from posttrain.models.load import load_model
-    from posttrain.tasks.tiny import resolve_model_path
+    from posttrain.models.named import resolve_model_path
 
     loaded = load_model(resolve_model_path(ModelConfig(path=model), seed=0))
     sampler = make_sampler(loaded)

@@ -16,7 +16,7 @@ from posttrain.rewards.judge.records import Conversation, Judgement, Reply
 from posttrain.rewards.judge.substance import says_nothing
 from posttrain.rewards.judge.templates import ASK_AGAIN, Template
 from posttrain.rewards.missing import columns_known, missing_column
-from posttrain.rewards.verdict import Verdict
+from posttrain.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.config import JudgeConfig

@@ -16,10 +16,10 @@ from posttrain.engines import Sampler, make_sampler
 from posttrain.errors import ConfigError
 from posttrain.models.identity import model_identity
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
 from posttrain.rewards.judge.records import Conversation, Reply
 from posttrain.rewards.model import find_model
-from posttrain.tasks.tiny import resolve_model_path
 from posttrain.types import Prompt
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from time import perf_counter
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.verdict import Verdict, correct
 from posttrain.verify.mathematics import places
 from posttrain.verify.mathematics.extract import MAX_SEGMENT, final_segment
 from posttrain.verify.mathematics.sentences import without_dollars
 from posttrain.verify.mathematics.verify import Message, hidden_characters, text_of
+from posttrain.verify.verdict import Verdict, correct
 
 LETTERS = "ABCDEFGHIJ"
 MAX_SHOWN = 300

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from posttrain.rewards.verdict import Reason
+from posttrain.verify.verdict import Reason
 
 MAX_CHARS = 512
 """Characters of an answer."""

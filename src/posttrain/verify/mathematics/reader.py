@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from posttrain.rewards.verdict import Reason
 from posttrain.verify.mathematics.compare import same
 from posttrain.verify.mathematics.guard import NeedsAlgebra, Unreadable, look_at_the_clock
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse
 from posttrain.verify.mathematics.values import Value
+from posttrain.verify.verdict import Reason
 
 STRICT = Options()
 

@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.rewards.verdict import Verdict
 from posttrain.verify.mathematics.estimates import allows_estimates, is_estimate, names_estimate
 from posttrain.verify.mathematics.extract import Extracted, Reader, extract
 from posttrain.verify.mathematics.golds import math_gold, read_gold, require_mathematics
@@ -24,6 +23,7 @@ from posttrain.verify.mathematics.guard import NeedsAlgebra, Unreadable, quickly
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse
 from posttrain.verify.mathematics.values import Number, Unread, Value
+from posttrain.verify.verdict import Verdict
 
 Algebra = Callable[[str, str], bool]
 """Whether two LaTeX expressions are equal; may take long."""

@@ -1,0 +1,111 @@
+"""Where the tests of one program are run: a sandbox, its limits and one clock for all of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from posttrain.verify.programs.bundle import call_driver
+from posttrain.verify.programs.plain import NotPlain, dump, load, unpack
+from posttrain.verify.sandbox import Limits, Ran, Sandbox, SandboxUnavailable
+from posttrain.verify.verdict import Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How programs are judged."""
+
+    limits: Limits = field(default_factory=Limits)
+    """Of each process: one test, or one call of a script."""
+    seconds: float = 10.0
+    """Of all tests of one program together; those that are open then have failed."""
+    partial: bool = False
+    float_ok: bool | None = None
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a test failed."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a call: a value, or what it raised."""
+
+    value: Any = None
+    error: str = ""
+    text: str = ""
+
+
+class Bench:
+    """Runs one process per test, or per call of a script."""
+
+    def __init__(self, sandbox: Sandbox, rules: Rules) -> None:
+        self.sandbox, self.rules = sandbox, rules
+        self._until = time.monotonic() + rules.seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds, not below 0."""
+        return max(0.0, self._until - time.monotonic())
+
+    @property
+    def late(self) -> bool:
+        return self.left == 0
+
+    @property
+    def too_late(self) -> Problem:
+        return Problem("timeout", f"all tests together took more than {self.rules.seconds:g} s")
+
+    def run(self, source: str, stdin: bytes = b"", message: bytes | None = None, *, output: int = 0) -> Ran | Problem:
+        """A fresh process to its end. SandboxUnavailable: it could not be run, twice.
+
+        `output`: bytes that it may write where that is more than the limit.
+        """
+        try:
+            ran = self._run_once(source, stdin, message, output)
+        except SandboxUnavailable:
+            ran = self._run_once(source, stdin, message, output)
+        return _ended_badly(ran) or ran
+
+    def ask(self, task: dict[str, Any]) -> Answer | Problem:
+        """One call in a fresh process. What it sends back is read as plain data, or is a problem of the program's."""
+        nonce = secrets.token_hex(16)
+        ran = self.run(call_driver(), message=dump({**task, "nonce": nonce}))
+        if isinstance(ran, Problem):
+            return ran
+        if ran.result is None:
+            return Problem("error", f"the program sent {len(ran.messages)} answers in place of one")
+        try:
+            answer = load(ran.result)
+            if answer.get("nonce") != nonce:
+                return Problem("error", "the program sent an answer of its own")
+            if "value" in answer:
+                return Answer(unpack(answer["value"]))
+            return Answer(error=f"{answer.get('error')!s:.60}" or "an exception", text=f"{answer.get('text')!s:.200}")
+        except NotPlain as error:
+            return Problem("error", f"the program sent {error}")
+
+    def _run_once(self, source: str, stdin: bytes, message: bytes | None, output: int) -> Ran:
+        usual = self.rules.limits
+        limits = replace(usual, wall=min(usual.wall, max(self.left, 0.1)), output=max(usual.output, output))
+        process = self.sandbox.start(source, stdin=stdin, limits=limits)
+        if message is not None:
+            process.send(message)
+        return process.finish()
+
+
+def _ended_badly(ran: Ran) -> Problem | None:
+    if ran.ended in ("wall", "cpu"):
+        return Problem("timeout", f"the program was stopped after {ran.seconds:.1f} s ({ran.ended} time)")
+    if ran.ended == "exited" and ran.returncode == 0:
+        return None
+    last = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+    how = {"memory": "ran out of memory", "output": "wrote too much", "signal": f"died of signal {-ran.returncode}"}
+    return Problem("error", f"the program {how.get(ran.ended, f'ended with status {ran.returncode}')} {last}".strip())

@@ -1,0 +1,120 @@
+"""One program, its tests, one verdict. What is expected stays here; what is asked goes into the sandbox, one test each.
+
+A program that is late, crashes or writes nonsense has failed the test: its score is 0. A sandbox that does not work is
+tried once more and then leaves the program without a score.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from posttrain.verify.programs.bench import Bench, Problem, Rules
+from posttrain.verify.programs.compare import Equality, same, same_output
+from posttrain.verify.programs.plain import pack
+from posttrain.verify.programs.rewrite import Call, Script
+from posttrain.verify.programs.script import run_script
+from posttrain.verify.programs.suite import Stdio, Suite, Test, Value
+from posttrain.verify.sandbox import Sandbox, SandboxUnavailable
+from posttrain.verify.verdict import Verdict
+
+
+def examine(program: str, suite: Suite, sandbox: Sandbox, rules: Rules) -> Verdict:
+    """Run the tests one after the other, up to the first that fails; with `partial`, up to the first that is late."""
+    began = time.perf_counter()
+    bench = Bench(sandbox, rules)
+    first: Problem | None = None
+    passed, detail = 0, f"{len(suite.tests)} of {len(suite.tests)} tests"
+    try:
+        for number, test in enumerate(suite.tests, 1):
+            problem = _problem(program, test, bench)
+            if problem is None:
+                passed += 1
+            elif first is None:
+                first, detail = problem, f"test {number} of {len(suite.tests)}: {problem.detail}"
+            if problem is not None and (not rules.partial or problem.reason == "timeout"):
+                break
+    except SandboxUnavailable as error:
+        return Verdict(None, "error", extracted=program, detail=str(error), seconds=time.perf_counter() - began)
+    share = passed / len(suite.tests)
+    reason = "correct" if first is None else "partial" if rules.partial and passed else first.reason
+    score = share if rules.partial else float(first is None)
+    return Verdict(score, reason, extracted=program, detail=detail, seconds=time.perf_counter() - began)
+
+
+def _problem(program: str, test: Test, bench: Bench) -> Problem | None:
+    """Run one test; None when it passed."""
+    if bench.late:
+        return bench.too_late
+    if isinstance(test, Script):
+        return run_script(program, test, bench)
+    if isinstance(test, Stdio):
+        room = 2 * len(test.output.encode("utf-8", "replace"))  # the limit is there for what nobody asked for
+        ran = bench.run(program, test.input.encode("utf-8", "replace"), output=room)
+        if isinstance(ran, Problem):
+            return ran
+        written = ran.stdout.decode("utf-8", "replace")
+        if same_output(test.output, written, tolerance=bench.rules.tolerance):
+            return None
+        return Problem("wrong", f"wrote {short(written)} for the input {short(test.input)}, not {short(test.output)}")
+    answer = bench.ask(_task(program, test))
+    if isinstance(answer, Problem):
+        return answer
+    if answer.error:
+        return Problem("error", f"{_shown(test)} raised {answer.error}: {answer.text}")
+    return _compare(test, answer.value, bench.rules)
+
+
+def _task(program: str, test: Value | Call) -> dict[str, Any]:
+    if isinstance(test, Call):
+        return {"program": program, "setup": test.setup, "expression": test.expression}
+    values = {"arguments": pack(list(test.arguments)), "keywords": pack(dict(test.keywords))}
+    return {"program": program, "setup": "", "expression": "", "target": test.function, **values}
+
+
+def _compare(test: Value | Call, given: Any, rules: Rules) -> Problem | None:
+    if isinstance(test, Value):
+        given = _with_lists(given) if test.tuple_ok else given
+        holds = any(
+            same(expected, given, _equality(test, rules), tolerance=rules.tolerance) for expected in test.expected
+        )
+        wanted = short(test.expected[0])
+    elif test.relation in ("true", "false"):
+        holds, wanted = bool(given) is (test.relation == "true"), f"something that is {test.relation}"
+    else:
+        negated = test.relation in ("unequal", "is not")  # a stricter equality would make these weaker
+        equality = "python" if test.relation == "unequal" else _equality(test, rules)
+        holds = same(test.expected, given, equality) is not negated
+        wanted = ("anything but " if negated else "") + short(test.expected)
+    return None if holds else Problem("wrong", f"{_shown(test)} gave {short(given)}, not {wanted}")
+
+
+def _equality(test: Value | Call, rules: Rules) -> Equality:
+    """Values of the data are compared exactly, assertions as their author wrote them, unless the user says."""
+    if isinstance(test, Call) and test.relation in ("is", "is not"):
+        return "exact"
+    if rules.float_ok is None:
+        return "exact" if isinstance(test, Value) else "python"
+    return "float_ok" if rules.float_ok else "exact"
+
+
+def _with_lists(value: Any) -> Any:
+    """Tuples as lists, however deep."""
+    if isinstance(value, list | tuple):
+        return [_with_lists(item) for item in value]
+    return {key: _with_lists(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _shown(test: Value | Call) -> str:
+    if isinstance(test, Call):
+        return short(test.expression, quoted=False)
+    return f"{test.function}({', '.join(short(argument) for argument in test.arguments)})"
+
+
+def short(value: Any, *, quoted: bool = True) -> str:
+    """For a message: at most 60 characters. Numbers may have more digits than Python writes out."""
+    try:
+        text = repr(value) if quoted else str(value)
+    except ValueError:
+        text = "a number of many digits"
+    return text if len(text) <= 60 else text[:57] + "..."

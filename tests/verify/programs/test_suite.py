@@ -1,0 +1,194 @@
+"""Tests in the columns of the usual datasets, and what is said about those that cannot be read."""
+
+import json
+
+import pytest
+
+from posttrain.errors import DataError
+from posttrain.verify.programs.rewrite import Call, Script
+from posttrain.verify.programs.suite import Stdio, Suite, Value, read_suite
+
+
+def suite_of(**row) -> tuple:
+    return read_suite(row).tests
+
+
+@pytest.mark.parametrize(
+    ("assertion", "call"),
+    [
+        ("assert f(1, [2]) == (3, 4)", Call("f(1, [2])", "equal", (3, 4))),
+        ("assert f(1)==-2.5 ", Call("f(1)", "equal", -2.5)),
+        ("assert (f(1)) == 3, 'message'", Call("f(1)", "equal", 3)),
+        ("assert f('a') != 'b'", Call("f('a')", "unequal", "b")),
+        ("assert f(x) is None", Call("f(x)", "is", None)),
+        ("assert f() is not True", Call("f()", "is not", True)),
+        ("assert f(1)", Call("f(1)", "true")),
+        ("assert not f(1)", Call("f(1)", "false")),
+        ("assert f([Pair(1, 2)], int) == 3", Call("f([Pair(1, 2)], int)", "equal", 3)),
+        ("assert sum(10, 15) == 6", Call("sum(10, 15)", "equal", 6)),
+    ],
+)
+def test_an_assertion_about_one_call_becomes_that_call(assertion, call):
+    assert suite_of(test_list=[assertion]) == (call,)
+
+
+@pytest.mark.parametrize(
+    ("assertion", "functions"),
+    [
+        ("assert set(f([1, 1])) == {1}", ["f"]),
+        ("assert sorted(f(3)) == [1, 2]", ["f"]),
+        ("assert math.isclose(f(2), 1.414, rel_tol=0.001)", ["f"]),
+        ("assert abs(f(2) - 1.414) < 1e-3", ["f"]),
+        ("assert f(1) == g(1)", ["f", "g"]),
+        ("assert f(2) == 2.0 / 3.0", ["f"]),
+        ("x = f(1)\nassert x == 2", ["f"]),
+        ("assert f(1) in (2, 3)", ["f"]),
+        ("assert f(f(1)) == 3 and f(2) == 1", ["f"]),
+    ],
+)
+def test_every_other_assertion_is_a_script_beside_the_program(assertion, functions):
+    [script] = suite_of(test_list=[assertion])
+    assert isinstance(script, Script)
+    assert [name for name, _ in script.functions] == functions
+
+
+def test_mbpp_brings_setup_imports_and_challenges():
+    suite = read_suite(
+        {
+            "text": "Write a function ...",
+            "test_list": ["assert f(root) == 1"],
+            "challenge_test_list": ["assert f(root) == 2"],
+            "test_setup_code": "root = Node(1)\r\nroot.left = Node(2)",
+            "test_imports": ["import math"],
+        }
+    )
+    setup = "import math\nroot = Node(1)\nroot.left = Node(2)"
+    assert suite == Suite((Call("f(root)", "equal", 1, setup), Call("f(root)", "equal", 2, setup)), "f")
+
+
+CHECK = (
+    "METADATA = {}\n\n\ndef check(candidate):\n    # easy\n    assert candidate(1) == 2\n    assert True\n    print\n"
+)
+
+
+def test_a_check_function_of_plain_assertions_becomes_calls():
+    prompt = "def f(n):\n    '''Add one.'''\n"
+    suite = read_suite({"prompt": prompt, "test": CHECK, "entry_point": "f"})
+    assert suite == Suite((Call("f(1)", "equal", 2),), "f", prompt)
+
+
+def test_a_check_function_of_another_form_runs_beside_the_program_with_the_helpers_of_the_prompt():
+    prompt = "def other(n):\n    return n\n\n\ndef f(n):\n    '''Add one.'''\n"
+    test = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == other(n) + 1\n"
+    [script] = suite_of(prompt=prompt, test=test, entry_point="f")
+    assert script == Script(test + "\n\ncheck(f)\n", (("f", "f"),), prompt)
+
+
+def test_a_method_is_an_entry_point():
+    [call] = suite_of(
+        test="def check(candidate):\n    assert candidate(nums=[3, 3], target=6) == [0, 1]\n",
+        entry_point="Solution().twoSum",
+    )
+    assert call == Call("Solution().twoSum(nums=[3, 3], target=6)", "equal", [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("row", "tests"),
+    [
+        ({"tests": [{"input": "1\n", "output": "2\n"}]}, (Stdio("1\n", "2\n"),)),
+        ({"tests": [{"input": ["1", "2"], "output": "3"}]}, (Stdio("1\n2", "3"),)),
+        ({"tests": json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}])}, (Stdio("1", "2"),)),
+        ({"tests": [{"input": [1, 2], "output": 3}], "entry_point": "f"}, (Value("f", (1, 2), {}, (3,)),)),
+        ({"tests": [{"input": "abc", "output": 3}], "entry_point": "f"}, (Value("f", ("abc",), {}, (3,)),)),
+        ({"tests": [{"input": {"n": 1}, "output": 3}], "entry_point": "f"}, (Value("f", (), {"n": 1}, (3,)),)),
+        (
+            {"tests": [{"args": [1], "kwargs": {"k": 2}, "expected": 3, "fn_name": "g"}]},
+            (Value("g", (1,), {"k": 2}, (3,)),),
+        ),
+        (
+            {
+                "tests": [
+                    {
+                        "input": '[1, 2]\n"a"',
+                        "output": "[3]",
+                        "testtype": "functional",
+                        "metadata": {"func_name": "f"},
+                    }
+                ]
+            },
+            (Value("f", ([1, 2], "a"), {}, ([3],), tuple_ok=True),),
+        ),
+        ({"tests": ["assert f(1) == 2"]}, (Call("f(1)", "equal", 2),)),
+        ({"input_output": {"inputs": ["1\n"], "outputs": ["2\n"]}}, (Stdio("1\n", "2\n"),)),
+        (
+            {"input_output": json.dumps({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"})},
+            (Value("f", (1, 2), {}, ([3], 3), tuple_ok=True),),
+        ),
+        (
+            {"verification_info": {"language": "python", "test_cases": [{"input": "1", "output": "2"}]}},
+            (Stdio("1", "2"),),
+        ),
+        (
+            {
+                "verification_info": json.dumps(
+                    {"test_cases": [{"type": "function_call", "fn_name": "f", "input": [[1]], "output": [2]}]}
+                )
+            },
+            (Value("f", ([1],), {}, ([2], 2), tuple_ok=True),),
+        ),
+    ],
+)
+def test_the_forms_of_the_usual_datasets(row, tests):
+    assert suite_of(**row) == tests
+
+
+def test_columns_that_are_empty_do_not_count():
+    assert suite_of(test_list=["assert f(1) == 2"], tests=None, test="", test_setup_code="") == (
+        Call("f(1)", "equal", 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({}, "a row without tests; allowed: one of the columns tests, test_list"),
+        ({"tests": []}, "tests that cannot be read"),
+        ({"tests": "[1, "}, "tests is no JSON"),
+        ({"tests": 7}, "tests that cannot be read"),
+        ({"tests": [7]}, "tests that cannot be read: '7'"),
+        ({"tests": [{"output": 1}]}, "a test without input"),
+        ({"tests": [{"input": "1"}]}, "a test without output"),
+        ({"tests": [{"input": [1], "output": 2}]}, "no function to call; .*entry_point"),
+        ({"test_list": "assert f(1) == 2"}, "test_list is no JSON"),
+        ({"test_list": ["f(1) == 2"]}, "a test without an assert"),
+        ({"test_list": ["assert f(1) = 2"]}, "a test that is not Python"),
+        ({"test_list": ["assert 1 == 1"]}, "calls nothing of the program"),
+        ({"test_list": [1]}, "a test is 1; allowed: text"),
+        ({"test": "def check(candidate, x):\n    pass", "entry_point": "f"}, "another number of arguments"),
+        ({"test": "x = 1", "entry_point": "f"}, "asserts nothing of the program"),
+        ({"test": "def check(candidate):\n    assert True\n", "entry_point": "f"}, "asserts nothing of the program"),
+        ({"test": CHECK, "entry_point": 3}, "entry_point is 3; allowed: text"),
+        ({"input_output": {"inputs": ["1"], "outputs": []}}, "do not pair up"),
+        ({"input_output": "{}"}, "do not pair up"),
+        ({"verification_info": "{}"}, "tests that cannot be read"),
+        ({"verification_info": {"language": "rust", "test_cases": []}}, "programs in rust; allowed: Python"),
+        ({"test_list": ["import numpy as np\nassert np.allclose(f(1), 2)"]}, "tests that import numpy"),
+        ({"test": "from solution import f\nimport pytest\nassert f(1)"}, "tests that import pytest"),
+    ],
+)
+def test_a_row_that_cannot_be_judged_is_an_error_of_the_data(row, message):
+    with pytest.raises(DataError, match=message):
+        read_suite(row)
+
+
+def test_an_image_may_have_what_tests_import():
+    suite = read_suite({"test_list": ["import numpy as np\nassert np.allclose(f(1), 2)"]}, bare=False)
+    assert suite.function == "f"
+
+
+def test_kodcode_imports_the_functions_and_names_its_tests():
+    test = "from solution import f\n\ndef test_one():\n    assert f(1) == 2\n\ndef test_two():\n    assert f(2) == 3\n"
+    [script] = suite_of(test=test)
+    assert script.functions == (("f", "f"),)
+    assert "import" not in script.source
+    assert script.source.endswith("test_one()\ntest_two()")

@@ -1,0 +1,77 @@
+"""Run attacks in one tier and print what came of them as JSON: `withstand.py KIND [NAME ...]`; without names, all."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from posttrain.rewards.code_runner import CodeRunner
+from posttrain.verify.programs.attacks import ATTACKS, Scene, fenced, tests_for
+
+SECRET = "an-unlikely-secret-4711"
+WALL = 1.5
+
+
+@contextmanager
+def scene() -> Iterator[tuple[Scene, dict[str, Any]]]:
+    """Everything that may not be touched, and afterwards what was."""
+    found: dict[str, Any] = {}
+    os.environ["HF_TOKEN"] = SECRET
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as other,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
+        Path(folder).chmod(0o777)
+        Path(other).chmod(0o755)
+        secret = Path(other, "secret")
+        secret.write_text(SECRET)
+        name = f"posttrain-probe-{os.getpid()}"
+        local.bind("\0" + name)
+        for one in (server, local):
+            one.listen()
+            one.setblocking(False)
+        yield Scene(folder, str(secret), server.getsockname()[1], name), found
+        found["written"] = sorted(os.listdir(folder))
+        found["left"] = [
+            str(path) for top in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(top).glob("posttrain-*")
+        ]
+        found["secret"] = secret.read_text() == SECRET
+        found["connected"] = [_accepted(one) for one in (server, local)]
+
+
+def _accepted(server: socket.socket) -> bool:
+    try:
+        server.accept()
+    except BlockingIOError:
+        return False
+    return True
+
+
+def main(kind: str, *names: str) -> None:
+    before = {str(path) for top in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(top).glob("posttrain-*")}
+    runner = CodeRunner({"sandbox": kind}, size=4)
+    with scene() as (outside, found):
+        chosen = [attack for attack in ATTACKS if not names or attack.name in names]
+        attacks = [(attack, tests) for attack in chosen for tests in tests_for(attack)]
+        calls = [{"completion": fenced(attack.source(outside)), **tests} for attack, tests in attacks]
+        outcomes = runner.run(calls, {"wall": WALL, "cpu": 1.0}, 10.0)
+    runner.close()
+    found["left"] = sorted(set(found["left"]) - before)
+    found["verdicts"] = [
+        [attack.name, outcome.kind, outcome.value, outcome.verdict or {}, outcome.seconds]
+        for (attack, _), outcome in zip(attacks, outcomes, strict=True)
+    ]
+    print(json.dumps(found | {"uid": os.getuid()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
