@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config.stages import in_folder
+from posttrain.config import in_folder
 from posttrain.data.plain import plain_prompts
 from posttrain.data.read import Row
 from posttrain.data.split import Split, read_split
-from posttrain.engines.local import LocalSampler
+from posttrain.engines import make_sampler
 from posttrain.evaluate.signal import ModelAnswers, about_answers, about_right, about_unscored, finding, sample_answers
 from posttrain.experience.prompted import prompt_sets
 from posttrain.models.load import load_model
@@ -281,7 +281,7 @@ def try_config(
                 of_rows=len(train),
             )
         loaded = load_model(resolve_model_path(config.model, config.seed))
-        sampler = LocalSampler.of(loaded)
+        sampler = make_sampler(loaded)
         rewards.bind(sampler, config.model.chat_template_kwargs)
         rendered = prompt_sets(config, Split(rows, []), loaded)[0].prompts
         rewards.check(rendered, "training data")

@@ -32,7 +32,7 @@ from posttrain.errors import ModelError
 from posttrain.functional.step_scores import Aggregate
 from posttrain.models.forward_path import body_path, without_adapters
 from posttrain.models.load import LoadedModel, choose_device, make_ready
-from posttrain.models.quiet import without_progress_bars, without_warnings
+from posttrain.models.modes import without_progress_bars, without_warnings
 from posttrain.models.reading import ModelSource, attention_of, explained, find_source, refuse_quantised
 from posttrain.models.save import merged_weights, verify_weights
 from posttrain.types import Tokens

@@ -22,7 +22,7 @@ from posttrain.rewards.sheet import Sheet
 from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
-    from posttrain.engines.local import LocalSampler
+    from posttrain.engines import Sampler
     from posttrain.types import Completion, Prompt
 
 MOST_NAMED = 20
@@ -130,7 +130,7 @@ class RewardSet:
                 component.judge.check(prompts, what)
         self.check_rows(((prompt.origin or prompt.index, prompt.columns) for prompt in prompts), what)
 
-    def bind(self, policy: LocalSampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
+    def bind(self, policy: Sampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
         """What judges need to know of a run: who samples with the policy's present weights, and in which file it is
         counted what they have cost."""
         for component in self.components:

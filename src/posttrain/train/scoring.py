@@ -18,8 +18,8 @@ from posttrain.experience.scored_data import ScoredData, ScoringInput, from_pair
 from posttrain.models.adapters import apply_lora
 from posttrain.models.forward_path import shares_prefixes
 from posttrain.models.load import LoadedModel
+from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
-from posttrain.models.recompute import recompute_activations
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores, save_reward_model, score_head
 from posttrain.models.step_head import load_step_model, step_scores
 from posttrain.store.checkpoint import Checkpoints

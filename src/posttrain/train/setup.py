@@ -15,7 +15,7 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import streaming_notes
-from posttrain.engines.publish import DeliveryProof, tolerance_for
+from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.evaluate.measure import HeldOutAnswers, WithForgetting
 from posttrain.experience.feed import SampledFeed
@@ -28,9 +28,9 @@ from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.microbatches import split_for
+from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
 from posttrain.models.policy import Forward
-from posttrain.models.recompute import recompute_activations
 from posttrain.store.checkpoint import Checkpoints
 from posttrain.train.advantages import (
     Fill,
@@ -115,7 +115,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         guards=guards_for(config, store, algorithm),
         feed=source.feed,
         publish=publishing(config, loaded, forward, samplers, source.probe),
-        held=None if samplers.training.shared else HeldWeights(samplers.training),
+        held=None if not samplers.training.owns_weights else HeldWeights(samplers.training),
         measure=measure,
         watch=source.watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
