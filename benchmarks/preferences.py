@@ -24,8 +24,8 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import read_rows
+from posttrain.evaluate.heldout_pairs import HeldOutPolicyPairs
 from posttrain.train.api import train
-from posttrain.train.heldout_pairs import HeldOutPolicyPairs
 from posttrain.train.run import Run
 from posttrain.train.setup import load_policy, policy_forward
 

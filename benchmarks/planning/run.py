@@ -19,9 +19,9 @@ from typing import Any
 from posttrain.config import check, load_config, to_yaml
 from posttrain.models.compute import dtype_name
 from posttrain.report.terminal import TerminalView
+from posttrain.store.run_store import RunStore
 from posttrain.train import api, loop
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain import evaluate, sources, train
 from posttrain.importing import uncollected
+from posttrain.models import acceleration
 from posttrain.train.before import BEFORE
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from posttrain.lab.plan.api import Plan
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
+    from posttrain.store.run_store import RunStore
     from posttrain.train.run import Run
-    from posttrain.train.store import RunStore
 
 
 def _rows_of_task(name: str) -> sources.RowSource:
@@ -86,6 +87,9 @@ class _Evaluate(ModuleType):
 
 
 sys.modules[train.__name__].__class__, sys.modules[evaluate.__name__].__class__ = _Train, _Evaluate
+
+
+acceleration.register("posttrain.cpu")
 
 
 def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:

@@ -18,9 +18,9 @@ from posttrain.algorithms import KTO, Algorithm, OnlineDPO, RewardModel
 from posttrain.algorithms.kto import reference_point
 from posttrain.data.collate import collate
 from posttrain.models.compute import Compute
-from posttrain.train.loop import microbatches
-from posttrain.train.policy import Forward
-from posttrain.train.weigh import with_mismatched_log_ratios
+from posttrain.models.microbatches import microbatches
+from posttrain.models.policy import Forward
+from posttrain.train.advantages import with_mismatched_log_ratios
 from posttrain.types import Batch, Experience, Mismatched, Outputs, Tokens, count_totals
 
 ROWS = 8

@@ -26,7 +26,7 @@ from tests.processes import run_code
 from tests.tiny import tiny_model, write_prompts
 
 from posttrain.cli import run
-from posttrain.train.store import RunStore
+from posttrain.store.run_store import RunStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "bad-inputs.md"
 

@@ -20,13 +20,13 @@ from tests.tiny import tiny_model
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.config import load_config, to_yaml
+from posttrain.experience.feed import SampledFeed
 from posttrain.report.terminal import TerminalView
 from posttrain.rewards import build_rewards
-from posttrain.train.feed import SampledFeed
+from posttrain.store.run_store import RunStore
 from posttrain.train.loop import train_step
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore
 from posttrain.types import Batch, Completion, Experience, Prompt
 
 STEPS = 20

@@ -23,11 +23,11 @@ from posttrain.data.read import Row
 from posttrain.data.split import Split
 from posttrain.engines.local import LocalSampler
 from posttrain.errors import ConfigError, DataError
+from posttrain.experience.rendering import render_both
 from posttrain.models.context import context_window, window_note, window_reason
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import forward_path
 from posttrain.models.load import load_model
-from posttrain.train.rendering import render_both
 from posttrain.types import Tokens
 
 WINDOW = 32

@@ -12,13 +12,13 @@ from tests.tiny import tiny_model, tiny_tokenizer
 from posttrain.cache import code_key, tokenizer_key
 from posttrain.config import LoRAConfig, ModelConfig
 from posttrain.data.stream import CODE as STREAM_CODE
+from posttrain.experience.references import CODE as REFERENCE_CODE
 from posttrain.models import identity
 from posttrain.models.adapters import apply_lora
 from posttrain.models.forward_path import forward_path
 from posttrain.models.identity import COMPUTING, model_identity, model_key
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards.judge.local import CODE as JUDGE_CODE
-from posttrain.train.references import CODE as REFERENCE_CODE
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,12 @@ from posttrain.cli import run as command
 from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError, ModelError
 from posttrain.export import api as exporting
-from posttrain.models.checkpoint import verify
 from posttrain.models.load import load_model
 from posttrain.pipeline import stage as pipeline_stage
 from posttrain.pipeline.handover import HandOver, describe, receive
 from posttrain.pipeline.run import Pipeline
 from posttrain.report.pipeline_page import stage_rows, table_text, write_pipeline_report
+from posttrain.store.checkpoint import verify
 from posttrain.train import api
 from posttrain.train.run import Run
 
@@ -222,7 +222,7 @@ def test_a_checkpoint_that_was_replaced_as_a_whole_is_found_by_its_content(stopp
     weights = load_file(path)
     weights["model.norm.weight"] += 1e-6
     save_file(weights, path, metadata={"format": "pt"})
-    from posttrain.models import checkpoint as writing
+    from posttrain.store import checkpoint as writing
 
     for name in (writing.MANIFEST, writing.SEAL):
         (checkpoint / name).unlink()

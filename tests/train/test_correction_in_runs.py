@@ -13,11 +13,11 @@ from tests.tiny import tiny_model, write_prompts
 
 from posttrain.config import load_config, to_yaml
 from posttrain.report.terminal import TerminalView
+from posttrain.store.run_store import RunStore
 from posttrain.train.loop import train_step
 from posttrain.train.metrics import MetricLog
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore
 from posttrain.types import Batch
 
 REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"

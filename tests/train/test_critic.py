@@ -13,8 +13,8 @@ from torch import nn
 import posttrain
 from posttrain.config import ModelConfig, TrainConfig
 from posttrain.errors import CheckpointError, ConfigError, NonFiniteError
-from posttrain.models.checkpoint import load_state
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model, score_head
+from posttrain.store.checkpoint import load_state
 from posttrain.train.optimizer import CriticUpdates, Updater
 from posttrain.train.run import Run
 

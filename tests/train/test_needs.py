@@ -21,10 +21,10 @@ from posttrain.algorithms.settings import settings
 from posttrain.config import check, load_config, to_yaml
 from posttrain.errors import ConfigError, GuardStop, ModelError
 from posttrain.report.terminal import TerminalView
+from posttrain.store.run_store import RunStore
 from posttrain.train.loop import train_step, update
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore
 from posttrain.types import Batch, Experience
 
 REWARDS = """

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from posttrain.errors import CheckpointError, ModelError, NonFiniteError
-from posttrain.models.checkpoint import load_state, save_state
+from posttrain.store.checkpoint import load_state, save_state
 from posttrain.train.optimizer import Updater, build_optimizer, clip_gradients, learning_rate_at
 
 

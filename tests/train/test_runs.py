@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import posttrain
 from posttrain.errors import CheckpointError, GuardStop, ModelError
-from posttrain.models.checkpoint import load_state
+from posttrain.store.checkpoint import load_state
 
 REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
 

@@ -20,9 +20,9 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 import posttrain
 from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError
+from posttrain.experience import scored_data
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores
 from posttrain.models.step_head import load_step_model, step_scores
-from posttrain.train import scored_data
 from posttrain.train.run import Run
 from posttrain.types import Tokens
 

@@ -9,13 +9,13 @@ import torch
 from tests.models.tiny_architectures import VOCAB, tiny_model
 
 from posttrain.data.collate import collate
+from posttrain.evaluate.row_scores import score_rows
 from posttrain.models.compute import Compute
 from posttrain.models.critic import shared_critic
 from posttrain.models.forward_path import forward_path
+from posttrain.models.microbatches import split_for
 from posttrain.models.packing import needed_tokens
-from posttrain.train.loop import split_for
-from posttrain.train.policy import Forward
-from posttrain.train.row_scores import score_rows
+from posttrain.models.policy import Forward
 from posttrain.types import Batch, Example, Outputs
 
 SHARES, DOES_NOT = "llama, grouped heads", "lfm2, convolutions"

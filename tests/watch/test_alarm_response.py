@@ -15,9 +15,9 @@ from tests.tiny import tiny_model, write_prompts
 import posttrain
 from posttrain.errors import AlarmStop
 from posttrain.evaluate.evaluation import Answer, Record
+from posttrain.experience.group import Judged
 from posttrain.rewards import Scores
 from posttrain.rewards.judge import Judgement
-from posttrain.train.rollouts import Judged
 from posttrain.types import Completion, Prompt
 from posttrain.watch import Alarm, IndependentCheck
 from posttrain.watch.evidence import KEPT, suspicious

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from posttrain.config import AlarmConfig
+from posttrain.experience.group import Judged
 from posttrain.rewards import Scores
 from posttrain.rewards.judge import Judgement
-from posttrain.train.rollouts import Judged
 from posttrain.types import Completion, Prompt
 from posttrain.watch import Alarm, IndependentCheck, Watch
 from posttrain.watch.check import Checked, sample_of

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def arguments_for(settings: str, folder: str, steps: Sequence[str]) -> list[str]:
     """The command line of this run: one that has begun is resumed."""
-    from posttrain.train.store import holds_run
+    from posttrain.store.run_store import holds_run
 
     if holds_run(Path(folder)):
         return ["resume", folder, *(["--steps", *steps] if steps else []), "--quiet", "--json"]

@@ -28,17 +28,17 @@ from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
 from posttrain.data.steps import render_steps
 from posttrain.errors import ConfigError, DataError
+from posttrain.evaluate.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
+from posttrain.evaluate.heldout_scores import HeldOutPairs, HeldOutRatings, HeldOutScores, Subject
+from posttrain.evaluate.heldout_steps import HeldOutSteps
+from posttrain.evaluate.measure import HeldOutLoss, Measure
+from posttrain.evaluate.row_scores import first
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.functional.step_scores import aggregate
 from posttrain.models.footprint import REWARD_TOKENS
 from posttrain.models.load import LoadedModel
 from posttrain.report.lines import evaluation_line
 from posttrain.rewards.step_model import load_model_reward
-from posttrain.train.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
-from posttrain.train.heldout_scores import HeldOutPairs, HeldOutRatings, HeldOutScores, Subject
-from posttrain.train.heldout_steps import HeldOutSteps
-from posttrain.train.measure import HeldOutLoss, Measure
-from posttrain.train.row_scores import first
 from posttrain.train.scoring import ScoringForward, scores_of_rows, scores_of_steps
 from posttrain.train.setup import load_policy, policy_forward
 from posttrain.train.source import longest_row

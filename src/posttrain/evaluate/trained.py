@@ -6,8 +6,8 @@ from pathlib import Path
 
 from posttrain.config import ModelConfig, RunConfig
 from posttrain.errors import ModelError
-from posttrain.models.checkpoint import Checkpoints
-from posttrain.models.run_folders import finished_stages, is_pipeline
+from posttrain.store.checkpoint import Checkpoints
+from posttrain.store.folders import finished_stages, is_pipeline
 
 
 def is_run(folder: Path) -> bool:

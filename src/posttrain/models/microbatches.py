@@ -7,10 +7,12 @@ have in common at their beginning (shared_prefixes.py) counts once per micro-bat
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from posttrain.models.shared_prefixes import Family
+from posttrain.models.packing import needed_tokens
+from posttrain.models.shared_prefixes import Family, alone, find_families
+from posttrain.types import Batch
 
 PAIRS_PER_TOKEN = 4096
 """Pairs of tokens, one attending to the other, that cost about as much as all else that is done with one token: six
@@ -146,3 +148,29 @@ def _spread(
         used[place] += tokens[row]
         done[place] += work[row]
     return planned
+
+
+def split_for(forward: object, tokens_per_microbatch: int) -> Callable[[Batch], Iterator[tuple[list[int], Batch]]]:
+    """`microbatches` as `forward` computes them: one whose model cannot share prefixes says so by `shares_prefixes`."""
+
+    def split(batch: Batch) -> Iterator[tuple[list[int], Batch]]:
+        return microbatches(batch, tokens_per_microbatch, share=getattr(forward, "shares_prefixes", True))
+
+    return split
+
+
+def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True) -> Iterator[tuple[list[int], Batch]]:
+    """Row numbers and rows, grouped so that no part computes more tokens than the budget.
+
+    Rows that train nothing are left out. Rows that belong together (`Batch.units`) go together; a unit that is longer
+    than the budget goes alone. With `share`, rows that begin alike go together where the budget allows it: then their
+    beginning is computed, and counted, once.
+    """
+    assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+    needed_B = needed_tokens(batch.completion_mask_BT)
+    trains = batch.completion_mask_BT.any(dim=-1).tolist()
+    units = [unit for unit in batch.units if any(trains[row] for row in unit)]
+    families = find_families(batch.tokens.input_ids_BT, needed_B) if share else alone(needed_B)
+    for part in plan_units(units, families, needed_B.tolist(), tokens_per_microbatch):
+        rows = [row for place in part for row in units[place]]
+        yield rows, batch.rows(rows)

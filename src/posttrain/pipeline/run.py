@@ -21,11 +21,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.pipeline import PipelineConfig, Stage, notes, read_pipeline, read_saved, to_yaml
-from posttrain.config.pipeline_stages import holds_stages
+from posttrain.config.pipeline import PipelineConfig, Stage, holds_stages, notes, read_pipeline, read_saved, to_yaml
 from posttrain.errors import ConfigError, DoesNotFit, GuardStop
 from posttrain.export.target import check_place
-from posttrain.models.run_folders import SETTINGS, pipeline_around
 from posttrain.pipeline.stage import StageResult, finished, named, train_stage
 from posttrain.pipeline.store import PipelineStore
 from posttrain.report.lines import short_line
@@ -34,6 +32,7 @@ from posttrain.report.spans import show_span
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.verdict import in_brief, verdict
+from posttrain.store.folders import SETTINGS, pipeline_around
 from posttrain.train import api
 from posttrain.train.before import BEFORE
 from posttrain.train.run import Run

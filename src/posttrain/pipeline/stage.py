@@ -19,13 +19,13 @@ from posttrain.config.pipeline import Stage
 from posttrain.config.text import dotted, leaves
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.files import write_durably
-from posttrain.models.run_folders import SETTINGS
 from posttrain.pipeline.handover import HandOver, Makes, describe, describe_saved, receive
 from posttrain.pipeline.store import PipelineStore
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
+from posttrain.store.folders import SETTINGS
+from posttrain.store.run_store import holds_run
 from posttrain.train import api
-from posttrain.train.store import holds_run
 
 STEPS = "train.steps"
 

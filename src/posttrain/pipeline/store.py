@@ -10,9 +10,9 @@ from typing import Any
 from posttrain.config.pipeline import Stage
 from posttrain.errors import ConfigError
 from posttrain.files import write_durably
-from posttrain.models.run_folders import PROGRESS, SETTINGS
 from posttrain.report.store import read_run
-from posttrain.train.store import RunLock
+from posttrain.store.folders import PROGRESS, SETTINGS
+from posttrain.store.run_store import RunLock
 
 
 class PipelineStore:

@@ -11,34 +11,41 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from posttrain.config import ModelConfig, Resolved, RunConfig, check, load_config, to_yaml
-from posttrain.config.models import models_named
-from posttrain.config.pipeline_links import MARK
-from posttrain.config.pipeline_stages import holds_stages
-from posttrain.config.stages import REWARD_MODEL, reward_model_config
+from posttrain.config import (
+    REWARD_MODEL,
+    ModelConfig,
+    Resolved,
+    RunConfig,
+    check,
+    load_config,
+    models_named,
+    reward_model_config,
+    to_yaml,
+)
+from posttrain.config.pipeline import MARK, holds_stages
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
-from posttrain.models.checkpoint import Checkpoint, Checkpoints
+from posttrain.evaluate.heldout_scores import in_words
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called, find_source
-from posttrain.models.run_folders import pipeline_around
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
+from posttrain.store.checkpoint import Checkpoint, Checkpoints
+from posttrain.store.folders import pipeline_around
+from posttrain.store.run_store import RunStore, holds_run, never_began
 from posttrain.train import same_data, same_model, same_rewards
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
-from posttrain.train.heldout_scores import in_words
 from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore, holds_run, never_began
 from posttrain.train.tracking import tracking
 from posttrain.watch import respond, untold
 
@@ -111,6 +118,7 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
             same_data.check_same(run)
             same_model.check_same(run)
             run.restore(checkpoint)
+            run.evaluation = stage | run.evaluation
             same_rewards.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
@@ -213,6 +221,7 @@ def carry_out(run: Run) -> Run:
     """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
     config = run.config
     run.view.compares_groups = run.algorithm.group_size_needed > 1
+    same_data.tell_of_rows_left_out(run)
     if run.step == 0:
         show_first_rows(run)
         same_data.put_on_file(run)
@@ -220,7 +229,7 @@ def carry_out(run: Run) -> Run:
         if "baseline" not in run.evaluation:  # else rewards have judged before
             same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
-        if "baseline" not in run.evaluation:
+        if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
             run.measure_model("baseline")
         if run.step == 0:
             run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from posttrain.data.order import rows_for_step
 from posttrain.errors import NonFiniteError
+from posttrain.experience.feed import examples_batch
 from posttrain.functional.reductions import token_mean
-from posttrain.train.feed import examples_batch
 from posttrain.types import Batch, Example, Mean, Metrics, Outputs, count_totals
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.store import RunStore
+    from posttrain.store.run_store import RunStore
 
 
 def ask_nothing(*asked: object) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from posttrain.errors import ConfigError
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.named import resolve_model_path
+from posttrain.models.policy import Forward
 from posttrain.models.reading import called
-from posttrain.train.policy import Forward
 
 if TYPE_CHECKING:
     from posttrain.config import ReferenceConfig, RunConfig, TeacherConfig

@@ -7,17 +7,15 @@ micro      a part that fits the token budget; the gradient does not depend on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from posttrain.models.microbatches import plan_units
-from posttrain.models.packing import needed_tokens
-from posttrain.models.shared_prefixes import alone, find_families
+from posttrain.models.microbatches import split_for
 from posttrain.train.metrics import MetricLog
-from posttrain.train.policy import mismatch_metrics
+from posttrain.train.publish import mismatch_metrics
 from posttrain.types import Batch, Experience, Mean, Metrics, Totals, count_totals
 
 if TYPE_CHECKING:
@@ -92,29 +90,3 @@ def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> I
         order = torch.randperm(len(units), generator=generator)
         for part in torch.tensor_split(order, config.minibatches):
             yield batch.rows([row for unit in part.tolist() for row in units[unit]])
-
-
-def split_for(forward: object, tokens_per_microbatch: int) -> Callable[[Batch], Iterator[tuple[list[int], Batch]]]:
-    """`microbatches` as `forward` computes them: one whose model cannot share prefixes says so by `shares_prefixes`."""
-
-    def split(batch: Batch) -> Iterator[tuple[list[int], Batch]]:
-        return microbatches(batch, tokens_per_microbatch, share=getattr(forward, "shares_prefixes", True))
-
-    return split
-
-
-def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True) -> Iterator[tuple[list[int], Batch]]:
-    """Row numbers and rows, grouped so that no part computes more tokens than the budget.
-
-    Rows that train nothing are left out. Rows that belong together (`Batch.units`) go together; a unit that is longer
-    than the budget goes alone. With `share`, rows that begin alike go together where the budget allows it: then their
-    beginning is computed, and counted, once.
-    """
-    assert batch.tokens is not None, "a batch without token ids cannot go through the model"
-    needed_B = needed_tokens(batch.completion_mask_BT)
-    trains = batch.completion_mask_BT.any(dim=-1).tolist()
-    units = [unit for unit in batch.units if any(trains[row] for row in unit)]
-    families = find_families(batch.tokens.input_ids_BT, needed_B) if share else alone(needed_B)
-    for part in plan_units(units, families, needed_B.tolist(), tokens_per_microbatch):
-        rows = [row for place in part for row in units[place]]
-        yield rows, batch.rows(rows)

@@ -16,30 +16,30 @@ from torch import Tensor, nn
 
 from posttrain.config import CriticConfig
 from posttrain.errors import CheckpointError
+from posttrain.experience.group import pair_roles
 from posttrain.models.adapters import trainable_parameters
-from posttrain.models.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.models.save import save_model
 from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
+from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
+from posttrain.store.run_store import EVALUATION, rollout_table
 from posttrain.train.auxiliary import AddGradient, nothing_else
-from posttrain.train.rollouts import pair_roles
-from posttrain.train.store import rollout_table
 from posttrain.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch, respond
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import Resolved, RunConfig
+    from posttrain.evaluate.measure import Measure
+    from posttrain.experience.feed import Fed, Feed
     from posttrain.models.compute import Compute
     from posttrain.models.critic import Critic
     from posttrain.models.load import LoadedModel
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.feed import Fed, Feed
+    from posttrain.store.run_store import RunStore
     from posttrain.train.guards import Guards
-    from posttrain.train.measure import Measure
     from posttrain.train.optimizer import Updater
-    from posttrain.train.policy import HeldWeights
-    from posttrain.train.store import RunStore
+    from posttrain.train.publish import HeldWeights
     from posttrain.types import Batch, Metrics, Outputs
 
 
@@ -267,8 +267,12 @@ class Run:
             self.view.evaluation(name, measured[name])
             self.store.event("evaluation", name, step=self.step, evaluation=measured[name])
         if measured and not name.startswith("step"):
+            if name in measured and name == "trained" and "baseline" not in self.evaluation:
+                measured.setdefault("lost", "the measurement before training is not on file")
+            if "lost" in measured:
+                self.warn("evaluation", f"{measured['lost']}: what training changed is not measured row by row")
             self.evaluation = {**self.evaluation, **measured}
-            self.store.evaluation(self.evaluation)
+            self.store.record(EVALUATION, self.evaluation)
         if name in measured:
             respond(self, self.watch.evaluated(self.step, measured[name]), is_over=name == "trained")
 
@@ -310,8 +314,9 @@ class Run:
             save_state(folder / "state", self.tensors(), plain)
 
         self.checkpoints.pinned = self.watch.needs(self.checkpoints)
+        size = size_of(self.tensors(), self.weights())
         try:
-            self.checkpoints.save(self.step, write, {"step": self.step}, size=size_of(self.tensors(), self.weights()))
+            self.checkpoints.save(self.step, write, {"step": self.step}, size=size, wait=required)
         except CheckpointError as error:
             self.warn("checkpoint", self.saves.missed(error, required=required))
         else:
@@ -343,7 +348,18 @@ class Run:
         self.publish(self.step)
         self.store.truncate_after(self.step)
         self.seconds = math.fsum(record.get("time/step", 0.0) for record in self.metrics)
-        self.evaluation = self.store.read_evaluation()
+        self.evaluation, fault = self.store.read_evaluation()
+        if fault:
+            self.restore_evaluation(fault)
+
+    def restore_evaluation(self, fault: str) -> None:
+        """Go on without the file: the weights of now are never measured in place of those before training."""
+        self.evaluation.pop("lost", None)
+        if "baseline" in self.evaluation:
+            self.store.record(EVALUATION, self.evaluation)
+            self.warn("evaluation", f"{fault}: the measurement before training is taken from events.jsonl")
+        else:
+            self.warn("evaluation", f"{fault}: the measurement before training is lost, and nothing replaces it")
 
 
 class Phases:

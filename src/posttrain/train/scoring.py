@@ -13,28 +13,28 @@ from torch import Tensor
 from posttrain.algorithms import Algorithm
 from posttrain.data.prompts import Renderer
 from posttrain.data.split import Split
+from posttrain.evaluate.heldout_scores import Forward, HeldOutScores, Record, Scores, Subject
+from posttrain.experience.scored_data import ScoredData, ScoringInput, from_pairs, from_ratings, from_steps
 from posttrain.models.adapters import apply_lora
-from posttrain.models.checkpoint import Checkpoints
 from posttrain.models.forward_path import shares_prefixes
 from posttrain.models.load import LoadedModel
+from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
-from posttrain.models.recompute import recompute_activations
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores, save_reward_model, score_head
 from posttrain.models.step_head import load_step_model, step_scores
+from posttrain.store.checkpoint import Checkpoints
+from posttrain.train.advantages import Given, in_turn
 from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.guards import Guards
-from posttrain.train.heldout_scores import Forward, HeldOutScores, Record, Scores, Subject
 from posttrain.train.optimizer import Updater
 from posttrain.train.run import Run
-from posttrain.train.scored_data import ScoredData, ScoringInput, from_pairs, from_ratings, from_steps
 from posttrain.train.source import tell
-from posttrain.train.weigh import Given, in_turn
 from posttrain.types import Batch, Metrics, Outputs
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.store import RunStore
+    from posttrain.store.run_store import RunStore
 
 Score = Callable[[LoadedModel, Batch], dict[str, Tensor]]
 """Fields of `Outputs`."""
@@ -158,7 +158,8 @@ class WithScale:
     def __call__(self, loaded: LoadedModel, folder: Path) -> None:
         facts, spread = self.facts, self.heldout.spread()
         if spread is not None:
-            facts = replace(facts, mean=spread[0], std=spread[1], answers=spread[2])
+            mean, std, answers = spread
+            facts = replace(facts, mean=mean, std=std, answers=answers, accuracy=self.heldout.accuracy())
         save_reward_model(loaded, folder, facts)
 
 

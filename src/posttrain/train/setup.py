@@ -15,36 +15,25 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.split import Split, read_auxiliary, read_split
 from posttrain.data.stream import streaming_notes
-from posttrain.engines.publish import DeliveryProof, tolerance_for
+from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
+from posttrain.evaluate.measure import HeldOutAnswers, WithForgetting
+from posttrain.experience.feed import SampledFeed
+from posttrain.experience.offline import labelled, preferences, supervised
+from posttrain.experience.prompted import checked_prompts, prompt_notes
+from posttrain.experience.references import reference_forward
+from posttrain.experience.sampled_pairs import sampled_preferences
 from posttrain.functional.intervals import wilson
 from posttrain.models.adapters import apply_lora
-from posttrain.models.checkpoint import Checkpoints
 from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.microbatches import split_for
+from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
-from posttrain.models.recompute import recompute_activations
-from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
-from posttrain.train.computing import compute_facts, with_compute
-from posttrain.train.critic import build_critic, critic_updates
-from posttrain.train.feed import SampledFeed
-from posttrain.train.frozen import load_frozen
-from posttrain.train.guards import Guards
-from posttrain.train.injected import injection_notes
-from posttrain.train.judges import Judges, Samplers
-from posttrain.train.loop import split_for
-from posttrain.train.measure import HeldOutAnswers, WithForgetting
-from posttrain.train.offline import labelled, preferences, supervised
-from posttrain.train.optimizer import Updater
-from posttrain.train.policy import FiniteWeights, Forward, HeldWeights, Publisher, TrainerScores
-from posttrain.train.prompted import checked_prompts, prompt_notes
-from posttrain.train.references import reference_forward
-from posttrain.train.run import Refresh, Run, Weigh
-from posttrain.train.sampled_pairs import sampled_preferences
-from posttrain.train.scoring import set_up_scoring
-from posttrain.train.source import Parts, Source, context_length, tell
-from posttrain.train.weigh import (
+from posttrain.models.policy import Forward
+from posttrain.store.checkpoint import Checkpoints
+from posttrain.train.advantages import (
     Fill,
     Given,
     Weighing,
@@ -55,12 +44,24 @@ from posttrain.train.weigh import (
     with_current_logprobs,
     with_mismatched_log_ratios,
 )
+from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
+from posttrain.train.computing import compute_facts, with_compute
+from posttrain.train.critic import build_critic, critic_updates
+from posttrain.train.frozen import load_frozen
+from posttrain.train.guards import Guards
+from posttrain.train.injected import injection_notes
+from posttrain.train.judges import Judges, Samplers
+from posttrain.train.optimizer import Updater
+from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
+from posttrain.train.run import Refresh, Run, Weigh
+from posttrain.train.scoring import set_up_scoring
+from posttrain.train.source import Parts, Source, context_length, tell
 from posttrain.watch import Watch
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.store import RunStore
+    from posttrain.store.run_store import RunStore
     from posttrain.types import Metrics
 
 
@@ -76,10 +77,9 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     config = resolved.config
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
-    streamed = "prompts" if config.sampled_pairs is not None else algorithm.data_kind
     tell(store, view, "warning", few_heldout_notes(config, rows))
     streams = {"training data": rows.train, "held-out data": rows.heldout}
-    tell(store, view, "data", streaming_notes(streams, streamed))
+    tell(store, view, "data", streaming_notes(streams))
     if config.evaluation.forgetting is not None:
         read_texts(config.evaluation.forgetting)
     auxiliary_rows = read_auxiliary(config.data, config.seed)
@@ -121,7 +121,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         guards=guards_for(config, store, algorithm),
         feed=source.feed,
         publish=publishing(config, loaded, forward, samplers, source.probe),
-        held=None if samplers.training.shared else HeldWeights(samplers.training),
+        held=None if not samplers.training.owns_weights else HeldWeights(samplers.training),
         measure=measure,
         watch=source.watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),

@@ -13,13 +13,13 @@ from posttrain.watch import Watch, nothing_to_watch
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.data.split import Split
+    from posttrain.evaluate.measure import Measure
+    from posttrain.experience.feed import Feed
     from posttrain.models.load import LoadedModel
+    from posttrain.models.policy import Forward
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.feed import Feed
+    from posttrain.store.run_store import EventKind, RunStore
     from posttrain.train.judges import Judges, Samplers
-    from posttrain.train.measure import Measure
-    from posttrain.train.policy import Forward
-    from posttrain.train.store import EventKind, RunStore
 
 
 @dataclass(frozen=True, kw_only=True)

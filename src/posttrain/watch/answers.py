@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from posttrain.functional.texts import distinct_ngrams, shared_share, spearman_within
 
 if TYPE_CHECKING:
-    from posttrain.train.rollouts import Judged
+    from posttrain.experience.group import Judged
     from posttrain.types import Completion
 
 MOST_ANSWERS = 256

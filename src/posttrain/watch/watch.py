@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config.alarms import AlarmConfig
+from posttrain.config.sections import AlarmConfig
 from posttrain.errors import ConfigError
 from posttrain.watch.answers import answer_metrics
 from posttrain.watch.check import Checked, IndependentCheck, accepted_places, sample_of
@@ -20,9 +20,9 @@ from posttrain.watch.records import Alarm, Movement, Step, StepAlarm
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.models.checkpoint import Checkpoints
+    from posttrain.experience.group import Judged, Rollout
     from posttrain.rewards.judge import Judgement
-    from posttrain.train.rollouts import Judged, Rollout
+    from posttrain.store.checkpoint import Checkpoints
     from posttrain.types import Prompt
 
 FULL_MARK = 1.0

@@ -19,7 +19,7 @@ from posttrain.lab.plan.api import plan_for
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.verdict import Verdict
 from posttrain.report.terminal import TerminalView
-from posttrain.train.store import RunStore
+from posttrain.store.run_store import RunStore
 
 CONFIG: dict[str, Any] = {
     "model": "tiny:sort",

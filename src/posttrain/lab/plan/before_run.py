@@ -32,7 +32,7 @@ from posttrain.models.reading import HUB_NAME
 if TYPE_CHECKING:
     from posttrain.config import ModelConfig, RunConfig
     from posttrain.report.terminal import TerminalView
-    from posttrain.train.store import RunStore
+    from posttrain.store.run_store import RunStore
 
 SHORTEST = 8
 """Tokens of a prompt, and of an answer, below which no run is imagined."""

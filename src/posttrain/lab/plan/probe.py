@@ -39,9 +39,9 @@ from posttrain.models.compute import dtype_name, has_bfloat16
 from posttrain.models.load import choose_device, hold_to_quota
 from posttrain.report.svg import compact, percent
 from posttrain.report.terminal import TerminalView
+from posttrain.store.run_store import RunStore
 from posttrain.train import api
 from posttrain.train.setup import set_up
-from posttrain.train.store import RunStore
 
 MOST_COMPUTE = 1.5
 """Of the products that were measured: those of a processor go through a library that may be faster still."""

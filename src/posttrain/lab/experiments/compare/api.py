@@ -91,7 +91,7 @@ def compare(
     folder, given = _place(source, out)
     design = read_design(given, algorithms=algorithms, seeds=seeds, budget=budget, target=target, overrides=overrides)
     _begin(folder, design)
-    from posttrain.train.store import RunLock
+    from posttrain.store.run_store import RunLock
 
     lock = RunLock(folder)
     try:

@@ -1,0 +1,153 @@
+"""What a run measures about its model before, during and after training, whichever way it learns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from posttrain.evaluate.evaluation import Evaluation, evaluation_json
+from posttrain.evaluate.heldout import evaluate_sampler
+from posttrain.evaluate.row_scores import RowScores, first, of_baseline, score_rows
+from posttrain.files import Damaged, read_sealed_json, write_durably, write_sealed
+from posttrain.functional.intervals import Interval, ratio_interval
+from posttrain.types import Batch, Example, Outputs, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.engines.sampler import Sampler
+    from posttrain.rewards import RewardSet
+    from posttrain.watch import IndependentCheck
+
+EVALUATION_SEED = 1_000_000_007
+"""Added to the run's seed, so that evaluations and training never draw the same stream."""
+
+
+class Measure(Protocol):
+    """`measure(folder, name)` judges the present weights and returns what belongs into evaluation.json.
+
+    The result has the measurement under its name and whatever compares it with the baseline. `folder` keeps the answers
+    behind it, so that a resumed run can still compare. It is empty when there is nothing to measure with.
+    """
+
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]: ...
+
+
+class HeldOutAnswers:
+    """Greedy and sampled answers to the held-out prompts, judged by the rewards and by the independent check.
+
+    Where training has no reward, the check judges alone; without either there is nothing to measure.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        sampler: Sampler,
+        prompts: Sequence[Prompt],
+        rewards: RewardSet | None,
+        check: IndependentCheck | None,
+    ) -> None:
+        self.config, self.sampler, self.prompts = config, sampler, prompts
+        judges = None if check is None else check.in_evaluations
+        self.rewards, self.check = (rewards, judges) if rewards is not None else (judges, None)
+
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]:
+        if not self.prompts or self.rewards is None:
+            return {}
+        settings = self.config.evaluation
+        evaluation = evaluate_sampler(
+            self.sampler,
+            self.prompts[: settings.prompts],
+            self.rewards,
+            sampling=self.config.sampling,
+            samples=settings.samples,
+            temperature=settings.temperature,
+            max_completion_length=settings.max_completion_length,
+            confidence=settings.confidence,
+            seed=self.config.seed + EVALUATION_SEED,
+            check=self.check,
+            max_unscored=self.config.guards.max_unscored,
+        )
+        file = f"{name.replace(' ', '-')}.jsonl"
+        evaluation.write_answers(folder / file, write_sealed)
+        evaluation.write_judgements(folder.parent / "judgements" / file, write_durably)
+        if name != "trained":
+            return {name: evaluation.to_json()}
+        before, lost = of_baseline(lambda: Evaluation.from_json(read_measured(folder.parent)["baseline"]))
+        answers, lost_answers = of_baseline(lambda: Evaluation.read_answers(folder / "baseline.jsonl"))
+        if before is not None and answers is not None:
+            before = replace(before, records=answers)
+        return {**evaluation_json(before, evaluation), **lost_answers, **lost}
+
+
+class HeldOutLoss:
+    """Negative log-likelihood of the held-out answers, for supervised training: the mean over the tokens of all rows.
+
+    Intervals are those of a ratio of sums, in which the row is the unit: the tokens of an answer belong together.
+    """
+
+    def __init__(
+        self, config: RunConfig, forward: Callable[[Batch], Outputs], examples: Sequence[Example], pad_id: int
+    ) -> None:
+        self.config, self.forward, self.pad_id = config, forward, pad_id
+        self.examples = first(examples, config.evaluation.prompts)
+
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]:
+        if not self.examples:
+            return {}
+        budget, confidence = self.config.train.tokens_per_microbatch, self.config.evaluation.confidence
+        scores = score_rows(self.forward, self.examples, pad_id=self.pad_id, tokens_per_microbatch=budget)
+        scores.write(folder, name)
+        measured = {name: loss_measures(scores, confidence)}
+        if name != "trained":
+            return measured
+        before, lost = of_baseline(lambda: RowScores.read(folder))
+        if before is None:
+            return {**measured, **lost}
+        change = ratio_interval([-moved for moved in scores - before], scores.tokens, confidence)
+        return {**measured, "difference": {"loss": change._asdict()}}
+
+
+def read_measured(run: Path) -> Mapping[str, Any]:
+    """The content of evaluation.json. Raises `Damaged` for one that is not as it was written."""
+    found = read_sealed_json(run, "evaluation.json")
+    if not isinstance(found, dict):
+        raise Damaged("evaluation.json is no JSON object")
+    return found
+
+
+def loss_measures(scores: RowScores, confidence: float) -> dict[str, Any]:
+    """Loss and perplexity, its exp, per token; and how often the right token was the most likely one."""
+    loss = ratio_interval([-total for total in scores.logprobs], scores.tokens, confidence, bounds=(0.0, math.inf))
+    measured = {
+        "prompts": len(scores.tokens),
+        "tokens": sum(scores.tokens),
+        "confidence": confidence,
+        "loss": loss._asdict(),
+        "perplexity": Interval(exp(loss.mean), exp(loss.low), exp(loss.high), loss.n)._asdict(),
+    }
+    if scores.top1 is not None:
+        right = ratio_interval(scores.top1, scores.tokens, confidence, bounds=(0.0, 1.0))
+        measured["token_accuracy"] = right._asdict()
+    return measured
+
+
+def exp(value: float) -> float:
+    """Without an error for what is too large."""
+    return math.exp(value) if value < 700 else math.inf
+
+
+class WithForgetting:
+    """Another measure, and the loss on a reference text before and after: what else has changed?"""
+
+    def __init__(self, measure: Measure, reference_loss: Callable[[], float]) -> None:
+        self.measure, self.reference_loss = measure, reference_loss
+
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]:
+        measured = self.measure(folder, name)
+        if name.startswith("step"):
+            return measured
+        before = (of_baseline(lambda: read_measured(folder.parent)["forgetting"])[0] or {}) if name == "trained" else {}
+        return {**measured, "forgetting": {**before, f"{name}_loss": self.reference_loss()}}

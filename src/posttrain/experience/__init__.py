@@ -1,0 +1,1 @@
+"""From prompts or given rows to what a step learns from."""

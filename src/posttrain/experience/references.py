@@ -1,0 +1,180 @@
+"""The reference that a policy is held to: a model where answers are sampled, numbers on disk where they are given.
+
+The answers of a dataset do not change while a policy learns from them. So what the reference says about them is
+computed once, before the first step and with the weights that are in memory anyway, and kept on disk twice:
+
+    in the cache folder, by everything that decides a bit of them, so that another run on the same data finds them ready
+    in the run's folder, by model and data, so that the run goes on with the same numbers whatever has become of
+    the cache, of the code and of the versions meanwhile
+
+No reference model is there while training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posttrain.cache import cache_folder
+from posttrain.data.collate import collate_examples
+from posttrain.data.order import rows_for_step
+from posttrain.experience.reference_files import read_values, share, write_values
+from posttrain.models.adapters import frozen_copy, reference_scope
+from posttrain.models.identity import computation_key, model_key
+from posttrain.models.load import LoadedModel
+from posttrain.models.microbatches import split_for
+from posttrain.models.policy import Forward
+from posttrain.train.frozen import load_frozen
+from posttrain.types import Batch, Example
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+ROWS_AT_ONCE = 256
+"""Examples that are collated together, and that are in memory at a time."""
+CODE = ("experience/references.py", "data/collate.py", "types.py")
+"""The modules through which the numbers go beside those of every model."""
+
+
+def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
+    """For what is sampled: the model of the section `reference`; else, with LoRA, the base model itself, so that there
+    is no second copy; else a frozen copy of the start."""
+    if config.reference is not None:
+        return load_frozen("reference", config.reference, config, loaded, forward)
+    if config.lora is not None:
+        return forward.under(loaded.model, lambda: reference_scope(loaded.model))
+    return forward.under(frozen_copy(loaded.model))
+
+
+def start_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
+    """For what is given: the same reference, before the first step, when the policy itself still is the start."""
+    if config.reference is None and config.lora is None:
+        return forward.under(loaded.model)
+    return reference_forward(config, loaded, forward)
+
+
+class References:
+    """`references[place]`: log-probabilities of the trained tokens of one example, in their order; float32.
+
+    Of the examples at `places`, in ascending order, which are those that the run uses; `counts_N` are their trained
+    tokens.
+    """
+
+    def __init__(self, values: np.ndarray, places: Sequence[int], counts_N: np.ndarray) -> None:
+        self.values, self.ends_N = values, np.concatenate([[0], np.cumsum(counts_N, dtype=np.int64)])
+        self.places = places if isinstance(places, range) else np.asarray(places, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, place: int) -> Tensor:
+        number = self._number(place)
+        return torch.tensor(self.values[self.ends_N[number] : self.ends_N[number + 1]])
+
+    def _number(self, place: int) -> int:
+        """Where the example stands among those that were scored."""
+        if isinstance(self.places, range):
+            return self.places.index(place)
+        number = int(np.searchsorted(self.places, place))
+        if number == len(self) or self.places[number] != place:
+            raise ValueError(f"example {place} is not one of the {len(self)} that the reference has scored")
+        return number
+
+    def beside(self, places: Sequence[int], mask_BT: Tensor) -> Tensor:
+        """`[B, T]`: those of the named examples at the True places of their rows, 0 elsewhere."""
+        beside_BT = torch.zeros(mask_BT.shape)
+        beside_BT[mask_BT] = torch.cat([self[place] for place in places])
+        return beside_BT
+
+
+def used_rows(config: RunConfig, size: int) -> Sequence[int]:
+    """Which of `size` rows the steps of the run take, ascending; all of them from the first whole epoch on."""
+    train = config.train
+    if train.steps * train.prompts_per_step >= size:
+        return range(size)
+    steps = range(1, train.steps + 1)
+    taken = chain.from_iterable(rows_for_step(config.seed, step, train.prompts_per_step, size) for step in steps)
+    return array("q", np.unique(np.fromiter(taken, dtype=np.int64)).tobytes())
+
+
+def reference_logprobs(
+    config: RunConfig,
+    dataset: Sequence[Example],
+    places: Sequence[int],
+    forward: Forward,
+    *,
+    pad_id: int,
+    folder: Path,
+) -> tuple[References, bool]:
+    """What the model behind `forward` says about the examples at `places`, and whether that was on disk already.
+
+    `folder` is that of the run, which keeps what it was told.
+    """
+    data, counts_N = scan(dataset, places)
+    total = int(counts_N.sum())
+    own = folder / "references" / f"{run_key(data, forward)}.f32"
+    cached = cache_folder("references") / f"{content_key(own.stem, forward, config)}.f32"
+    values = read_values(own, total)
+    if values is None:
+        share(cached, own, total)
+        values = read_values(own, total)
+    if values is not None:
+        return References(values, places, counts_N), True
+    values = write_values(own, _score(config, dataset, places, forward, pad_id), total)
+    share(own, cached, total)
+    return References(values, places, counts_N), False
+
+
+def scan(dataset: Sequence[Example], places: Sequence[int]) -> tuple[str, np.ndarray]:
+    """A hash that changes with any token or mask of the examples, and the trained tokens of each."""
+    digest, counts_N = hashlib.sha256(), np.zeros(len(places), dtype=np.int64)
+    for number, place in enumerate(places):
+        example = dataset[place]
+        digest.update(np.asarray([len(example.input_ids), *example.input_ids], dtype=np.int64).tobytes())
+        digest.update(np.asarray(example.completion_mask, dtype=np.bool_).tobytes())
+        counts_N[number] = sum(example.completion_mask)
+    return digest.hexdigest(), counts_N
+
+
+@torch.no_grad()
+def _score(
+    config: RunConfig, dataset: Sequence[Example], places: Sequence[int], forward: Forward, pad_id: int
+) -> Iterator[np.ndarray]:
+    """The log-probabilities of the trained tokens, example after example."""
+    split = split_for(forward, config.train.tokens_per_microbatch)
+    for begin in range(0, len(places), ROWS_AT_ONCE):
+        examples = [dataset[place] for place in places[begin : begin + ROWS_AT_ONCE]]
+        tokens, mask_BT = collate_examples(examples, pad_id)
+        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(examples)), tokens=tokens)
+        logprobs_BT = torch.zeros(mask_BT.shape)
+        for rows, micro in split(batch):
+            logprobs_BT[rows] = forward(micro).logprobs_BT.float().cpu()
+        yield logprobs_BT[mask_BT].numpy()
+
+
+# --- under which names ------------------------------------------------------------------------------------------------
+
+
+def run_key(data: str, forward: Forward) -> str:
+    """What the numbers are of: the examples, and the model with its precision and temperature."""
+    return _key(data, model_key(forward.model), str(forward.compute_dtype), forward.temperature)
+
+
+def content_key(numbers: str, forward: Forward, config: RunConfig) -> str:
+    """Whatever decides a bit of the `numbers` of that name: how rows are packed and summed, by which code, on what."""
+    how = forward.compute
+    computation = computation_key(forward.model, compute_dtype=how.dtype, matmul=how.matmul, code=CODE)
+    return _key(numbers, computation, config.train.tokens_per_microbatch, forward.chunk_tokens)
+
+
+def _key(*parts: str | float | None) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,302 @@
+"""One round of iterative preference optimisation: the start model answers, rewards order, pairs are trained on.
+
+    sampled/part-00000.jsonl   the answers of some prompts with their scores, one line per prompt
+    pairs.jsonl                the pairs that were made of them
+
+Each file is there as a whole or not at all. A run that is killed while it samples goes on with the part that is
+missing, and one that is resumed later trains on the very pairs on file (RULE 42).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.read import Row
+from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair, sampled_pair, write_sampled_pair
+from posttrain.data.split import Split
+from posttrain.errors import DataError
+from posttrain.evaluate.measure import HeldOutAnswers
+from posttrain.experience.feed import sampling_seed
+from posttrain.experience.generate import draw
+from posttrain.experience.group import Judged
+from posttrain.experience.offline import beside
+from posttrain.experience.preferences import PairFeed, Sides
+from posttrain.experience.prompted import checked_prompts, prompt_notes
+from posttrain.experience.references import used_rows
+from posttrain.files import write_durably
+from posttrain.functional.pairing import gaps
+from posttrain.models.load import LoadedModel
+from posttrain.rewards.scores import enforce_limit
+from posttrain.train.source import Parts, Source
+from posttrain.types import Completion, Pair, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig, SampledPairsConfig
+    from posttrain.train.judges import Judges, Samplers
+
+PROMPTS_PER_PART = 64
+"""Prompts that are answered and scored together, and kept when the run is killed after that."""
+FILE, FOLDER = "pairs.jsonl", "sampled"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnsweredPrompt:
+    """One prompt with what the start model wrote, and what that was worth."""
+
+    prompt: Prompt
+    completions: Sequence[Completion]
+    scores: Sequence[float | None]
+    """None where a completion has no reward."""
+    parts: Mapping[str, Sequence[float | None]]
+    """Each reward by itself."""
+
+
+def sampled_preferences(parts: Parts, *, say: Say) -> Source:
+    """Prompts are answered once, by the start model, and the better one of two answers is told from the other."""
+    config, rows, loaded, samplers, judges = parts.config, parts.rows, parts.loaded, parts.samplers, parts.judges
+    assert config.sampled_pairs is not None, "config_rules: these pairs are made by the section sampled_pairs"
+    split = Split([row for row in rows.train if not is_sampled_pair(row)], rows.heldout)
+    train, heldout = checked_prompts(config, split, loaded, judges)
+    rounds = Round(config, train.prompts, samplers, judges, parts.folder, say)
+    sampled, notes = rounds.pairs()
+    earlier, more = earlier_pairs(config, rows.train, loaded, heldout.prompts)
+    pairs = numbered([*earlier, *sampled])
+    sides = Sides(pairs)
+    used = sides.of(used_rows(config, len(pairs)))
+    references, about_references = beside(parts, sides, used)
+    return Source(
+        feed=PairFeed(config, pairs, pad_id=loaded.pad_id, references=references),
+        measure=HeldOutAnswers(config, samplers.evaluation, heldout.prompts, judges.rewards, judges.check),
+        notes=[*samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt), *notes, *more],
+        facts=about_references,
+    )
+
+
+def earlier_pairs(
+    config: RunConfig, rows: Sequence[Row], loaded: LoadedModel, heldout: Sequence[Prompt]
+) -> tuple[list[Pair], list[str]]:
+    """The pairs of earlier rounds among the training rows; none of a prompt that is held out."""
+    known = {prompt.ids for prompt in heldout}
+    found: list[Pair] = []
+    dropped: list[Dropped] = []
+    given = [row for row in rows if is_sampled_pair(row)]
+    for row in given:
+        try:
+            pair = read_sampled_pair(row, loaded.tokenizer, len(found))
+        except Unusable as reason:
+            dropped.append(Dropped(row.origin, str(reason)))
+            continue
+        if tuple(row.values["prompt_ids"]) in known:
+            dropped.append(Dropped(row.origin, "of a held-out prompt"))
+        else:
+            found.append(pair)
+    if not given:
+        return [], []
+    refuse_too_many(dropped, len(given), config.data.max_dropped, "pairs of earlier rounds")
+    return found, [f"{len(found)} pairs of earlier rounds. {summary(dropped, len(given))}".rstrip(". ")]
+
+
+def numbered(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs, named by their place in the data of the run."""
+    return [
+        replace(pair, index=n, chosen=replace(pair.chosen, index=n), rejected=replace(pair.rejected, index=n))
+        for n, pair in enumerate(pairs)
+    ]
+
+
+# --- which two answers ------------------------------------------------------------------------------------------------
+
+
+def choose(settings: SampledPairsConfig, answers: AnsweredPrompt, seed: int) -> tuple[list[tuple[int, int]], str]:
+    """(chosen, rejected) places of the pairs of one prompt; without any, why there is none."""
+    ids, scores = [c.ids for c in answers.completions], answers.scores
+    usable = [(place, score) for place, score in enumerate(scores) if score is not None and ids[place]]
+    if len(usable) < 2:
+        return [], "fewer than two scored answers"
+    ahead = _ahead(usable, ids)
+    if not ahead:
+        return [], "tie"
+    if (bound := settings.correct_at) is not None:
+        right = {place for place, score in usable if score >= bound}
+        ahead = {(c, r): gap for (c, r), gap in ahead.items() if c in right and r not in right}
+        if not ahead:
+            return [], "all correct" if right else "none correct"
+    far = [pair for pair, gap in ahead.items() if gap >= settings.min_gap]
+    if not far:
+        return [], "gap below min_gap"
+    if settings.select == "random":
+        random.Random(f"{seed} {answers.prompt.index}").shuffle(far)
+    else:
+        far.sort(key=lambda pair: (-ahead[pair], pair))
+    return _different(far, ids, settings), ""
+
+
+def _ahead(usable: Sequence[tuple[int, float]], ids: Sequence[tuple[int, ...]]) -> dict[tuple[int, int], float]:
+    """By how much, for every two answers of which one is better and which are not the same words (RULE 42)."""
+    places = [place for place, _ in usable]
+    scores_1U = torch.tensor([[score for _, score in usable]], dtype=torch.float64)
+    same_1UU = torch.tensor([[[ids[a] == ids[b] for b in places] for a in places]])
+    gaps_UU = gaps(scores_1U, torch.ones_like(scores_1U, dtype=torch.bool), same_1UU)[0].tolist()
+    two = ((c, r, gap) for c, row in zip(places, gaps_UU, strict=True) for r, gap in zip(places, row, strict=True))
+    return {(c, r): gap for c, r, gap in two if gap > 0}
+
+
+def _different(
+    pairs: Sequence[tuple[int, int]], ids: Sequence[tuple[int, ...]], settings: SampledPairsConfig
+) -> list[tuple[int, int]]:
+    """The first of them that do not repeat one another: best against worst, then second best against second worst;
+    no two of the same words."""
+    kept: list[tuple[int, int]] = []
+    seen: set[Any] = set()
+    for c, r in pairs:
+        own = {(ids[c], ids[r])} | ({c, r} if settings.select == "best_worst" else set())
+        if len(kept) < settings.max_per_prompt and not own & seen:
+            kept.append((c, r))
+            seen |= own
+    return kept
+
+
+# --- sampling, and what is on file ------------------------------------------------------------------------------------
+
+
+class Round:
+    """The answers of the start model to the training prompts, and the pairs that are made of them."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        prompts: Sequence[Prompt],
+        samplers: Samplers,
+        judges: Judges,
+        folder: Path,
+        say: Say,
+    ) -> None:
+        assert config.sampled_pairs is not None
+        assert judges.rewards is not None, "config_rules: sampled pairs have rewards"
+        self.config, self.settings, self.prompts, self.folder = config, config.sampled_pairs, prompts, folder
+        self.sampler, self.rewards, self.say = samplers.evaluation, judges.rewards, say
+
+    def pairs(self) -> tuple[list[Pair], list[str]]:
+        """Those on file, or new ones, and a sentence about them. Raises DataError where too few prompts have one."""
+        file, about = self.folder / FILE, self.folder / FOLDER / "summary.json"
+        if not file.exists():
+            rows, found = self.make()
+            write_durably(about, json.dumps(found).encode())
+            write_durably(file, _lines(rows))
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        pairs = [sampled_pair(row, number) for number, row in enumerate(rows)]
+        return pairs, [json.loads(about.read_bytes())]
+
+    def make(self) -> tuple[list[dict[str, Any]], str]:
+        """The rows of the file, and how many prompts gave none, and why."""
+        rows: list[dict[str, Any]] = []
+        without: Counter[str] = Counter()
+        for answers in self.answers():
+            chosen, why = choose(self.settings, answers, self.config.seed)
+            rows += [_row(answers, c, r) for c, r in chosen]
+            without.update([why] if why else [])
+        found = f"{len(self.prompts)} prompts x {self.config.sampling.group_size} answers: {len(rows)} pairs"
+        if without:
+            reasons = ", ".join(f"{count} {why}" for why, count in without.most_common())
+            found += f"; {without.total()} prompts without a pair: {reasons}"
+        if not rows or without.total() > self.settings.max_without * len(self.prompts):
+            raise DataError(
+                given=f"sampled_pairs: {found}",
+                allowed=f"some pairs, and at most max_without = {self.settings.max_without:.0%} of the prompts without",
+                fix=f"{ADVICE[without.most_common(1)[0][0]]} The answers are kept in {self.folder / FOLDER}: change "
+                f"settings of sampled_pairs in {self.folder / 'config.yaml'} and resume.",
+            )
+        return rows, found
+
+    def answers(self) -> Iterator[AnsweredPrompt]:
+        """Those of all prompts in their order, part by part; a part on file is not sampled again."""
+        (self.folder / FOLDER).mkdir(exist_ok=True)
+        for number, begin in enumerate(range(0, len(self.prompts), PROMPTS_PER_PART)):
+            prompts = self.prompts[begin : begin + PROMPTS_PER_PART]
+            file = self.folder / FOLDER / f"part-{number:05d}.jsonl"
+            if not file.exists():
+                write_durably(file, _lines(self.sample(prompts, number)))
+                self.say(f"answered {begin + len(prompts)} of {len(self.prompts)} prompts")
+            lines = file.read_text(encoding="utf-8").splitlines()
+            for prompt, line in zip(prompts, lines, strict=True):
+                yield _answers(prompt, json.loads(line))
+
+    def sample(self, prompts: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
+        """One line per prompt: what was written, and what it was worth. Raises RewardError past the limit."""
+        sampling, seed = self.config.sampling, sampling_seed(self.config.seed, 0, 0)  # steps count from 1
+        size = sampling.group_size
+        each = self.sampler.each(prompts, sampling, group_size=size, seed=seed)
+        drawn = draw(each, prompts, self.rewards, group_size=size)
+        scores = drawn.scores
+        assert scores is not None
+        enforce_limit(scores, self.config.guards.max_unscored)
+        if scores.judgements:
+            judgements = [judgement.to_json() for judgement in scores.judgements]
+            write_durably(self.folder / FOLDER / f"judgements-{number:05d}.jsonl", _lines(judgements))
+        judged = Judged(prompts=prompts, groups=drawn.groups, scores=scores)
+        return [_line(judged, place) for place in range(len(prompts))]
+
+
+ADVICE = {
+    "tie": "Use rewards that tell more answers apart, a higher sampling.temperature or a larger sampling.group_size.",
+    "gap below min_gap": "Lower sampled_pairs.min_gap.",
+    "none correct": "Raise sampling.group_size, take easier prompts, or lower sampled_pairs.correct_at.",
+    "all correct": "Take harder prompts, or raise sampled_pairs.correct_at.",
+    "fewer than two scored answers": "Look at the rewards: they give most answers no score.",
+}
+"""What to do about the commonest reason."""
+
+
+def _line(judged: Judged, place: int) -> dict[str, Any]:
+    assert judged.scores is not None
+    scores, scored = judged.scores.rewards_PG[place], judged.scores.scored_PG[place]
+    return {
+        "prompt_index": judged.prompts[place].index,
+        "completions": [asdict(completion) for completion in judged.groups[place]],
+        "scores": [score if known else None for score, known in zip(scores, scored, strict=True)],
+        "parts": {label: part[place] for label, part in judged.scores.parts.items()},
+    }
+
+
+def _answers(prompt: Prompt, line: Mapping[str, Any]) -> AnsweredPrompt:
+    if line["prompt_index"] != prompt.index:
+        raise DataError(
+            given=f"the answers on file are to row {line['prompt_index']} of the data, where row {prompt.index} is now",
+            allowed="the data with which the run was started",
+            fix="Restore the data, or start a new run.",
+        )
+    per_token = ("ids", "logprobs", "versions")
+    completions = [
+        Completion(**given | {name: tuple(given[name]) for name in per_token}) for given in line["completions"]
+    ]
+    return AnsweredPrompt(prompt=prompt, completions=completions, scores=line["scores"], parts=line["parts"])
+
+
+def _row(answers: AnsweredPrompt, chosen: int, rejected: int) -> dict[str, Any]:
+    high, low = answers.scores[chosen], answers.scores[rejected]
+    assert high is not None
+    assert low is not None
+    return {
+        **write_sampled_pair(answers.prompt, answers.completions[chosen], answers.completions[rejected]),
+        "margin": high - low,
+        "chosen_score": high,
+        "rejected_score": low,
+        "parts": {label: [part[chosen], part[rejected]] for label, part in answers.parts.items()},
+        "prompt_index": answers.prompt.index,
+        "answers": [chosen, rejected],
+    }
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

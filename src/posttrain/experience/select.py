@@ -1,0 +1,183 @@
+"""Which prompts a step draws: those of its place in the data, or as many more as it takes to find groups with signal.
+
+A group whose rewards do not differ moves no weight. Where the algorithm declares the need "signal" (DAPO's dynamic
+sampling, RULE 22), such groups are replaced by other prompts until the step is full. What round r of step s draws is a
+function of the seed, s, r and what the earlier rounds of the same step brought, so a resumed run draws it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+
+from posttrain.config import RunConfig
+from posttrain.data.order import rows_for_round, rows_for_step
+from posttrain.errors import GuardStop
+from posttrain.evaluate.evaluation import CORRECT_AT
+from posttrain.experience.group import Collected, Judged
+from posttrain.functional.baselines import has_signal
+from posttrain.rewards.scores import enforce_limit
+from posttrain.types import Mean, Metrics
+
+Draw = Callable[[Sequence[int], int], Judged]
+"""(rows of the data, round) -> their completions, scored."""
+Collect = Callable[[int, Draw], Collected]
+"""(step, draw) -> what the step is made of."""
+
+
+@dataclass(frozen=True)
+class OneRound:
+    """The prompts of the step, whatever their rewards."""
+
+    config: RunConfig
+    num_prompts: int
+
+    def __call__(self, step: int, draw: Draw) -> Collected:
+        rows = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, self.num_prompts)
+        return Collected(sampled=draw(rows, 0), trained=range(len(rows)))
+
+
+@dataclass(frozen=True)
+class Refill:
+    """Groups with signal only, `prompts_per_step` of them: as many rounds as it takes, up to a bound.
+
+    The reward that decides is the one that the rewards gave, before any penalty that the algorithm adds: else eight
+    wrong answers of different lengths would count as informative. Surplus groups are discarded, the last ones first.
+    """
+
+    config: RunConfig
+    num_prompts: int
+
+    def __call__(self, step: int, draw: Draw) -> Collected:
+        train = self.config.train
+        rows = rows_for_step(self.config.seed, step, train.prompts_per_step, self.num_prompts)
+        sampled, rounds = draw(rows, 0), 1
+        while len(kept := informative(sampled)) < train.prompts_per_step:
+            assert sampled.scores is not None
+            enforce_limit(sampled.scores, self.config.guards.max_unscored)
+            if rounds == train.max_sampling_rounds:
+                raise self._no_signal(step, sampled, len(kept))
+            rows += self._further_rows(step, rounds, rows, self._expected(len(rows), len(kept)))
+            sampled += draw(rows[len(sampled) :], rounds)
+            rounds += 1
+        return Collected(sampled=sampled, trained=kept[: train.prompts_per_step], rounds=rounds)
+
+    def _expected(self, drawn: int, kept: int) -> int:
+        """Prompts that should fill the step if groups go on having signal as often; at most `prompts_per_step`."""
+        wanted = self.config.train.prompts_per_step
+        return min(wanted, math.ceil((wanted - kept) * drawn / kept)) if kept else wanted
+
+    def _further_rows(self, step: int, number: int, drawn: Sequence[int], count: int) -> list[int]:
+        """Shuffled rows of the data, those first that this step has drawn least often."""
+        order, times = rows_for_round(self.config.seed, step, number, self.num_prompts), Counter(drawn)
+        return list(islice(cycle(sorted(order, key=lambda row: times[row])), count))
+
+    def _no_signal(self, step: int, sampled: Judged, kept: int) -> GuardStop:
+        wanted, rounds, group_size = (
+            self.config.train.prompts_per_step,
+            self.config.train.max_sampling_rounds,
+            self.config.sampling.group_size,
+        )
+        kinds = kinds_of(sampled)
+        shares = ", ".join(f"{100 * count / len(sampled):.0f}% {what}" for what, count in kinds.named().items())
+        advice = "easier" if kinds.low >= kinds.high else "harder"
+        cut = sum(completion.truncated for completion in sampled.completions) / max(1, len(sampled.completions))
+        return GuardStop(
+            given=f"step {step}: {kept} of {len(sampled)} groups in {rounds} rounds of sampling had a signal; "
+            f"{shares}; {100 * cut:.0f}% of the answers were truncated",
+            allowed=f"{wanted} groups of {group_size} answers whose rewards differ, within train.max_sampling_rounds",
+            fix=f"Does the reward recognise a right answer (`posttrain eval` shows some)? If so, take {advice} prompts "
+            f"(data.train), raise sampling.group_size, or set train.max_sampling_rounds = {2 * rounds}.",
+        )
+
+
+def informative(judged: Judged) -> list[int]:
+    """Places of the groups with at least two scored rewards that differ (RULE 11)."""
+    return has_signal(judged.rewards_PG, judged.scored_PG).flatten().nonzero().flatten().tolist()
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """How many groups are of which kind."""
+
+    informative: int
+    high: int
+    """All rewards equal, to the highest that the step has seen."""
+    low: int
+    """The same with the lowest. Where all groups have one reward, it is low unless it is above 0."""
+    between: int
+    """All rewards equal to something in between."""
+    unscored: int
+    """Fewer than two completions with a reward."""
+
+    def named(self) -> dict[str, int]:
+        found = {
+            "all right (every answer got the highest reward)": self.high,
+            "all wrong (every answer got the lowest)": self.low,
+            "all equal in between": self.between,
+            "without two scored answers": self.unscored,
+        }
+        return {what: count for what, count in found.items() if count or "all right" in what or "all wrong" in what}
+
+
+def kinds_of(judged: Judged) -> Kinds:
+    """Count the groups by what their rewards have in common."""
+    rewards_PG, scored_PG = judged.rewards_PG, judged.scored_PG
+    signal_P = has_signal(rewards_PG, scored_PG).flatten()
+    unscored_P = scored_PG.sum(dim=-1) < 2
+    equal_P = ~signal_P & ~unscored_P
+    value_P = rewards_PG.masked_fill(~scored_PG, -torch.inf).amax(dim=-1)
+    seen = rewards_PG[scored_PG]
+    lowest, highest = (seen.min(), seen.max()) if len(seen) else (torch.tensor(0.0), torch.tensor(0.0))
+    is_high_P = _near(value_P, highest) & ((highest > 0) | ~_near(highest, lowest))
+    high_P = equal_P & is_high_P
+    low_P = equal_P & ~is_high_P & _near(value_P, lowest)
+    return Kinds(
+        informative=int(signal_P.sum()),
+        high=int(high_P.sum()),
+        low=int(low_P.sum()),
+        between=int((equal_P & ~high_P & ~low_P).sum()),
+        unscored=int(unscored_P.sum()),
+    )
+
+
+def _near(x: Tensor, edge: Tensor) -> Tensor:
+    return (x - edge).abs() <= 1e-6 * edge.abs().clamp(min=1)
+
+
+def refill_metrics(collected: Collected) -> Metrics:
+    """What dynamic sampling has cost, and on which prompts.
+
+    data/sampling_rounds            rounds of sampling in the step
+    data/generated_per_trained      groups sampled / groups trained
+    data/discarded_all_high, _low   share of the sampled groups whose rewards all equal the highest, the lowest seen
+    data/discarded_surplus          share of the sampled groups with signal that were more than the step holds
+    data/discarded_other            share without signal for another reason: equal in between, or not scored
+    data/pass_rate/none, under_half, over_half, all
+                                    share of the sampled groups by their share of answers with reward 1 (or more)
+    """
+    sampled, total = collected.sampled, len(collected.sampled)
+    kinds = kinds_of(sampled)
+    right_P = ((sampled.rewards_PG >= CORRECT_AT) & sampled.scored_PG).sum(dim=-1)
+    rate_P = right_P / sampled.scored_PG.sum(dim=-1).clamp(min=1)
+    rates = {
+        "none": rate_P == 0,
+        "under_half": (rate_P > 0) & (rate_P < 0.5),
+        "over_half": (rate_P >= 0.5) & (rate_P < 1),
+        "all": rate_P == 1,
+    }
+    return {
+        "data/sampling_rounds": Mean(collected.rounds, 1),
+        "data/generated_per_trained": Mean(total, len(collected.trained)),
+        "data/discarded_all_high": Mean(kinds.high, total),
+        "data/discarded_all_low": Mean(kinds.low, total),
+        "data/discarded_surplus": Mean(kinds.informative - len(collected.trained), total),
+        "data/discarded_other": Mean(kinds.between + kinds.unscored, total),
+        **{f"data/pass_rate/{name}": Mean(float(found_P.sum()), total) for name, found_P in rates.items()},
+    }

@@ -1,0 +1,111 @@
+"""Delivery of the trained weights to the sampler, and the proof of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.data.collate import collate
+from posttrain.engines.delivery import DeliveryProof, check_receipt, deliver
+from posttrain.engines.sampler import Sampler
+from posttrain.errors import NonFiniteError
+from posttrain.models.policy import Forward
+from posttrain.types import Batch, Max, Mean, Metrics, Outputs
+
+
+class TrainerScores:
+    """The trainer's side of the delivery proof: what `forward` says about given completions."""
+
+    def __init__(self, forward: Forward, pad_id: int) -> None:
+        self.forward, self.pad_id = forward, pad_id
+
+    def __call__(
+        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
+    ) -> list[list[float]]:
+        assert temperature == self.forward.temperature, "the probe is scored at the temperature of the training"
+        rows = list(zip(prompt_ids, completion_ids, strict=True))
+        tokens, mask_BT = collate(rows, self.pad_id)
+        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(rows)), tokens=tokens)
+        logprobs_BT = self.forward(batch).logprobs_BT
+        return [logprobs_BT[row, mask_BT[row]].tolist() for row in range(len(rows))]
+
+
+class Publisher:
+    """Hands the trained weights to the sampler as a new policy version, and proves that they arrived (promise 3).
+
+    Every `every` steps; between them the sampler goes on with the version that it has.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sampler: Sampler,
+        proof: DeliveryProof,
+        trainer_scores: TrainerScores,
+        *,
+        every: int = 1,
+    ) -> None:
+        self.model, self.sampler, self.proof, self.trainer_scores = model, sampler, proof, trainer_scores
+        self.every = every
+
+    def __call__(self, step: int) -> Metrics:
+        if step % self.every:
+            return {}
+        receipt = deliver(self.model, self.sampler, step)
+        return self.proof.check(self.trainer_scores, self.model, self.sampler, receipt, step)
+
+
+class FiniteWeights:
+    """Takes the place of a publisher where nobody samples: no probe would notice weights that are not finite."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def __call__(self, step: int) -> Metrics:
+        finite = torch.stack([parameter.isfinite().all() for parameter in self.trained.values()])
+        if not finite.all():
+            bad = int((~finite).sum())
+            first = next(name for name, fine in zip(self.trained, finite.tolist(), strict=True) if not fine)
+            raise NonFiniteError(
+                given=f"step {step}: the update made {bad} of {len(finite)} trained tensors not finite ({first})",
+                allowed="finite weights",
+                fix="They are not saved. Lower train.learning_rate; then `posttrain resume` the run.",
+            )
+        return {}
+
+
+class HeldWeights:
+    """The weights that a sampler with a model of its own decodes with: part of a checkpoint while they are older."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def tensors(self, step: int) -> dict[str, Tensor]:
+        """All of them; nothing when they are those of `step`, which the checkpoint has anyway."""
+        if self.sampler.version == step:
+            return {}
+        return dict(self.sampler.held())
+
+    @property
+    def version(self) -> int:
+        return self.sampler.version
+
+    def restore(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Go back to what `tensors` gave."""
+        receipt = self.sampler.deliver(tensors.items(), version)
+        check_receipt(receipt, tensors.items(), whole=False)
+
+
+def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:
+    """How far the sampler's log-probabilities are from the trainer's, for the same tokens and the same weights."""
+    if batch.sampling_logprobs_BT is None or not batch.completion_mask_BT.any():
+        return {}
+    before_update_BT = outputs.logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+    gap: Tensor = (before_update_BT - batch.sampling_logprobs_BT).abs()[batch.completion_mask_BT]
+    return {
+        "sampling/sampling_logp_difference/mean": Mean(float(gap.sum()), gap.numel()),
+        "sampling/sampling_logp_difference/max": Max(float(gap.max())),
+    }

@@ -1,0 +1,54 @@
+"""What is said of the rows of a run before it trains."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.data.examples import ExampleSet
+from posttrain.data.labels import LabelledSet, Unpaired
+from posttrain.data.pairs import PairSet
+from posttrain.experience.rendering import data_notes
+from posttrain.types import Example, LabelledExample, Pair
+
+
+def example(text: str) -> Example:
+    return Example(index=0, input_ids=tuple(text.encode()), completion_mask=(True,) * len(text))
+
+
+def pairs(*texts: str) -> PairSet:
+    made = [Pair(index=0, chosen=example(text[0]), rejected=example(text[1])) for text in texts]
+    return PairSet(pairs=made)
+
+
+def examples(*texts: str) -> ExampleSet:
+    return ExampleSet(examples=[example(text) for text in texts], form="text")
+
+
+def labelled(*texts: str, label: bool = True) -> LabelledSet:
+    return LabelledSet(rows=[LabelledExample(index=0, example=example(text), label=label) for text in texts])
+
+
+def unpaired(*texts: str) -> LabelledSet:
+    made = pairs(*texts).pairs
+    return LabelledSet(rows=Unpaired(made), pairs=made)
+
+
+@pytest.mark.parametrize(
+    ("train", "heldout", "shared"),
+    [
+        (examples("a", "b", "b"), examples("b", "c", "b"), "2 of 3"),
+        (pairs("ab", "cd"), pairs("ab", "ad", "dc"), "1 of 3"),
+        (labelled("a", "b"), labelled("b", "c", label=False), "1 of 2"),
+        (unpaired("ab"), labelled("a", "b", "c"), "2 of 3"),
+        (unpaired("ab", "cd"), unpaired("ax", "yd", "cd"), "1 of 3"),
+    ],
+    ids=["examples", "pairs, both answers", "labels, whatever they say", "answers of pairs", "pairs one by one"],
+)
+def test_held_out_rows_that_are_trained_on_are_counted(train, heldout, shared):
+    (note,) = data_notes(train, heldout)
+    assert note.startswith(f"{shared} held-out rows are in the training data word for word")
+
+
+def test_of_other_rows_nothing_is_said():
+    assert data_notes(examples("a"), examples("b")) == []
+    assert data_notes(examples("a"), None) == []

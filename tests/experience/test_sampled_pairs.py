@@ -1,0 +1,282 @@
+"""One round of iterative DPO: which pairs are made, that they improve the model, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.faults import kill_driver
+from tests.processes import run_alone
+from tests.tiny import tiny_model, tiny_tokenizer, write_prompts
+
+from posttrain.config import SampledPairsConfig, check, load_config
+from posttrain.data.dropped import Unusable
+from posttrain.data.pairs import render_pairs
+from posttrain.data.prompts import Renderer
+from posttrain.data.read import Row, read_rows
+from posttrain.data.sampled_pairs import read_sampled_pair, write_sampled_pair
+from posttrain.errors import ConfigError, DataError
+from posttrain.experience.sampled_pairs import AnsweredPrompt, choose
+from posttrain.train.api import resume, train
+from posttrain.train.run import Run
+from posttrain.types import Completion, Prompt
+
+REWARDS = """
+def vowels(completion):
+    return sum(letter in "aeiou" for letter in completion) / 6
+
+def same(completion):
+    return 1.0
+"""
+
+
+def completion(ids: tuple[int, ...], text: str = "") -> Completion:
+    zeros = (0,) * len(ids)
+    return Completion(ids=ids, logprobs=(-1.0,) * len(ids), versions=zeros, finish_reason="eos", text=text)
+
+
+def answers(*scores: float | None, ids: tuple[int, ...] | None = None) -> AnsweredPrompt:
+    """Answers with these scores; with `ids` some are the same."""
+    prompt = Prompt(index=7, ids=(1,), text="q")
+    completions = [completion((9, i)) for i in ids or range(len(scores))]
+    return AnsweredPrompt(prompt=prompt, completions=completions, scores=scores, parts={})
+
+
+# Which two answers
+
+
+def test_the_best_meets_the_worst_and_the_second_best_the_second_worst():
+    group = answers(0.1, 0.9, 0.5, 0.3)
+    assert choose(SampledPairsConfig(), group, 0) == ([(1, 0)], "")
+    assert choose(SampledPairsConfig(max_per_prompt=9), group, 0) == ([(1, 0), (2, 3)], "")
+
+
+@pytest.mark.parametrize("select", ["best_worst", "random"])
+def test_the_same_words_are_paired_once(select):
+    twice = answers(1, 1, 0, 0, ids=(3, 3, 4, 4))
+    pairs, _ = choose(SampledPairsConfig(select=select, max_per_prompt=2), twice, 0)
+    assert len(pairs) == 1
+
+
+def test_a_random_pair_is_a_function_of_the_seed_and_the_prompt():
+    group = answers(0.1, 0.9, 0.5, 0.3, 0.2, 0.7)
+    random = SampledPairsConfig(select="random", max_per_prompt=3)
+    pairs, _ = choose(random, group, 0)
+    assert pairs == choose(random, group, 0)[0]
+    assert len({*pairs}) == 3
+    assert all(group.scores[c] > group.scores[r] for c, r in pairs)  # type: ignore[operator]
+    assert len({tuple(choose(random, group, seed)[0]) for seed in range(5)}) > 1
+
+
+def test_correct_at_pairs_right_answers_with_wrong_ones_only():
+    bound = SampledPairsConfig(correct_at=0.5, select="random", max_per_prompt=99)
+    assert set(choose(bound, answers(0.1, 0.9, 0.5, 0.3), 0)[0]) == {(1, 0), (1, 3), (2, 0), (2, 3)}
+    assert choose(bound, answers(0.1, 0.2), 0) == ([], "none correct")
+    assert choose(bound, answers(0.6, 0.9), 0) == ([], "all correct")
+
+
+@pytest.mark.parametrize(
+    ("group", "why"),
+    [
+        (answers(0.5, 0.5, 0.5), "tie"),
+        (answers(1.0, 0.0, ids=(3, 3)), "tie"),
+        (answers(None, 0.3), "fewer than two scored answers"),
+        (answers(0.3, 0.4), "gap below min_gap"),
+    ],
+)
+def test_a_prompt_without_a_pair_says_why(group: AnsweredPrompt, why: str):
+    assert choose(SampledPairsConfig(min_gap=0.2), group, 0) == ([], why)
+
+
+def test_an_answer_without_a_score_takes_no_part():
+    assert choose(SampledPairsConfig(), answers(None, 0.9, 0.5), 0) == ([(1, 2)], "")
+
+
+def test_at_random_the_same_words_are_not_paired_twice():
+    group = answers(1.0, 1.0, 0.0, ids=(3, 3, 4))
+    assert len(choose(SampledPairsConfig(select="random", max_per_prompt=9), group, 0)[0]) == 1
+
+
+# On file
+
+
+def row(tokenizer: Any, **changes: Any) -> Row:
+    prompt = Prompt(index=0, ids=(1, 3, 4), text="ab")
+    values = write_sampled_pair(prompt, completion((5, 2), "c"), completion((6, 7, 2), "de"))
+    return Row(values=values | {"margin": 0.5} | changes, origin="pairs.jsonl:1")
+
+
+def test_a_pair_is_read_back_by_its_ids_and_not_by_its_text():
+    tokenizer = tiny_tokenizer()
+    pair = read_sampled_pair(row(tokenizer), tokenizer, 4)
+    assert pair.chosen.input_ids == (1, 3, 4, 5, 2)
+    assert pair.rejected.completion_mask == (False, False, False, True, True, True)
+    assert (pair.index, pair.chosen.index, pair.margin) == (4, 4, 0.5)
+
+
+def test_ids_of_another_tokenizer_are_refused():
+    tokenizer = tiny_tokenizer()
+    for wrong in ([5, 9], [5, 10_000], [], ["c"]):
+        with pytest.raises(Unusable, match="rejected_ids of another tokenizer: leave the columns of ids out"):
+            read_sampled_pair(row(tokenizer, rejected_ids=wrong), tokenizer, 0)
+
+
+def test_text_that_a_stop_string_cut_is_still_spelled_by_its_ids():
+    tokenizer = tiny_tokenizer()
+    assert read_sampled_pair(row(tokenizer, rejected="d"), tokenizer, 0).rejected.input_ids == (1, 3, 4, 6, 7, 2)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("rounds")
+    tiny_model(folder / "model", initializer_range=0.1)
+    write_prompts(folder / "prompts.jsonl", count=150)
+    (folder / "rewards.py").write_text(REWARDS)
+    return folder
+
+
+def config(folder: Path, name: str, reward: str = "vowels") -> dict[str, Any]:
+    return {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "algorithm": {"name": "dpo", "beta": 0.1},
+        "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.1},
+        "rewards": [{"function": f"{folder / 'rewards.py'}:{reward}"}],
+        "sampled_pairs": {},
+        "sampling": {"group_size": 4, "max_completion_length": 6},
+        "train": {"steps": 12, "prompts_per_step": 32, "learning_rate": 3e-3},
+        "evaluation": {"prompts": 15, "samples": 4},
+        "checkpoint": {"every": 4},
+        "output": str(folder / name),
+        "report": False,
+    }
+
+
+def reward_of(run: Run, name: str) -> float:
+    """Mean score of the sampled held-out answers."""
+    lines = (run.folder / "evaluations" / f"{name}.jsonl").read_text().splitlines()
+    scores = [sample["score"] for line in lines for sample in json.loads(line)["samples"]]
+    return sum(scores) / len(scores)
+
+
+def notes_of(run: Run) -> list[str]:
+    events = map(json.loads, (run.folder / "events.jsonl").read_text().splitlines())
+    return [event["message"] for event in events if event["kind"] == "warning"]
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / "pairs.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def first(folder) -> Run:
+    return train(config(folder, "first"))
+
+
+def test_a_round_improves_the_model(first: Run):
+    assert reward_of(first, "trained") > 1.5 * reward_of(first, "baseline")
+    assert first.metrics[0]["loss"] == pytest.approx(0.6931, abs=1e-4)
+    assert first.metrics[-1]["rewards/accuracies"] > 0.6
+
+
+def test_the_file_says_what_was_sampled_and_why_it_is_a_pair(first: Run):
+    rows, tokenizer = rows_of(first), tiny_tokenizer()
+    assert len(rows) > 100
+    for pair in rows:
+        assert pair["chosen_score"] - pair["rejected_score"] == pytest.approx(pair["margin"])
+        assert pair["margin"] > 0
+        assert pair["parts"]["vowels"] == [pair["chosen_score"], pair["rejected_score"]]
+        assert tokenizer.decode(pair["chosen_ids"], skip_special_tokens=True) == pair["chosen"]
+    sampled = [json.loads(line) for line in (first.folder / "sampled" / "part-00000.jsonl").read_text().splitlines()]
+    assert len(sampled) == 64
+    assert all(len(line["completions"]) == len(line["scores"]) == 4 for line in sampled)
+    assert any("135 prompts x 4 answers: " in note for note in notes_of(first))
+
+
+def test_the_file_is_preference_data_for_any_reader(first: Run):
+    tokenizer = tiny_tokenizer()
+    rows = read_rows(str(first.folder / "pairs.jsonl"))
+    renderer = Renderer(tokenizer=tokenizer, chat=False)
+    found = render_pairs(rows, renderer, eos_ids={2}, max_length=64, max_dropped=0.0, what="pairs")
+    assert [pair.chosen.input_ids for pair in found.pairs] == [
+        (*pair["prompt_ids"], *pair["chosen_ids"]) for pair in rows_of(first)
+    ]
+
+
+def test_a_second_round_starts_from_the_first_and_may_keep_its_pairs(folder, first: Run):
+    second = config(folder, "second")
+    second["model"]["path"] = str(first.model_path)
+    second["data"]["train"] = [second["data"]["train"], str(first.folder / "pairs.jsonl")]
+    run = train(second)
+    assert run.feed.describe() == f"{len(rows_of(run)) + len(rows_of(first))} pairs"
+    assert any(note.startswith(f"{len(rows_of(first))} pairs of earlier rounds") for note in notes_of(run))
+    assert reward_of(run, "trained") > reward_of(first, "trained")
+    held = {json.loads(line)["prompt"] for line in (first.folder / "evaluations" / "baseline.jsonl").open()}
+    assert held == {json.loads(line)["prompt"] for line in (run.folder / "evaluations" / "baseline.jsonl").open()}
+
+
+def in_process(*arguments: str) -> int:
+    ended = run_alone(kill_driver.drive, *arguments)
+    assert ended.exit_code in (0, -9), ended.errors
+    return ended.exit_code
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(sorted(run.glob("checkpoints/step-*"))[-1] / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize(("phase", "count"), [("sample", "2"), pytest.param("update", "6", marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_and_resumed_is_the_same_run(folder, first: Run, phase: str, count: str):
+    given = config(folder, f"killed-{phase}")
+    file = folder / f"{phase}.json"
+    file.write_text(json.dumps(given))
+    (folder / f"{phase}.yaml").write_text(file.read_text())  # JSON is YAML
+    output = Path(given["output"])
+    assert in_process("train", str(folder / f"{phase}.yaml"), phase, count, "0") == -9
+    assert (output / "pairs.jsonl").exists() == (phase == "update")
+    assert (output / "sampled" / "part-00000.jsonl").exists()
+    assert in_process("resume", str(output)) == 0
+    assert (output / "pairs.jsonl").read_bytes() == (first.folder / "pairs.jsonl").read_bytes()
+    ours, theirs = weights(output), weights(first.folder)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_rewards_that_tell_nothing_apart_are_an_error_that_says_so(folder):
+    with pytest.raises(DataError, match=r"135 prompts x 4 answers: 0 pairs; 135 prompts without a pair: 135 tie"):
+        train(config(folder, "ties", "same"))
+
+
+def test_too_many_prompts_without_a_pair_are_an_error_and_the_answers_are_kept(folder):
+    given = config(folder, "few")
+    given["sampled_pairs"] = {"min_gap": 0.45, "max_without": 0.1}
+    with pytest.raises(DataError, match=r"(?s)without a pair: .*gap below min_gap.*max_without = 10%.*Lower .*min_gap"):
+        train(given)
+    kept = {path.name: path.stat().st_mtime_ns for path in (folder / "few" / "sampled").glob("part-*")}
+    text = (folder / "few" / "config.yaml").read_text()
+    (folder / "few" / "config.yaml").write_text(text.replace("min_gap: 0.45", "min_gap: 0.1"))
+    assert resume(folder / "few").step == 12
+    assert {path.name: path.stat().st_mtime_ns for path in (folder / "few" / "sampled").glob("part-*")} == kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "grpo"}, r"sampled_pairs, but grpo does not train a policy on pairs; .*Set algorithm = dpo"),
+        ({"algorithm": "kto"}, r"sampled_pairs, but kto does not train"),
+        ({"algorithm": "reward_model"}, r"sampled_pairs, but reward_model does not train a policy"),
+        ({"rewards": []}, r"sampled_pairs without rewards: nothing says which answer is better"),
+        ({"sampling.group_size": 1}, r"sampling.group_size = 1 with sampled_pairs: the answers .* could not differ"),
+        ({"sampling.temperature": 0}, r"sampling.temperature = 0 with sampled_pairs"),
+        ({"sampled_pairs.select": "worst"}, r"sampled_pairs.select = worst.*best_worst"),
+        ({"sampled_pairs.min_gap": -1}, r"sampled_pairs.min_gap = -1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(folder, changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        check(load_config(config(folder, "refused") | ({"algorithm": "dpo"}), changes).config)
