@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config.stages import in_folder
+from posttrain.config import in_folder
 from posttrain.data.plain import plain_prompts
 from posttrain.data.split import Split, read_split
 from posttrain.engines import make_sampler

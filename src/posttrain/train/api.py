@@ -11,11 +11,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from posttrain.config import ModelConfig, Resolved, RunConfig, check, load_config, to_yaml
-from posttrain.config.models import models_named
-from posttrain.config.pipeline_links import MARK
-from posttrain.config.pipeline_stages import holds_stages
-from posttrain.config.stages import REWARD_MODEL, reward_model_config
+from posttrain.config import (
+    REWARD_MODEL,
+    ModelConfig,
+    Resolved,
+    RunConfig,
+    check,
+    load_config,
+    models_named,
+    reward_model_config,
+    to_yaml,
+)
+from posttrain.config.pipeline import MARK, holds_stages
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts

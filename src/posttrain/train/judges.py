@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from posttrain.config.stages import in_folder
+from posttrain.config import in_folder
 from posttrain.engines import Sampler, make_sampler
 from posttrain.errors import ModelError
 from posttrain.models.load import LoadedModel

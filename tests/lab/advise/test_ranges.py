@@ -9,8 +9,7 @@ from tests.tiny import tiny_model
 import posttrain as pt
 from posttrain.algorithms import ALGORITHMS
 from posttrain.config import RunConfig, load_config
-from posttrain.config.pipeline import read_pipeline
-from posttrain.config.pipeline_stages import holds_stages
+from posttrain.config.pipeline import holds_stages, read_pipeline
 from posttrain.lab.advise.conditions import names_in
 from posttrain.lab.advise.ranges import Range, facts_of, ranges, remarks
 from posttrain.lab.advise.starter import defaults_of

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from posttrain.algorithms import Algorithm
-from posttrain.config.stages import REWARD_MODEL
+from posttrain.config import REWARD_MODEL
 from posttrain.config.text import dotted, leaves, write_tree
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.guides import from_rewards, samples

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from posttrain.config.stages import REWARD_MODEL
+from posttrain.config import REWARD_MODEL
 from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
 from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
 from posttrain.models.compute import SMALL

@@ -110,7 +110,7 @@ def audit(
 
 def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[AuditReport]:
     """Audit every reward of a run on the rows that it will be trained on. `folder` is where the config lies."""
-    from posttrain.config.stages import in_folder
+    from posttrain.config import in_folder
     from posttrain.data.plain import plain_prompts
     from posttrain.data.read import read_rows
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config import RunConfig, check, load_config
-from posttrain.config.pipeline_stages import holds_stages
+from posttrain.config.pipeline import holds_stages
 from posttrain.config.text import leaves, read_mapping, write_tree
 from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
