@@ -14,8 +14,9 @@ from posttrain.algorithms.base import Card
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.off_policy.names import NAMED, CorrectionName
 from posttrain.algorithms.settings import settings
-from posttrain.algorithms.shared import clipped_policy_term, weighted
+from posttrain.algorithms.shared import advantages_of, weighted
 from posttrain.errors import ConfigError
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Metrics, Outputs, Totals, count_totals
 
@@ -43,9 +44,10 @@ class TokenMean(PolicyGradient):
 
     def loss(self, outputs, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, 0.2, 0.2)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), 0.2, 0.2)
         loss = token_mean(weighted(loss_BT, batch), batch.completion_mask_BT, totals.tokens)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals)
 
 
 def sampled(t, sampling_BT: Tensor = SAMPLING) -> Batch:
@@ -320,8 +322,7 @@ def test_the_effective_sample_size_is_that_of_the_step_and_no_mean_of_parts(t):
 
 def test_every_metric_has_a_formula(t):
     _, _, metrics = evaluate(t, TokenMean(correction="tis"))
-    logged = {name for name in metrics if name.startswith(("mismatch/", "is/"))}
-    assert logged == set(TokenMean.shared_metrics)
+    assert {*metrics, "kl", "entropy"} == set(TokenMean.shared_metrics), "no reference and no entropy is given here"
 
 
 # What is asked of the machinery
@@ -404,3 +405,25 @@ def test_an_anchor_for_a_ratio_that_is_not_there_is_refused():
 def test_a_correction_without_the_samplers_numbers_is_refused(t):
     with pytest.raises(ConfigError, match=r"(?s)no log-probabilities of the sampler.*set correction = none"):
         evaluate(t, GRPO(correction="tis"), t.batch())
+
+
+@pytest.mark.parametrize(
+    ("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])]
+)
+def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B):
+    """Weights 2 and 1 of completions of four tokens and of one: the mean of completions is 3/2, that of tokens 9/5."""
+    mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+    per_token = {"sequence": math.log(2) / 4}.get(level, math.log(2))
+    sampling_BT = torch.tensor([[-per_token] * 4, [0.0] * 4, [-3.0] * 4], dtype=torch.float64)
+    batch = Batch(
+        completion_mask_BT=mask_BT,
+        advantages_BT=torch.ones(3, 4, dtype=torch.float64),
+        old_logprobs_BT=torch.zeros(3, 4, dtype=torch.float64),
+        sampling_logprobs_BT=sampling_BT,
+        groups_B=torch.arange(3),
+    )
+    algorithm = REINFORCE(correction=Correction(level=level, high=10, normalize=True))
+    prepared = algorithm.prepare(batch)
+    assert prepared.correction_BT is not None
+    assert prepared.correction_BT[:2, 0].tolist() == pytest.approx(weights_B, rel=1e-12)
+    assert prepared.correction_BT[2].tolist() == [1.0] * 4, "rows that train nothing keep a weight that does nothing"

@@ -21,12 +21,9 @@ from posttrain.algorithms.composition.parameters import Parameters
 from posttrain.algorithms.composition.ratios import Moved
 from posttrain.algorithms.composition.rules import refuse
 from posttrain.algorithms.composition.tables import Chosen, advantages_of, scored_by
-from posttrain.algorithms.metrics import ratio_metrics
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
-from posttrain.algorithms.shared import kl_term, weighted, weighted_completions
-from posttrain.algorithms.whole_update import require_whole_update
-from posttrain.functional.ratios import log_ratio
+from posttrain.algorithms.shared import kl_term, require_whole_update, weighted, weighted_completions
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals, count_totals
 
 
@@ -131,7 +128,7 @@ class ComposedPolicyGradient(Parameters):
         outputs, batch = self.start(outputs, batch)
         p, chosen, mask_BT = self.values, self.chosen, batch.completion_mask_BT
         term = chosen.trust_region.term(self._moved(outputs, batch, totals))
-        metrics = term.metrics | ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        metrics = term.metrics
         whole = term.policy.shape != mask_BT.shape
         loss_BT = weighted_completions(term.policy, outputs, batch) if whole else weighted(term.policy, batch)
         if chosen.filter.drop is not None:
@@ -143,6 +140,6 @@ class ComposedPolicyGradient(Parameters):
         if chosen.baseline.returns is not None:
             value, value_metrics = critic_loss(p, outputs, batch, totals)
             loss, metrics = loss + value, metrics | value_metrics
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, metrics)
 
     card: ClassVar[Card] = POLICY_GRADIENT_CARD

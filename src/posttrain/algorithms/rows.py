@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card
-from posttrain.algorithms.composition.row import Row, row
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.settings import AboveOne, NonNegative, settings
-from posttrain.algorithms.shared import KLInLoss
+from posttrain.algorithms.composition.row import Row
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
+from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, settings
 
 
 @settings
@@ -56,7 +55,7 @@ class LitePPO(Row):
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",
         },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas() | DUAL_CLIP_METRICS,
     )
 
 
@@ -91,7 +90,7 @@ class LUSPO(Row):
             biased(0.894, 0.821),
         ),
         sources={"clip_low": "2e-3: the paper", "clip_high": "2.5e-3: the paper"},
-        metrics=clip_formulas("completions", "s") | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas("completions", "s"),
     )
 
 
@@ -116,7 +115,6 @@ class OPO(Row):
         use_when="Each batch is used for one update, and answers to one prompt differ in length.",
         avoid_when="Several updates are made per batch: nothing holds the ratio.",
         differs=("The baseline contains the answer itself, with the weight of its length.", biased(0.979, 0.951)),
-        metrics=RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
     )
 
 
@@ -141,5 +139,4 @@ class GPG(Row):
         use_when="Rewards are 0 or 1, and the step shall not shrink while few answers are right.",
         avoid_when="A reward of 0 is an ordinary value: the share of zeros then means nothing.",
         differs=("Counts rewards that are not 0, as verl does; verl's extra constant f is 1.", biased(0.997, 0.993)),
-        metrics=RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
     )

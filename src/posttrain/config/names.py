@@ -274,7 +274,7 @@ TRL: dict[str, Entry] = {
     "eos_token": _near("model.chat_template", "what ends a turn is the template's, and EOS the tokenizer's"),
     "dataset_text_field": _COLUMNS,
     "dataset_kwargs": _COLUMNS,
-    "dataset_num_proc": Nothing("Rows are tokenised in the process that trains; data.streaming keeps them on disk"),
+    "dataset_num_proc": Nothing("Rows are tokenised in the process that trains, with data.streaming step by step"),
     "dataset_streaming": Ours("data.streaming"),
     "test_split_size": Ours("data.eval_fraction"),
     "train_sampling_strategy": Nothing("Rows are always shuffled, by seed"),

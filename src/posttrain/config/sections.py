@@ -175,8 +175,9 @@ class DataConfig(Part):
     max_rows: Count | None = None
     """Use only so many rows."""
     streaming: Literal["auto"] | bool = "auto"
-    """Read rows one at a time and keep what they are tokenised to on disk instead of in memory: auto does so from
-    200 MB of text on. The run is the same, bit for bit. Prompts of sampled answers stay in memory."""
+    """Tokenise each row in the step that takes it, not all of them before the run: auto does so from 20 MB of text on.
+    The run is the same, bit for bit, unless a row turns out to be unusable on the way. Ratings and steps stay in
+    memory."""
     part: Text | None = None
     """Train on one of several equal parts of the training rows, in their order: 2/3 is the second third (sDPO,
     arXiv:2403.19270, takes one after the other). The held-out rows stay the same."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
+from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.forms import Form, detect
 from posttrain.data.masks import Segment, Tools, assistant_segments, closed
 from posttrain.data.messages import Text
@@ -46,9 +46,8 @@ def render_examples(
     """Every row as an `Example`, or counted as dropped with the reason. Raises `DataError` as `render_prompts` does."""
     form = detect(rows, "examples")
     render = partial(render_example, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
-    examples, dropped = collect(rows, render, Example)
-    refuse_too_many(dropped, len(rows), max_dropped, what)
-    return ExampleSet(examples=examples, form=form.name, dropped=dropped)
+    examples, dropped = collect(rows, render, Example, max_dropped=max_dropped, what=what)
+    return ExampleSet(examples=examples, form=form.name, dropped=dropped, source=rows)
 
 
 def detect_form(rows: Sequence[Row]) -> str:

@@ -86,6 +86,7 @@ def take(look: Looking, kind: Kind) -> Use:
     survey = Survey()
     for record in records:
         survey.add(how.see(record))
+    dropped = getattr(getattr(records, "pairs", records), "dropped", dropped)  # of streamed rows only now
     first = [*islice(records, SAMPLES)]
     rows = look.some(record.index for record in first)
     return Use(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
+from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.examples import answer_segments
 from posttrain.data.forms import Form, detect
 from posttrain.data.masks import Tools
@@ -52,9 +52,8 @@ def render_pairs(
     """
     form = detect(rows, "pairs")
     render = partial(render_pair, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
-    pairs, dropped = collect(rows, render, Pair)
-    refuse_too_many(dropped, len(rows), max_dropped, what)
-    return PairSet(pairs=pairs, form=form.name, dropped=dropped)
+    pairs, dropped = collect(rows, render, Pair, max_dropped=max_dropped, what=what)
+    return PairSet(pairs=pairs, form=form.name, dropped=dropped, source=rows)
 
 
 def render_pair(

@@ -7,15 +7,17 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jinja2 import TemplateError
 
 from posttrain.data.cells import cell
-from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
+from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.forms import ANSWER_COLUMNS, Form, columns_of, detect
 from posttrain.data.layouts import read_prompt
 from posttrain.data.read import Row
+from posttrain.data.stream import StreamedRecords, collect
 from posttrain.errors import DataError
 from posttrain.types import Prompt
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 class PromptSet(Kept):
     """The usable prompts, and what was left out of them."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     columns: str = ""
     """Where the prompt and the gold answer come from, in words."""
 
@@ -137,23 +139,32 @@ def render_prompts(
     """
     limit = min(max_prompt_length, config.max_prompt_length or max_prompt_length)
     form = prompt_form(rows, config)
-    prompts, dropped = [], []
-    for index, row in enumerate(rows):
-        found = render_prompt(row, index, form, renderer, max_length=limit)
-        (prompts if isinstance(found, Prompt) else dropped).append(found)
-    refuse_too_many(dropped, len(rows), config.max_dropped, what)
-    [whole] = with_all_columns(PromptSet(prompts=tuple(prompts), dropped=tuple(dropped), columns=describe(form)))
+    render = partial(render_prompt, form=form, renderer=renderer, max_length=limit)
+    prompts, dropped = collect(rows, render, Prompt, max_dropped=config.max_dropped, what=what)
+    [whole] = with_all_columns(PromptSet(prompts=prompts, dropped=dropped, columns=describe(form), source=rows))
     return whole
 
 
 def with_all_columns(*parts: PromptSet) -> list[PromptSet]:
     """Every prompt that lacks columns which others of these parts have is told their names."""
-    names = tuple(dict.fromkeys(name for part in parts for prompt in part.prompts for name in prompt.columns))
+    found = (
+        part.prompts.columns
+        if isinstance(part.prompts, StreamedRecords)
+        else (name for prompt in part.prompts for name in prompt.columns)
+        for part in parts
+    )
+    names = tuple(dict.fromkeys(chain.from_iterable(found)))
 
     def told(prompt: Prompt) -> Prompt:
         return prompt if len(prompt.columns) == len(names) else replace(prompt, columns_of_data=names)
 
-    return [replace(part, prompts=tuple(map(told, part.prompts))) for part in parts]
+    def all_told(part: PromptSet) -> PromptSet:
+        if isinstance(part.prompts, StreamedRecords):
+            part.prompts.finish = told
+            return part
+        return replace(part, prompts=tuple(map(told, part.prompts)))
+
+    return list(map(all_told, parts))
 
 
 def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_length: int) -> Prompt | Dropped:
@@ -245,7 +256,9 @@ def _no_column(missing: str, allowed: str, columns: Sequence[str], wanted: str =
     )
 
 
-def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> int:
+def overlap(train: PromptSet, heldout: PromptSet) -> int:
     """How many held-out prompts stand, word for word, in the training data too."""
-    seen = {prompt.text for prompt in train}
-    return sum(prompt.text in seen for prompt in heldout)
+    if isinstance(train.prompts, StreamedRecords):
+        return train.prompts.shared_with(heldout.source)
+    seen = {prompt.text for prompt in train.prompts}
+    return sum(prompt.text in seen for prompt in heldout.prompts)

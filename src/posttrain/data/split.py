@@ -79,6 +79,11 @@ def _part(rows: Sequence[Row], number: int, parts: int) -> Sequence[Row]:
     return rows[(number - 1) * len(rows) // parts : number * len(rows) // parts]
 
 
+def first_rows(rows: Sequence[Row], needed: int) -> Sequence[Row]:
+    """Of streamed rows so many that `needed` of them can be expected to be usable, in memory; else all."""
+    return list(rows[: 2 * needed]) if isinstance(rows, StreamedRows) else rows
+
+
 def _is_task(source: str | list[str]) -> bool:
     return isinstance(source, str) and source.startswith("task:")
 

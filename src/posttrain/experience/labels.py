@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from posttrain.data.collate import collate_examples
-from posttrain.data.labels import Unpaired
+from posttrain.data.dataset import numbers_of
 from posttrain.data.order import rows_for_step
-from posttrain.data.store import Stored
 from posttrain.experience.feed import Fed
 from posttrain.experience.partners import Partners, prompt_of
 from posttrain.experience.references import References
@@ -115,9 +114,5 @@ class LabelFeed:
 
 
 def desirable(rows: Sequence[LabelledExample]) -> int:
-    """How many rows are, without reading the answers of those on disk."""
-    if isinstance(rows, Unpaired):
-        return len(rows.pairs)
-    if isinstance(rows, Stored):
-        return int((rows.numbers == 1.0).sum())
-    return sum(row.label for row in rows)
+    """How many rows are, without tokenising any."""
+    return int(sum(numbers_of(rows)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
-from posttrain.data.split import Split
+from posttrain.data.split import Split, first_rows
+from posttrain.data.stream import StreamedRecords
 from posttrain.errors import ConfigError
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.missing import HELD_OUT
@@ -17,13 +19,16 @@ if TYPE_CHECKING:
     from posttrain.train.judges import Judges
     from posttrain.types import Prompt
 
+CHECKED = 1_000
+"""Streamed prompts whose gold answers are tried on the rewards before the run."""
+
 
 def checked_prompts(config: RunConfig, rows: Split, loaded: LoadedModel, judges: Judges) -> tuple[PromptSet, PromptSet]:
     """The training prompts and the held-out ones. Raises what rewards and check find wrong with their columns."""
     train, heldout = prompt_sets(config, rows, loaded)
     for what, part in (("training data", train), (HELD_OUT, heldout)):
         if part.prompts and judges.rewards is not None:
-            judges.rewards.check(part.prompts, what)
+            judges.rewards.check(first(part.prompts), what)
     if judges.check is not None and heldout.prompts:
         judges.check.require(heldout.prompts, HELD_OUT)
     return train, heldout
@@ -45,7 +50,7 @@ def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Pr
     train = render(rows.train, what=loaded.named("training data"))
     if not rows.heldout:
         return train, PromptSet(prompts=())
-    heldout = render(rows.heldout, what=loaded.named("held-out data"))
+    heldout = render(first_rows(rows.heldout, config.evaluation.prompts), what=loaded.named("held-out data"))
     if config.data.eval is None:  # rows of the same data, whichever of them were held out
         train, heldout = with_all_columns(train, heldout)
     return train, heldout
@@ -56,12 +61,14 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
     for what, part in parts:
-        if system_prompt is not None and (own := sum(_has_system_turn(one, system_prompt) for one in part.prompts)):
+        if system_prompt is not None and (
+            own := sum(_has_system_turn(one, system_prompt) for one in first(part.prompts))
+        ):
             notes.append(
-                f"{what}: {own} of {len(part)} prompts bring a system turn of their own, which stands in place of "
-                "data.system_prompt"
+                f"{what}: {own} of {len(first(part.prompts))} prompts bring a system turn of their own, which stands "
+                "in place of data.system_prompt"
             )
-    if shared := overlap(train.prompts, heldout.prompts):
+    if shared := overlap(train, heldout):
         notes.append(
             f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
             "show what the model learned to do"
@@ -71,6 +78,11 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
             "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
         )
     return notes
+
+
+def first(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Those that are looked at before the run: all, or the first of those that are tokenised when they are taken."""
+    return prompts[:CHECKED] if isinstance(prompts, StreamedRecords) else prompts
 
 
 def _has_system_turn(prompt: Prompt, system_prompt: str) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.prompts import Renderer
-from posttrain.data.split import Split
-from posttrain.data.store import Stored
+from posttrain.data.split import Split, first_rows
+from posttrain.data.stream import StreamedRecords
 from posttrain.train.source import longest_row
 from posttrain.types import Pair
 
@@ -21,6 +21,7 @@ def render_both(
     render: Callable[..., Any], config: RunConfig, rows: Split, loaded: LoadedModel, renderer: Renderer
 ) -> tuple[Any, Any]:
     """The training rows and the held-out ones, or None where there are none of those."""
+    heldout = first_rows(rows.heldout, config.evaluation.prompts)
     sets = [
         render(
             part,
@@ -29,7 +30,7 @@ def render_both(
             max_dropped=config.data.max_dropped,
             what=loaded.named(what),
         )
-        for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data"))
+        for part, what in ((rows.train, "training data"), (heldout, "held-out data"))
         if part
     ]
     return sets[0], sets[1] if len(sets) > 1 else None
@@ -44,7 +45,12 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
     rows: list[Any] = [getattr(part, "pairs", None) for part in (train, heldout)]
     if any(pairs is None for pairs in rows):  # else a row is a pair, also where its answers are learned from one by one
         rows = [train.usable, heldout.usable]
-    if shared := _overlap(*rows):
+    trained = getattr(train, "pairs", None) or train.usable
+    if isinstance(trained, StreamedRecords):
+        shared = trained.shared_with(heldout.source)
+    else:
+        shared = _overlap(*rows)
+    if shared:
         notes.append(
             f"{shared} of {len(rows[1])} held-out rows are in the training data word for word: what is measured on "
             "them does not show what the model learned"
@@ -53,10 +59,7 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
 
 
 def _overlap(train: Sequence[Any], heldout: Sequence[Any]) -> int:
-    """How many held-out rows stand in the training data too, whatever their scores or labels. Data on disk is not
-    read for it."""
-    if isinstance(getattr(train, "pairs", train), Stored):
-        return 0
+    """How many held-out rows stand in the training data too, whatever their scores or labels."""
     held_out = Counter(map(_answers, heldout))
     return sum(held_out[answers] for answers in set(map(_answers, train)) & held_out.keys())
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from posttrain.algorithms import Algorithm
+from posttrain.data.dataset import numbers_of
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.ratings import render_ratings
 from posttrain.data.split import Split
 from posttrain.data.steps import render_steps
-from posttrain.data.store import Stored
 from posttrain.errors import DataError
 from posttrain.evaluate.heldout_scores import Forward, HeldOutPairs, HeldOutRatings, Subject
 from posttrain.evaluate.heldout_steps import HeldOutSteps
@@ -107,10 +106,8 @@ def from_steps(source: ScoringInput, forward: Forward) -> ScoredData:
 
 
 def margins(pairs: Sequence[Pair]) -> int:
-    """How many pairs have one, without reading the answers of those on disk."""
-    if isinstance(pairs, Stored):
-        return int((~np.isnan(pairs.numbers)).sum())
-    return sum(pair.margin is not None for pair in pairs)
+    """How many pairs have one, without tokenising any."""
+    return sum(not math.isnan(margin) for margin in numbers_of(pairs))
 
 
 def margin_notes(pairs: Sequence[Pair], algorithm: Algorithm) -> list[str]:

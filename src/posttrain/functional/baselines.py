@@ -96,7 +96,7 @@ def has_signal(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     largest_P1 = rewards_PG.masked_fill(~scored_PG, -torch.inf).amax(dim=-1, keepdim=True)
     smallest_P1 = rewards_PG.masked_fill(~scored_PG, torch.inf).amin(dim=-1, keepdim=True)
     tolerance_P1 = EQUAL_REWARDS * group_mean(rewards_PG, scored_PG).abs().clamp(min=1)
-    return largest_P1 - smallest_P1 > tolerance_P1
+    return ~(largest_P1 - smallest_P1 <= tolerance_P1)  # nan differs: it must not pass for a group without signal
 
 
 def center_by_group(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def _vary(values_N: Tensor) -> bool:
     """Do they differ by more than rounding? (RULE 11)"""
     if values_N.numel() < 2:
         return False
-    return bool(values_N.max() - values_N.min() > EQUAL_REWARDS * values_N.mean().abs().clamp(min=1))
+    return not values_N.max() - values_N.min() <= EQUAL_REWARDS * values_N.mean().abs().clamp(min=1)  # nan differs
 
 
 def _scale(values_N: Tensor, over: str, population: bool) -> Tensor:

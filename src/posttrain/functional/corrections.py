@@ -146,10 +146,17 @@ def within_second_moment(delta_BT: Tensor, mask_BT: Tensor, high: float) -> Tens
     return mask_BT & (squares_BT < ascending_N[kept])  # equals go together, so that the order of rows does not matter
 
 
-def normalised(weight_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The weights divided by their mean over the trained tokens of an update, whose rows this couples."""
-    mean = masked(weight_BT, mask_BT).sum() / mask_BT.sum().clamp(min=1)
-    return torch.where(mean > 0, weight_BT / mean, weight_BT)
+def normalised(weight: Tensor, mask_BT: Tensor) -> Tensor:
+    """The weights divided by their mean over an update, whose rows this couples: `[B, T]` weights by the mean over the
+    trained tokens, `[B, 1]` weights by the mean over the completions that have any, however long they are.
+
+    >>> mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+    >>> [round(x, 4) for x in normalised(torch.tensor([[2.0], [1.0]]), mask_BT).flatten().tolist()]
+    [1.3333, 0.6667]
+    """
+    counted = mask_BT if weight.shape == mask_BT.shape else mask_BT.any(dim=-1, keepdim=True)
+    mean = masked(weight, counted).sum() / counted.sum().clamp(min=1)
+    return torch.where(mean > 0, weight / mean, weight)
 
 
 def _row_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:

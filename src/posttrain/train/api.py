@@ -213,6 +213,7 @@ def carry_out(run: Run) -> Run:
     """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
     config = run.config
     run.view.compares_groups = run.algorithm.group_size_needed > 1
+    same_data.tell_of_rows_left_out(run)
     if run.step == 0:
         show_first_rows(run)
         same_data.put_on_file(run)

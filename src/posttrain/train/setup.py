@@ -72,9 +72,8 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     config = resolved.config
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
-    streamed = "prompts" if config.sampled_pairs is not None else algorithm.data_kind
     streams = {"training data": rows.train, "held-out data": rows.heldout}
-    tell(store, view, "data", streaming_notes(streams, streamed))
+    tell(store, view, "data", streaming_notes(streams))
     if config.evaluation.forgetting is not None:
         read_texts(config.evaluation.forgetting)
     auxiliary_rows = read_auxiliary(config.data, config.seed)

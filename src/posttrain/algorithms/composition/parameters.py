@@ -10,12 +10,12 @@ from posttrain.algorithms.settings import (
     Count,
     CountOrZero,
     Finite,
+    KLEstimator,
     NonNegative,
     Positive,
     UnitInterval,
     settings,
 )
-from posttrain.algorithms.shared import KLInLoss
 from posttrain.functional.trust_regions import Divergence
 
 
@@ -94,7 +94,7 @@ class Parameters(PolicyGradient):
     """trust_region squared_log_ratio and regression: pull to the policy at the start of the update, 0.1."""
     kl_coef: NonNegative | None = None
     """Weight of the KL to the reference, 0, which also means that no reference is loaded."""
-    kl_estimator: KLInLoss | None = None
+    kl_estimator: KLEstimator | None = None
     """kl loss: k3, or any but k1. kl reward: k1, k2 or k3; k1."""
     max_completion_length: Count | None = None
     """aggregation fixed_length_mean and shaping soft_overlong; in a run it is sampling.max_completion_length unless

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from posttrain.algorithms.composition.options import Normalisation, Shaping, Values
 from posttrain.algorithms.gdpo import reward_components_of
 from posttrain.algorithms.shared import STD_EPSILON
@@ -78,7 +76,7 @@ def by_batch(p: Values, x: Experience) -> Tensor:
 
 def each_reward(p: Values, x: Experience) -> Tensor:
     rewards_KPG, weights_K = reward_components_of(x), x.reward_weights_K
-    weights_K = torch.ones_like(rewards_KPG[:, 0, 0]) if weights_K is None else weights_K
+    weights_K = rewards_KPG.new_ones(len(rewards_KPG)) if weights_K is None else weights_K
     return sum_of_normalised(rewards_KPG, weights_K, x.scored_PG, epsilon=p["std_epsilon"])
 
 

@@ -86,7 +86,7 @@ def couple_rows(correction: Correction | None, batch: Batch) -> Batch:
     """The weights of a whole update at once, where they depend on each other; rejected tokens may leave the mask."""
     if correction is None or not correction.couples_rows:
         return batch
-    before_BT = batch.old_logprobs_BT if correction.anchor == "trainer" else batch.current_logprobs_BT
+    before_BT = getattr(batch, correction.looks_at)
     if before_BT is None:
         return batch  # nobody has looked at the policy yet: the loss takes its rows for the whole update
     return replace(_with_weights(correction, before_BT.detach(), batch), coupled=True)
@@ -113,10 +113,9 @@ def _with_weights(correction: Correction, now_BT: Tensor, batch: Batch) -> Batch
         weight = {"mask": mask, "reject": reject}[correction.action](weight, kept)
     elif correction.action == "truncate":
         weight = truncate(weight, correction.low, correction.high)
-    weight_BT = weight.expand(mask_BT.shape)
     if correction.normalize:
-        weight_BT = normalised(weight_BT, mask_BT)
-    weight_BT = torch.where(mask_BT, weight_BT, 1.0)
+        weight = normalised(weight, mask_BT)
+    weight_BT = torch.where(mask_BT, weight.expand(mask_BT.shape), 1.0)
     if correction.rejected_in_denominator:
         return replace(batch, correction_BT=weight_BT)
     return replace(batch, correction_BT=weight_BT, completion_mask_BT=mask_BT & (weight_BT != 0))

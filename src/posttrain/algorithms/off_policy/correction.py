@@ -38,7 +38,8 @@ class Correction:
     high: Positive | None = None
     """Upper bound; none: no bound."""
     normalize: bool = False
-    """Divide the weights by their mean over the update, so that it keeps its size; slightly biased."""
+    """Divide the weights by their mean over the update, so that it keeps its size; slightly biased. The mean is over
+    tokens with level token, else over completions."""
     rejected_in_denominator: bool = True
     """Rejected tokens keep their place in the denominator, so that the others do not count more (RULE 29)."""
 
@@ -56,6 +57,11 @@ class Correction:
     @property
     def rejects(self) -> bool:
         return self.action in ("mask", "reject")
+
+    @property
+    def looks_at(self) -> str:
+        """The log-probabilities from which `prepare` computes weights that depend on other rows."""
+        return "old_logprobs_BT" if self.anchor == "trainer" else "current_logprobs_BT"
 
     @property
     def couples_rows(self) -> bool:
