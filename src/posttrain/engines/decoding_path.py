@@ -25,7 +25,7 @@ from posttrain.engines.engine import Arrival, Rows
 from posttrain.engines.slots import Slots
 from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute
-from posttrain.models.transformers_private import attention_of, can_set_attention
+from posttrain.models.transformers_private import attention_name, can_set_attention
 
 _PROBE_LENGTHS = (9, 3, 6)
 _PROBE_STEPS = 3
@@ -104,7 +104,7 @@ def _find_path(model: nn.Module) -> DecodingPath:
     causal_lm = base_model(model)
     obstacle = "the model takes no position_ids"
     if {"position_ids", "past_key_values"} <= set(accepted_arguments(causal_lm)):
-        name = f"slots_{'eager' if attention_of(causal_lm.config).endswith('eager') else 'sdpa'}"
+        name = f"slots_{'eager' if attention_name(causal_lm.config).endswith('eager') else 'sdpa'}"
         path = DecodingPath(implementation=name)
         with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
             obstacle = _try(model, path)
@@ -189,7 +189,7 @@ def _same(actual: Tensor, expected: Tensor) -> bool:
 
 @contextmanager
 def _attention(causal_lm: PreTrainedModel, implementation: str) -> Iterator[None]:
-    before = attention_of(causal_lm.config)
+    before = attention_name(causal_lm.config)
     causal_lm.set_attn_implementation(implementation)
     try:
         yield

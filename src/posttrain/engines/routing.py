@@ -19,8 +19,7 @@ from posttrain.types import Mean, Metrics
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """The modules that choose experts, one per layer that has some; none in a dense model.
-    """
+    """The modules that choose experts, one per layer that has some; none in a dense model."""
     kinds = router_kinds(base_model(model))
     return [module for module in model.modules() if isinstance(module, kinds)]
 

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 
-def attention_of(config: PreTrainedConfig) -> str:
+def attention_name(config: PreTrainedConfig) -> str:
     """The name of the attention implementation that its models run with."""
     return getattr(config, "_attn_implementation", None) or "eager"
 
