@@ -6,8 +6,22 @@ They make a million objects and hardly any garbage, and the collector looks at a
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""What says how the threads of OpenMP wait for each other; whichever is set by the user is obeyed."""
+
+
+def wait_passively() -> None:
+    """Let threads that wait for others sleep. By default they spin, which on a busy machine costs several times the work.
+
+    OpenMP reads this once, when torch is imported; where that has happened, nothing changes.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 @contextmanager
