@@ -16,7 +16,7 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def wait_passively() -> None:
-    """Let threads that wait for others sleep. By default they spin, which costs several times the work on a busy machine.
+    """Let threads that wait for others sleep. By default they spin, which on a busy machine costs more than the work.
 
     OpenMP reads this once, when torch is imported; where that has happened, nothing changes.
     """
