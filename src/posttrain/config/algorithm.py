@@ -12,7 +12,8 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.config.names import foreign, nearest
 from posttrain.config.schema import Problem, Problems, Walker, explain, missing, mistyped, unknown
 from posttrain.config.text import Steps, show
-from posttrain.config.values import Part, Text, expand
+from posttrain.config.values import Part, Text, expand, in_range
+from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
@@ -84,6 +85,13 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
     for key in [key for key, value in settings.items() if isinstance(value, bool)]:  # true is not the number 1
         if "true" not in walker.describe(allowed[key]):
             problems.append(mistyped(("algorithm", key), allowed[key], settings.pop(key), walker))
+    for key, value in [(key, value) for key, value in settings.items() if isinstance(value, int | float)]:
+        try:
+            in_range(value)
+        except ConfigError as error:
+            given = f"algorithm.{key}: {error.given}"
+            problems.append(Problem(path=("algorithm", key), given=given, allowed=error.allowed, fix=error.fix))
+            del settings[key]
     complete: dict[str, Any] = {}
     try:
         complete = adapter.dump_python(adapter.validate_python(settings), mode="json", by_alias=True)
