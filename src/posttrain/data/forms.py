@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from posttrain.data import layouts as read
 from posttrain.data.dropped import Dropped, Unusable
+from posttrain.data.limits import refuse_half_characters
 from posttrain.data.messages import is_dialogue
 from posttrain.data.read import Row
 from posttrain.errors import DataError
@@ -70,8 +71,11 @@ class Form:
         """The row's canonical values, or why it cannot be used; `chat`: for a model with a chat template."""
         try:
             found = (self.chat_reader or self.reader if chat else self.reader)(row.values)
+            refuse_half_characters(row.values if self.kind == "prompts" else found)
         except Unusable as reason:
             return Dropped(row.origin, str(reason))
+        except RecursionError:
+            return Dropped(row.origin, "lists or objects that are nested too deep")
         if self.kind != "prompts":
             return found
         others = {name: value for name, value in row.values.items() if name not in self.needs[:1]}
@@ -194,9 +198,15 @@ TAKEN_BY: Mapping[Kind, str] = {
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:
-    """All columns, in the order of their first occurrence; streamed rows know them."""
-    known: list[str] | None = getattr(rows, "columns", None)
-    return known if known is not None else list(dict.fromkeys(name for row in rows for name in row.values))
+    """All columns, in the order of their first occurrence; streamed rows know them. Half characters are spelt out."""
+    known: Iterable[str] | None = getattr(rows, "columns", None)
+    names = known if known is not None else dict.fromkeys(name for row in rows for name in row.values)
+    return list(map(in_whole_characters, names))
+
+
+def in_whole_characters(name: str) -> str:
+    """The name of a column as it can be shown."""
+    return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
 def forms_of(kind: Kind) -> tuple[Form, ...]:

@@ -51,7 +51,10 @@ def asked(values: Values, column: str = "instruction") -> Text:
     if not question.strip():
         raise Unusable("empty prompt")
     turns: Messages = []
-    for pair in values.get("history") or ():
+    history = values.get("history") or ()
+    if not isinstance(history, Sequence):
+        raise Unusable("history: not pairs of question and answer")
+    for pair in history:
         if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(said, str) for said in pair):
             raise Unusable("history: not pairs of question and answer")
         turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
