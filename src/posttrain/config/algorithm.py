@@ -134,8 +134,13 @@ def _settings_of_none(settings: Mapping[str, Any]) -> list[Problem]:
 
 def names_under(section: Any) -> list[str]:
     """The dotted paths of the settings that exist under the algorithm of the section; of all where it names none."""
+    return Part.setting_names(algorithm_named(section))
+
+
+def algorithm_named(section: Any) -> str | None:
+    """The algorithm that a section as it was written names, if there is one of that name."""
     name = section.get("name") if isinstance(section, Mapping) else section
-    return Part.setting_names(name if isinstance(name, str) and name in ALGORITHMS else None)
+    return name if isinstance(name, str) and name in ALGORITHMS else None
 
 
 def _not_of_algorithm(key: str, value: Any, name: str) -> list[Problem]:

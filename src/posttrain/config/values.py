@@ -16,7 +16,6 @@ from posttrain.config.schema import Walker, combine, explain
 from posttrain.config.text import number_in, show
 from posttrain.errors import ConfigError
 
-
 LARGEST, LARGEST_WHOLE = 3.4028234663852886e38, 2**63 - 1
 """Of float32 and of int64, in which everything is computed and saved."""
 
