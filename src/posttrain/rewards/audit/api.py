@@ -118,7 +118,8 @@ def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[
     told = Options(**{**sizes, **options})
     rows = read_rows(config.data.train, split=config.data.split, max_rows=MOST_ROWS, seed=config.seed)[:MOST_ROWS]
     prompts = plain_prompts(rows, config.data)
-    return [audit_prompts(reward, prompts, told, folder=folder) for reward in in_folder(config.rewards, Path(folder))]
+    rewards = [as_reward(reward, training=True) for reward in in_folder(config.rewards, Path(folder))]
+    return [audit_prompts(reward, prompts, told, folder=folder) for reward in rewards]
 
 
 def audit_prompts(
