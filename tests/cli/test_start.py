@@ -36,12 +36,12 @@ def test_help_explanations_and_the_check_of_a_config_load_nothing_heavy(tmp_path
         "train run.yaml train.stesp=2",
         "explain grop",
     )
-    expected = dict.fromkeys((*quick, "train run.yaml --dry-run"), [0, []]) | dict.fromkeys(refused, [2, []])
-    asked = json.dumps([words.split() for words in expected])
+    codes = dict.fromkeys((*quick, "train run.yaml --dry-run"), 0) | dict.fromkeys(refused, 2)
+    asked = json.dumps([words.split() for words in codes])
     found = tmp_path / "found.json"
     environment = {**os.environ, "FOUND": str(found)}
     subprocess.run([sys.executable, "-c", LOOK, asked], cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert json.loads(found.read_text()) == expected
+    assert json.loads(found.read_text()) == {words: [code, []] for words, code in codes.items()}
 
 
 def test_the_version_is_said(capsys):
