@@ -31,7 +31,20 @@ MAY_IMPORT = {
     | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors")},
     "control_groups.py": PURE | {"os", "pathlib"},
     "errors.py": {"__future__"},
-    "files.py": PURE | {"contextlib", "errno", "os", "pathlib", "threading", "posttrain.errors"},
+    "files.py": PURE
+    | {
+        "contextlib",
+        "errno",
+        "hashlib",
+        "json",
+        "os",
+        "pathlib",
+        "stat",
+        "sys",
+        "threading",
+        "time",
+        "posttrain.errors",
+    },
 }
 NO_TORCH_WHEN_IMPORTED = (
     "posttrain.errors",

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from posttrain.config.schema import Walker, combine, explain
-from posttrain.config.text import number_in
+from posttrain.config.text import number_in, show
 from posttrain.errors import ConfigError
+
+LARGEST, LARGEST_WHOLE = 3.4028234663852886e38, 2**63 - 1
+"""Of float32 and of int64, in which everything is computed and saved."""
 
 
 def as_number(value: Any) -> Any:
     """Readers of YAML 1.1 make the text "1e-6" of 1e-6."""
     number = number_in(value) if isinstance(value, str) else None
-    return value if number is None else number
+    return in_range(value if number is None else number)
+
+
+def in_range(value: Any) -> Any:
+    """The value itself; ConfigError for a number that tensors cannot hold. inf and nan are refused elsewhere."""
+    limit = LARGEST_WHOLE if isinstance(value, int) else LARGEST
+    if isinstance(value, (int, float)) and limit < abs(value) < math.inf:
+        raise ConfigError(
+            given=f"{show(value)} is too large",
+            allowed=f"numbers from {-limit:g} to {limit:g}",
+            fix="Set it to null where null means no limit, or to a smaller number.",
+        )
+    return value
 
 
 def as_whole(value: Any) -> Any:
     """1e4 is how one writes ten thousand steps."""
     number = as_number(value)
-    return int(number) if isinstance(number, float) and number.is_integer() else number
+    return in_range(int(number)) if isinstance(number, float) and number.is_integer() else number
 
 
 def as_list(value: Any) -> Any:
@@ -80,15 +97,16 @@ class Part(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    setting_names: ClassVar[Callable[..., list[str]]] = staticmethod(lambda algorithm=None: [])
+    """Dotted names of all settings, which only the whole of the sections knows: it puts its function here."""
+
     if not TYPE_CHECKING:  # type checkers keep the keyword arguments that pydantic declares
 
         def __init__(self, /, **values: Any) -> None:
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                from posttrain.config import setting_names  # which imports the sections, and they this file
-
-                problems = explain(error, Walker(type(self).model_json_schema()), setting_names)
+                problems = explain(error, Walker(type(self).model_json_schema()), self.setting_names)
                 raise combine(problems, type(self).__name__) from None
 
         __init__.__pydantic_base_init__ = (

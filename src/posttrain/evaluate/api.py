@@ -11,8 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, load_config
-from posttrain.config.stages import in_folder
+from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, in_folder, load_config
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split

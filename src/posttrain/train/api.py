@@ -11,11 +11,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from posttrain.config import ModelConfig, Resolved, RunConfig, check, load_config, to_yaml
-from posttrain.config.models import models_named
-from posttrain.config.pipeline_links import MARK
-from posttrain.config.pipeline_stages import holds_stages
-from posttrain.config.stages import REWARD_MODEL, reward_model_config
+from posttrain.config import (
+    REWARD_MODEL,
+    ModelConfig,
+    Resolved,
+    RunConfig,
+    check,
+    load_config,
+    models_named,
+    reward_model_config,
+    to_yaml,
+)
+from posttrain.config.pipeline import MARK, holds_stages
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
@@ -111,6 +118,7 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
             same_data.check_same(run)
             same_model.check_same(run)
             run.restore(checkpoint)
+            run.evaluation = stage | run.evaluation
             same_rewards.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
@@ -221,7 +229,7 @@ def carry_out(run: Run) -> Run:
         if "baseline" not in run.evaluation:  # else rewards have judged before
             same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
-        if "baseline" not in run.evaluation:
+        if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
             run.measure_model("baseline")
         if run.step == 0:
             run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written
@@ -340,7 +348,8 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
 
 @contextmanager
 def finishing_steps(run: Run) -> Iterator[Any]:
-    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once."""
+    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once. The interruption that
+    ends the run carries the exit code of the signal."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -355,6 +364,9 @@ def finishing_steps(run: Run) -> Iterator[Any]:
         before = {}
     try:
         yield lambda: bool(received)
+    except KeyboardInterrupt as stop:
+        vars(stop)["exit_code"] = 128 + (received or [signal.SIGINT])[0]
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

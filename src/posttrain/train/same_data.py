@@ -40,18 +40,17 @@ Facts = dict[str, dict[str, Any]]
 
 def put_on_file(run: Run) -> None:
     """At the start of a run, whatever an attempt before it has left."""
-    run.store.data(facts_of(run))
+    run.store.record(FILE, facts_of(run))
 
 
 def check_same(run: Run) -> None:
     """Raises DataError where the rows are not those on file. What an earlier version left out gets there now."""
-    try:
-        before: Facts = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    before = run.store.read_record(FILE)
+    if before is None:
         put_on_file(run)
         return
     now = facts_of(run, like=before)
-    known = [what for what in (TRAIN, HELDOUT) if what in before]
+    known = [what for what in (TRAIN, HELDOUT) if isinstance(before.get(what), dict)]
     different = [f"{what}: {_difference(before[what], now[what])}" for what in known if before[what] != now[what]]
     if different:
         raise DataError(
