@@ -60,7 +60,7 @@ def check(
       posttrain data check sft.jsonl --model Qwen/Qwen3-0.6B --max-length 2048 --json
     """
     from posttrain.config import DataConfig
-    from posttrain.data.inspect import inspect_data
+    from posttrain.data.inspection import inspect_data
 
     config = DataConfig(train=source, prompt=prompt, answer=answer_column, split=split)
     facts = _facts(model)
