@@ -515,6 +515,17 @@ class Batch:
         )
 
     @staticmethod
+    def from_examples(completion_mask_BT: Tensor, *, tokens: Tokens | None = None) -> Batch:
+        """Answers to imitate: the mask says which tokens are trained."""
+        rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
+        return Batch(
+            completion_mask_BT=completion_mask_BT,
+            groups_B=torch.arange(rows, device=device),
+            row_ids_B=torch.arange(rows, device=device),
+            tokens=tokens,
+        )
+
+    @staticmethod
     def from_pairs(
         completion_mask_BT: Tensor,
         ref_logprobs_BT: Tensor | None = None,
