@@ -78,7 +78,7 @@ class ThreadDispatcher:
     """Sheets filled by a thread, as many at a time as have arrived."""
 
     def __init__(self, fill: Callable[[Sequence[CallBatch]], None], *, held: bool = False, spare: bool = False) -> None:
-        """`held`: begin when the dispatcher is closed. `spare`: what is left then does not wait for what is under way."""
+        """`held`: begin when it is closed. `spare`: what is left then does not wait for what is under way."""
         self._fill, self._held, self._spare = fill, held, spare
         self._waiting: list[CallBatch] = []
         self._working = 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from posttrain.types import Completion, Prompt
 
 
+Part = tuple[Sequence[Row], CallBatch]
 HANDOVER = 0.002
 """Seconds that the sampler loses for each call that is handed to another process while it computes, on two cores:
 shorter calls are made when it has ended."""
