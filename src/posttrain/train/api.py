@@ -348,7 +348,8 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
 
 @contextmanager
 def finishing_steps(run: Run) -> Iterator[Any]:
-    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once."""
+    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once. The interruption that
+    ends the run carries the exit code of the signal."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -363,6 +364,9 @@ def finishing_steps(run: Run) -> Iterator[Any]:
         before = {}
     try:
         yield lambda: bool(received)
+    except KeyboardInterrupt as stop:
+        vars(stop)["exit_code"] = 128 + (received or [signal.SIGINT])[0]
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
