@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from posttrain import evaluate, sources, train
-from posttrain.importing import uncollected
+from posttrain.importing import uncollected, wait_passively
 from posttrain.models import acceleration
 from posttrain.train.before import BEFORE
 
@@ -100,6 +100,7 @@ sys.modules[train.__name__].__class__, sys.modules[evaluate.__name__].__class__ 
 
 
 acceleration.register("posttrain.cpu")
+wait_passively()
 
 
 def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:

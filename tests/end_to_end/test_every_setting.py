@@ -257,6 +257,7 @@ CASES = [
     Case("data.split", "validation", "rollouts/prompt", given=HUB_DATA),
     Case("data.eval_split", "validation", "answers/baseline", given=HUB_DATA | {"data.eval": "numbers"}),
     Case("data.eval_fraction", 0.1, "answers/baseline"),
+    Case("data.columns", {"prompt": "hint"}, "rollouts/prompt"),
     Case("data.prompt", "hint", "rollouts/prompt"),
     Case("data.prompt", "{prompt} {hint}", "rollouts/prompt"),
     Case("data.system_prompt", "99 ", "rollouts/prompt"),
