@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posttrain.algorithms import GRPO, REINFORCE, RLOO, PolicyGradient
 from posttrain.algorithms.base import Card
-from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction, Rule
 from posttrain.algorithms.off_policy.names import NAMED, CorrectionName
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import advantages_of, weighted
@@ -150,14 +150,29 @@ def test_worked_losses_in_float32(t, correction: Correction, expected: float):
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
+OTHER_SCORES = {
+    "token_k2": (0.1, [[1, 1, 1], [0, 1], [1, 1, 1, 1], [0]]),
+    "token_k3": (0.3, [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
+    "sum_k2": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
+    "sum_k3": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
+    "mean_k2": (0.1, [[1] * 3, [1] * 2, [1] * 4, [0]]),
+    "max_k2": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
+    "max_k3": (0.3, [[1] * 3, [1] * 2, [1] * 4, [0]]),
+    "total_variation": (0.08, [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
+}
+"""delta is 0.02, -0.1, 0 | 0.6, 0 | 0.02, -0.05, 0.05, -0.02 | 1.3: k2 is at most 0.005, 0.18, 0.00125 and 0.845, and
+its sums are 0.0052, 0.18, 0.0029 and 0.845; |p - q| is 0.0891 for the last token and at most 0.0611 for the others."""
+
+
 @pytest.mark.parametrize(
     ("correction", "kept"),
     [
         (Correction(action="reject", low=1 / 1.5, high=1 / 0.5), [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
         (Correction(level="geometric", action="reject", low=1 / 1.5, high=1 / 0.5), [[1] * 3, [1] * 2, [1] * 4, [0]]),
         (Correction(action="reject", score="mean_k3", high=0.01), [[1] * 3, [0] * 2, [1] * 4, [0]]),
+        *((Correction(action="reject", score=s, high=high), kept) for s, (high, kept) in OTHER_SCORES.items()),
     ],
-    ids=["token_k1 0.5_1.5", "seq_mean_k1 0.5_1.5", "seq_mean_k3 0.01"],
+    ids=["token_k1 0.5_1.5", "seq_mean_k1 0.5_1.5", "seq_mean_k3 0.01", *OTHER_SCORES],
 )
 def test_rejection_as_verl_names_it(t, correction: Correction, kept: list[list[float]]):
     """verl bounds sampler / trainer: its bounds are the reciprocals of these."""
@@ -427,3 +442,28 @@ def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B)
     assert prepared.correction_BT is not None
     assert prepared.correction_BT[:2, 0].tolist() == pytest.approx(weights_B, rel=1e-12)
     assert prepared.correction_BT[2].tolist() == [1.0] * 4, "rows that train nothing keep a weight that does nothing"
+
+
+def test_weights_and_several_rules_act_at_once(t):
+    """Truncated token weights; a completion whose geometric mean is out of bounds goes, and so does a single token."""
+    rules = (Rule(score="geometric", low=0.9, high=1.4), Rule(score="token_k2", high=0.1))
+    _, batch = TokenMean(correction=Correction(high=1.01, reject=rules)).start(t.logprobs_BT, sampled(t))
+    expected = pad([[1.01, 0.904837418, 1], [0, 1], [1.01, 0.9512294245, 1.01, 0.9801986733], [0]])
+    torch.testing.assert_close(batch.correction_BT[t.mask_BT], expected[t.mask_BT], rtol=1e-8, atol=0)
+    alone = TokenMean(correction=Correction(action="none", reject=rules)).start(t.logprobs_BT, sampled(t))[1]
+    assert torch.equal(alone.correction_BT[t.mask_BT], (expected > 0)[t.mask_BT].double()), "rules without a weight"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"score": "sum_k3", "low": 0.1}, "high without low: the score is a divergence"),
+        ({"score": "token"}, "allowed: low or high"),
+        ({"score": "weight", "high": 2}, "correction.reject.score = 'weight'"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        Rule(**given)
+    with pytest.raises(ConfigError):
+        GRPO(correction={"high": 2, "reject": [given]})  # type: ignore[arg-type]

@@ -32,19 +32,19 @@ class ComposedPolicyGradient(Parameters):
     key: ClassVar[str] = "policy_gradient"
 
     baseline: Literal[
-        "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "greedy", "length_weighted", "constant",
-        "critic", "pass_at_k", "teacher",
+        "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "runner_up", "greedy", "length_weighted",
+        "constant", "critic", "pass_at_k", "teacher",
     ] = "group_mean"  # fmt: skip
     """What a reward is compared with. critic and teacher give each token an advantage of its own."""
-    normalisation: Literal["none", "group_std", "batch_std", "whiten_tokens", "per_reward", "nonzero_share"] = (
-        "group_std"
-    )
+    normalisation: Literal[
+        "none", "group_std", "batch_std", "mean_reward", "whiten_tokens", "per_reward", "nonzero_share"
+    ] = "group_std"
     """What advantages are divided by; per_reward normalises each reward function by itself."""
     ratio: Literal["none", "token", "sequence", "sequence_product", "sequence_token"] = "token"
     """Of the policy to the policy before the update: none is plain log-probabilities; sequence is a geometric mean."""
     trust_region: Literal[
         "none", "clip", "weight_clip", "soft_gate", "kernel", "divergence_mask", "clip_cov", "kl_cov", "log_clip",
-        "truncated_negatives", "squared_log_ratio", "regression",
+        "truncated_negatives", "squared_log_ratio", "token_squared_log_ratio", "regression",
     ] = "clip"  # fmt: skip
     """What keeps the policy near the one before the update."""
     kl: Literal["none", "reward", "reward_sequence", "loss"] = "loss"

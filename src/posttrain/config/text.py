@@ -7,6 +7,7 @@ are spelt `true` and `false`. A key that is written twice is an error, never the
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import stat
 import tomllib
@@ -23,7 +24,7 @@ SUFFIXES = (".yaml", ".yml", ".toml")
 REDACTED = "<redacted>"
 COMMENT = "  # "
 """What stands between a value and its comment."""
-MAX_BYTES, MAX_LEVELS, MAX_VALUES = 4 * 2**20, 64, 100_000
+MAX_BYTES, MAX_LEVELS, MAX_VALUES = 2**18, 64, 20_000
 """Of a configuration; what an alias stands for counts as often as it is used. One that is larger was not meant, or was
 meant to harm."""
 MAX_INTEGER = 2**64 - 1
@@ -188,7 +189,7 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    if path.is_dir():
+    if os.path.isdir(path):  # not of pathlib, which raises where a name is too long
         inside = path / "config.yaml"
         raise ConfigError(
             given=f"{path} is a folder",
@@ -215,12 +216,15 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         given = f"{path} is not UTF-8 text: byte {error.start} cannot be read"
         raise ConfigError(given=given, allowed="UTF-8", fix="Save it as UTF-8.") from None
-    except OSError as error:
-        given = f"{path} cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:
+        given = f"{path} cannot be read: {getattr(error, 'strerror', error)}"
         raise ConfigError(given=given, allowed="a readable file", fix="Check its permissions.") from None
 
 
 def _read_toml(text: str, path: Path) -> dict[str, Any]:
+    keys = (line.partition("=")[0] for line in text.splitlines() if line.count(".") > MAX_LEVELS)
+    if any(key.count(".") > MAX_LEVELS and re.fullmatch(r"[\w\s\[\].\"'-]*", key) for key in keys):
+        raise ConfigError(given=f"{path} is not usable TOML: too many levels", allowed=_USABLE)  # and takes minutes
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -386,30 +390,73 @@ def _yaml_fix(problem: str) -> str:
     return 'Check the indentation, and put text with braces, ": " or " #" in quotes, as in prompt: "{question}".'
 
 
-_SECRET_KEY = re.compile(r"(?:^|_)(?:api_?keys?|secrets?|passwords?|passwd|credentials?|private_key)$", re.IGNORECASE)
-_TOKEN_KEY = re.compile(r"(?:^|_)(?:tokens?|keys?|auth|authorization|bearer)$", re.IGNORECASE)
-_RANDOM_TEXT = re.compile(r"(?:Bearer |Basic )?[A-Za-z0-9+/=_.\-]{16,}")
-_SECRET_TEXT = re.compile(
-    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_\-]{12,}|\bBearer \S{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+_SECRET_WORDS = (
+    r"(?:api_?keys?|secrets?|pass(?:words?|wd|phrases?|code)?|pwd|pw|credentials?|"
+    r"(?:secret|private|access|signing|encryption|account|client)_?(?:access_?)?(?:keys?|secrets?))"
 )
+_SECRET_KEY = re.compile(rf"(?:^|_){_SECRET_WORDS}$", re.IGNORECASE)
+_TOKEN_KEY = re.compile(r"(?:^|_)(?:tokens?|keys?|auth|authorization|bearer|cookie|sig|signature)$", re.IGNORECASE)
+_RANDOM_TEXT = re.compile(r"(?:(?:Bearer|Basic|Token) )?[A-Za-z0-9+/=_.\-]{16,}")
+_SECRET_TEXT = re.compile(
+    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_\-]{12,}|\b(?:Bearer|Basic) \S{12,}"
+    r"|(?<=://)(?:[^/\s:@\"']*:[^/\s@\"']+|[A-Za-z0-9_.\-]{20,})(?=@)"
+)
+_ADDRESS = re.compile(r"(?<=://)[^\s\"'<>]*:[^\s\"'<>]+(?=@[\w\[])")
+"""Of a data base, whose password may hold any sign: up to the last @."""
+_WEB = re.compile(r"\b(?:https?|wss?|file|git|ssh)://", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"(?<![A-Za-z0-9])(?:[A-Za-z0-9]+[_-])*?{_SECRET_WORDS}\s?=\s?(?P<value>[^\s;,&\"']+)", re.IGNORECASE
+)
+"""`password=...` of a connection string, a query or a command."""
+_NAMES, _FLAG = ("name", "key", "header", "field"), re.compile(r"-{0,2}[A-Za-z][\w-]*")
 
 
 def redact(value: Any, key: str = "") -> Any:
     """The value with everything that looks like a secret replaced by `<redacted>`, at any depth.
 
+    A key says that its value is one, in a mapping, in a pair and on a command line. So do an address with a password
+    and an assignment within a text.
+
     >>> redact({"api_key": "abc", "stop_token": "</answer>", "url": "https://me:pass@host/v1"})
     {'api_key': '<redacted>', 'stop_token': '</answer>', 'url': 'https://<redacted>@host/v1'}
+    >>> redact([["--password", "abc"], {"name": "api-key", "value": "abc"}, "host=h password=abc"])
+    [['--password', '<redacted>'], {'name': 'api-key', 'value': '<redacted>'}, 'host=h password=<redacted>']
     """
     if isinstance(value, Mapping):
-        return {k: redact(v, str(k)) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact(v, key) for v in value]
-    if not isinstance(value, str) or not value:
+        named = next((str(value[name]) for name in _NAMES if isinstance(value.get(name), str)), "")
+        said = {k: named if named and k not in _NAMES and _opens(named, value[k]) else str(k) for k in value}
+        return {k: redact(v, key if _SECRET_KEY.search(_words(key)) else said[k]) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else list(value)
+        keys = [key, *(one if _FLAG.fullmatch(str(one)) and isinstance(one, str) else key for one in items)]
+        return [redact(v, before if _opens(before, v) else key) for before, v in zip(keys, items, strict=False)]
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if value is None or isinstance(value, bool) or value == "":
         return value
-    key = re.sub(r"[-\s]", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key))
-    if _SECRET_KEY.search(key) or (_TOKEN_KEY.search(key) and _RANDOM_TEXT.fullmatch(value)):
+    if _opens(key, value):
         return REDACTED
-    return _SECRET_TEXT.sub(REDACTED, value)
+    return _without_secrets(value) if isinstance(value, str) else value
+
+
+def _words(key: str) -> str:
+    return re.sub(r"[-\s]", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key.lstrip("-")))
+
+
+def _opens(key: str, value: Any) -> bool:
+    """Whether a key says that this value is a secret."""
+    words = _words(key)
+    token = (
+        isinstance(value, str) and _RANDOM_TEXT.fullmatch(value) is not None and _TOKEN_KEY.search(words) is not None
+    )
+    return token or _SECRET_KEY.search(words) is not None
+
+
+def _without_secrets(text: str) -> str:
+    if "://" in text and not _WEB.search(text):
+        text = _ADDRESS.sub(REDACTED, text)
+    text = _ASSIGNED.sub(lambda found: found[0].removesuffix(found["value"]) + REDACTED, text)
+    return _SECRET_TEXT.sub(REDACTED, text)
 
 
 def is_section(value: Any) -> bool:

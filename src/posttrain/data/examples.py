@@ -14,6 +14,7 @@ from typing import Any
 
 from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.forms import Form, detect
+from posttrain.data.limits import refuse_long
 from posttrain.data.masks import Segment, Tools, assistant_segments, closed
 from posttrain.data.messages import Text
 from posttrain.data.prompts import Renderer
@@ -63,6 +64,7 @@ def render_example(
     if isinstance(values, Dropped):
         return values
     try:
+        refuse_long(values, max_length, renderer.tokenizer)
         segments = _segments(values, renderer, eos_ids, row.origin)
     except Unusable as reason:
         return Dropped(row.origin, str(reason))

@@ -17,6 +17,8 @@ NEAR_THE_END = 12
 SPACE = re.compile(r"\s*")
 
 
+LONGEST_VALUE = 100_000_000
+"""Characters of one element."""
 MAX_DEPTH = 100
 """Arrays and objects inside of one another; what goes through rows one by one stands on Python's stack."""
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
@@ -111,6 +113,8 @@ class _Text:
             if complete:
                 self.at = end
                 return found
+            if len(self.window) > LONGEST_VALUE:
+                raise self.broken(f"JSON of more than {LONGEST_VALUE:,} characters in one value", self.at)
             self.more()
 
     def more(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from posttrain.data.dataset import numbers_of
 from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.forms import Form, detect, fits
+from posttrain.data.limits import refuse_long
 from posttrain.data.pairs import render_answer, render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -114,6 +115,7 @@ def render_label(
         return values
     answer, tools = values["completion"], values.get("tools")
     try:
+        refuse_long((values["prompt"], answer), max_length, renderer.tokenizer)
         example = render_answer(
             values["prompt"], answer, renderer, eos_ids, index=index, origin=row.origin, tools=tools
         )

@@ -14,6 +14,7 @@ from typing import Any
 from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.examples import answer_segments
 from posttrain.data.forms import Form, detect
+from posttrain.data.limits import refuse_long
 from posttrain.data.masks import Tools
 from posttrain.data.messages import Text, implicit_prompt
 from posttrain.data.prompts import Renderer
@@ -66,6 +67,8 @@ def render_pair(
     if isinstance(values, Dropped):
         return values
     try:
+        for side in ("chosen", "rejected"):
+            refuse_long((values["prompt"], values[side]), max_length, renderer.tokenizer)
         chosen, rejected = (_side(values, name, index, row, renderer, eos_ids) for name in ("chosen", "rejected"))
     except Unusable as reason:
         return Dropped(row.origin, str(reason))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import difflib
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from jinja2 import TemplateError
-
 from posttrain.data.cells import cell
 from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.forms import ANSWER_COLUMNS, Form, columns_of, detect
 from posttrain.data.layouts import read_prompt
+from posttrain.data.limits import limited_time, refuse_long, try_template
 from posttrain.data.read import Row
 from posttrain.data.stream import StreamedRecords, collect
 from posttrain.errors import DataError
@@ -40,6 +40,14 @@ class PromptSet(Kept):
         return self.prompts
 
 
+_TALK = [
+    {"role": role, "content": said}
+    for role, said in (("user", "One?"), ("assistant", "Two."), ("user", "Three?"), ("assistant", "Four."))
+]
+_TRIED: set[str] = set()
+"""Chat templates that have kept within their limits."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
     """How a prompt of this run becomes ids: chat template or plain text, always the same."""
@@ -62,13 +70,17 @@ class Renderer:
                 allowed="true only with a chat template",
                 fix="Set data.chat = false, or give model.chat_template the path of a Jinja file.",
             )
-        return Renderer(
+        renderer = Renderer(
             tokenizer=tokenizer,
             chat=has_template if config.chat == "auto" else config.chat,
             system_prompt=config.system_prompt,
             template_kwargs=template_kwargs,
             train_on=config.train_on,
         )
+        if has_template and str(tokenizer.chat_template) not in _TRIED:
+            try_template(renderer.render_samples)
+            _TRIED.add(str(tokenizer.chat_template))
+        return renderer
 
     def messages(self, prompt: str | Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...] | None:
         """The chat messages of a prompt; None when it is plain text. One that brings a system turn keeps it."""
@@ -99,6 +111,12 @@ class Renderer:
         """The messages under the chat template. Raises `Unusable` for what the template refuses."""
         return str(self._apply(messages, tools, tokenize=False, add_generation_prompt=add_generation_prompt))
 
+    def render_samples(self) -> None:
+        """Conversations of one, two and four turns under the chat template."""
+        for turns in (1, 2, 4):
+            with suppress(Unusable):
+                self.render(_TALK[:turns], add_generation_prompt=turns == 1)
+
     def encode_marked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Mapping[str, Any]:
@@ -117,13 +135,19 @@ class Renderer:
             )
         options |= dict(self.template_kwargs or {}) | ({} if tools is None else {"tools": list(tools)})
         try:
-            return self.tokenizer.apply_chat_template([dict(message) for message in messages], **options)
-        except (TemplateError, TypeError, ValueError) as error:  # a program: it refuses, or trips over a value
-            raise Unusable(f"the chat template refuses it ({error})") from error
+            with limited_time():
+                return self.tokenizer.apply_chat_template([dict(message) for message in messages], **options)
+        except DataError:  # beyond its limits
+            raise
+        except Exception as error:  # a program: it refuses, or trips over a value
+            raise Unusable(f"the chat template refuses it ({str(error)[:200]})") from error
 
     def ids(self, text: str, *, is_chat: bool) -> tuple[int, ...]:
         """A template writes its own BOS; plain text gets what the tokenizer puts in front, and never a closing EOS."""
-        ids = list(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
+        try:
+            ids = list(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
+        except (TypeError, UnicodeEncodeError):  # a template may write what data may not hold
+            raise Unusable("text with half a character (a lone surrogate)") from None
         if not is_chat and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()
         return tuple(ids)
@@ -175,10 +199,11 @@ def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_l
     prompt = columns.pop("prompt")
     messages = renderer.messages(prompt)
     try:
+        refuse_long(prompt, max_length, renderer.tokenizer, "prompt longer")
         text = renderer.text(prompt, tools=None if isinstance(prompt, str) else columns.get("tools"))
+        ids = renderer.ids(text, is_chat=messages is not None)
     except Unusable as reason:
         return Dropped(row.origin, str(reason))
-    ids = renderer.ids(text, is_chat=messages is not None)
     if not ids:
         return Dropped(row.origin, "prompt without tokens")
     if len(ids) > max_length:

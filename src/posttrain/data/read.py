@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,8 @@ TASK_ROWS = {"train": 4096, "eval": 512}
 
 COMPRESSION = 4
 """By which a file is taken to grow when it is unpacked."""
+LONGEST_LINE = 100_000_000
+"""Bytes of one line, or of one row of an array: no file is taken to be one line without end."""
 PARQUET_ROWS = 1024
 """Rows of a Parquet file that are in memory at once, beside the pages that they lie in."""
 
@@ -197,7 +200,13 @@ def jsonl_places(path: Path) -> Iterator[tuple[Row, int, int, int]]:
     """Each row, where its line begins and ends in the file (unpacked), and the number of the line."""
     begin = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
+        for number, raw in enumerate(iter(partial(lines.readline, LONGEST_LINE), b""), start=1):
+            if len(raw) == LONGEST_LINE:
+                raise DataError(
+                    given=f"{path.name}, line {number}: more than {LONGEST_LINE:,} bytes in one line",
+                    allowed="one JSON object per line",
+                    fix="Break the file into lines, one for each row.",
+                )
             if not raw.isspace():
                 yield jsonl_row(raw, path, number), begin, begin + len(raw), number
             begin += len(raw)
@@ -251,6 +260,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     with _text(path) as file:
+        csv.field_size_limit(LONGEST_LINE)
         reader = csv.DictReader(file, strict=True)
         try:
             for values in reader:

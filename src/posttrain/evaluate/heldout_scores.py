@@ -87,6 +87,12 @@ class HeldOutScores:
         answers = self.subject.answers(self.subject.scores())
         return (statistics.fmean(answers), statistics.stdev(answers), len(answers)) if len(answers) > 1 else None
 
+    def accuracy(self) -> tuple[float, float, float] | None:
+        """Share of the held-out pairs that are ranked right, with the ends of its interval; None for other data."""
+        measured = self.subject.measures(self.subject.scores(), self.confidence) if len(self.subject) else {}
+        found = measured.get("accuracy") if "pairs" in measured else None
+        return None if found is None else (found["mean"], found["low"], found["high"])
+
 
 class HeldOutPairs:
     """How often the better answer of a held-out pair scores higher, and by how much."""

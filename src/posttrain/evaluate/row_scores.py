@@ -102,7 +102,6 @@ def first(rows: Sequence[Row], limit: int) -> list[Row]:
     return [rows[number] for number in range(min(limit, len(rows)))]
 
 
-@torch.no_grad()
 def refuse_non_finite(values_B: Tensor, what: str) -> None:
     """A model that gives no numbers is no result: raises NonFiniteError, so that no run ends well with it."""
     if values_B.isfinite().all():
@@ -115,6 +114,7 @@ def refuse_non_finite(values_B: Tensor, what: str) -> None:
     )
 
 
+@torch.no_grad()
 def score_rows(forward: Score, examples: Sequence[Example], *, pad_id: int, tokens_per_microbatch: int) -> RowScores:
     """Under the present weights; a row that trains nothing has a sum of 0."""
     batch = examples_batch(examples, pad_id)

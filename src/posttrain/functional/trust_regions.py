@@ -139,6 +139,7 @@ def clip_cov(
     max(1, floor(share * trained tokens)) of the candidates (those that the clip has not stopped already) with
     cov_low < covariance < cov_high: those of lowest number in `draw_BT`, a draw at random (`random_numbers`, RULE 24).
     """
+    mask_BT = mask_BT.bool()
     between_BT = (covariance_BT > cov_low) & (covariance_BT < cov_high)
     return _first(draw_BT, mask_BT & candidates_BT & between_BT, _count(share, mask_BT))
 
@@ -149,6 +150,24 @@ def kl_cov(covariance_BT: Tensor, mask_BT: Tensor, share: float, draw_BT: Tensor
     Among equals `draw_BT` decides, so that the order of the rows does not.
     """
     return _first(-covariance_BT, mask_BT, _count(share, mask_BT), draw_BT)
+
+
+def top_entropy(entropy_BT: Tensor, mask_BT: Tensor, share: float) -> Tensor:
+    """`[B, T]` bool: the share of the trained tokens of largest entropy (Beyond the 80/20 rule, arXiv:2506.01939).
+
+    Those at or above the quantile 1 - share, interpolated between two values as in TRL's top_entropy_quantile.
+
+    >>> mask_BT = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    >>> top_entropy(torch.tensor([[0.1, 0.4, 0.2], [0.9, 0.3, 9.0]]), mask_BT, share=0.4).tolist()
+    [[False, True, False], [True, False, False]]
+    """
+    mask_BT = mask_BT.bool()
+    ascending_N = entropy_BT[mask_BT].double().sort().values
+    if not len(ascending_N):
+        return mask_BT
+    place = (1 - share) * (len(ascending_N) - 1)
+    below, above = ascending_N[math.floor(place)], ascending_N[math.ceil(place)]
+    return mask_BT & (entropy_BT >= torch.lerp(below, above, place % 1))
 
 
 def random_numbers(rows_B: Tensor, steps_BT: Tensor | int, columns: int, seed: int) -> Tensor:
@@ -182,6 +201,6 @@ def _first(key_BT: Tensor, candidates_BT: Tensor, count: int, tie_break_BT: Tens
     for key in (tie_break_BT, key_BT):  # the last sort, being stable, keeps the order of the one before among equals
         if key is not None:
             places = places[key.flatten()[places].argsort(stable=True)]
-    chosen = torch.zeros_like(candidates_BT).flatten()
+    chosen = torch.zeros_like(candidates_BT, dtype=torch.bool).flatten()
     chosen[places[:count]] = True
     return chosen.reshape(candidates_BT.shape)

@@ -80,6 +80,8 @@ class ScoringFacts:
     std: float | None = None
     answers: int = 0
     """How many answers mean and std are of."""
+    accuracy: tuple[float, float, float] | None = None
+    """Share of held-out pairs that it ranks as people did, with the ends of its interval; None without pairs."""
     link: Literal["identity", "logistic"] = "identity"
     """What a score is of the head's output z: link(z) * target_std + target_mean, in the units of the ratings that the
     model was trained on."""

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.config.text import redact
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Signature
 from posttrain.rewards.components import GIVEN_NAMES, Component, RewardLike
-from posttrain.rewards.gates import TOLD, Gate
+from posttrain.rewards.gates import GATE_STATE, Gate
 from posttrain.rewards.load import Target, find_named, resolve, suggestion
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.threads import ThreadRunner
@@ -151,7 +152,7 @@ def _check_settings(component: Component) -> None:
             raise ConfigError(
                 given=f'reward "{label}" needs settings.{missing[0]}', fix=f"Add it: settings: {{{missing[0]}: ...}}."
             )
-        if TOLD in signature.required and not component.is_told:
+        if GATE_STATE in signature.required and not component.receives_gate:
             raise ConfigError(
                 given=f'reward "{label}" has to know which completions are correct',
                 allowed="an entry of rewards with a gate; checks have none",
@@ -168,6 +169,5 @@ def _try_settings(component: Component, pool: WorkerPool) -> None:
     if outcome is None:
         outcome = pool.run([component.job([call])])[0][0]
     if outcome.kind != "value":
-        raise ConfigError(
-            given=f'reward "{component.label}" cannot work with settings {component.settings}: {outcome.message}'
-        )
+        settings = redact(component.settings)
+        raise ConfigError(given=f'reward "{component.label}" cannot work with settings {settings}: {outcome.message}')

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config.gates import wrong_gate
 from posttrain.errors import ConfigError, DataError
+from posttrain.rewards.call_batch import CallBatch
 from posttrain.rewards.calls import Runner
 from posttrain.rewards.components import Component, Reward, RewardLike
-from posttrain.rewards.lanes import Lane, open_lane
+from posttrain.rewards.dispatch import Dispatcher, open_dispatcher
 from posttrain.rewards.making import make_component
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.scores import Scores
 from posttrain.rewards.scoring import Scoring
-from posttrain.rewards.sheet import Sheet
+from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
     from posttrain.engines import Sampler
@@ -33,17 +35,20 @@ def build_rewards(
     folder: str | Path | None = None,
     workers: int | None = None,
     device: str = "auto",
+    training: bool = False,
 ) -> RewardSet:
     """Find and check every reward of a config.
 
     An element may also be a name, a path or a callable, with the defaults of `Reward`. `folder` is where the config
     lies: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or the
-    number of cores if that is less) score side by side. Reward models compute on `device`.
+    number of cores if that is less) score side by side. Reward models compute on `device`. `training`: settings that
+    are not given are those for training, which are strict about where an answer stands (`Builtin.training`).
     """
     pool = WorkerPool(workers)
     try:
         components = [
-            make_component(as_reward(item), pool, Path(folder) if folder else None, device) for item in rewards
+            make_component(as_reward(item, training=training), pool, Path(folder) if folder else None, device)
+            for item in rewards
         ]
         return RewardSet(components, pool)
     except BaseException:
@@ -96,12 +101,15 @@ class RewardSet:
     @property
     def notes(self) -> list[str]:
         """What the user should be warned of in each run."""
-        return [f'reward "{label}": {note}' for label, runner in self._runners for note in runner.notes]
+        models = [(component.label, component.model) for component in self.components if component.model is not None]
+        return [f'reward "{label}": {note}' for label, one in [*self._runners, *models] for note in one.notes]
 
     @property
     def facts(self) -> list[str]:
         """By what is judged, as far as that is decided while a run starts; known once `check` has been called."""
-        return [f'reward "{label}": {fact}' for label, runner in self._runners for fact in runner.facts]
+        places = [(one.label, one.settings["answer_from"]) for one in self.components if one.reads_one_place]
+        read = [f'reward "{label}" reads the answer from: {place} (settings.answer_from)' for label, place in places]
+        return read + [f'reward "{label}": {fact}' for label, runner in self._runners for fact in runner.facts]
 
     @property
     def _runners(self) -> list[tuple[str, Runner]]:
@@ -139,7 +147,7 @@ class RewardSet:
         of them in the error.
         """
         known = list(rows)
-        sheets: list[tuple[Sheet, dict[str, list[int]]]] = []
+        batches: list[tuple[CallBatch, dict[str, list[int]]]] = []
         for component in self.components:
             if component.builtin is None or not (columns := component.gold_columns):
                 continue
@@ -150,15 +158,15 @@ class RewardSet:
                 rows_of.setdefault(repr(gold), []).append(place)
                 golds[repr(gold)] = gold
             calls = [component.trial() | gold for gold in golds.values()]
-            sheets.append((Sheet(component, calls), rows_of))
-        self._fill([sheet for sheet, _ in sheets])
-        for sheet, rows_of in sheets:
-            found = zip(rows_of, sheet.outcomes, strict=True)
+            batches.append((CallBatch(component, calls), rows_of))
+        self._fill([batch for batch, _ in batches])
+        for batch, rows_of in batches:
+            found = zip(rows_of, batch.outcomes, strict=True)
             problems = {key: outcome.message for key, outcome in found if outcome.kind != "value"}
             if problems:
                 wrong = sorted((place, message) for key, message in problems.items() for place in rows_of[key])
                 names = [known[place][0] for place, _ in wrong]
-                raise _gold_error(sheet.component.label, wrong[0][1], names, len(known), what)
+                raise _gold_error(batch.component.label, wrong[0][1], names, len(known), what)
 
     def score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> Scores:
         """Score G completions of each of P prompts; `groups[p][g]` answers `prompts[p]`.
@@ -176,28 +184,35 @@ class RewardSet:
         """The same for groups that come one by one, in any order: see `Scoring`."""
         return Scoring(self.components, self._pool, prompts, self._costs)
 
-    def _fill(self, sheets: Sequence[Sheet]) -> None:
+    def _fill(self, batches: Sequence[CallBatch]) -> None:
         """Get the missing outcomes of all components, at the same time."""
-        lanes: list[Lane] = []
+        dispatchers: list[Dispatcher] = []
         try:
-            for sheet in sheets:
-                if sheet.open:
-                    lanes.append(open_lane(sheet.component, self._pool))
-                    lanes[-1].add(sheet)
-                    lanes[-1].close()
-            for lane in lanes:
-                lane.wait()
+            for batch in batches:
+                if batch.open:
+                    dispatchers.append(open_dispatcher(batch.component, self._pool))
+                    dispatchers[-1].add(batch)
+                    dispatchers[-1].close()
+            for dispatcher in dispatchers:
+                dispatcher.wait()
         except BaseException:
-            for lane in lanes:
-                lane.abandon()
+            for dispatcher in dispatchers:
+                dispatcher.abandon()
             raise
 
 
-def as_reward(item: RewardLike | str | Callable[..., Any]) -> RewardLike:
-    """A name, a path or a callable as a reward with the default settings; a reward as it is."""
+def as_reward(item: RewardLike | str | Callable[..., Any], *, training: bool = False) -> RewardLike:
+    """A name, a path or a callable as a reward with the default settings; a reward as it is, or, for `training`, with
+    the settings that its built-in has there."""
     if isinstance(item, str):
-        return Reward(function=item) if "." in item else Reward(name=item)
-    return Reward(function=item) if callable(item) else item
+        item = Reward(function=item) if "." in item else Reward(name=item)
+    elif callable(item):
+        return Reward(function=item)
+    strict = BUILTINS[item.name].training if training and item.name in BUILTINS else {}
+    if not strict.keys() - item.settings.keys():
+        return item
+    given = {one.name: getattr(item, one.name) for one in fields(Reward)}
+    return Reward(**{**given, "settings": {**strict, **item.settings}})
 
 
 def _gold_error(label: str, problem: str, rows: Sequence[int | str], total: int, what: str) -> DataError:

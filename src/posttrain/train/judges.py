@@ -61,11 +61,13 @@ class Judges(NamedTuple):
     def of(config: RunConfig, folder: Path, resources: ExitStack) -> Judges:
         """Found, imported and understood; `folder` is that of the run, `resources` ends their processes."""
 
-        def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig]) -> RewardSet | None:
-            found = build_rewards(in_folder(entries, folder), device=config.model.device) if entries else None
-            return resources.enter_context(found) if found is not None else None
+        def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig], training: bool) -> RewardSet | None:
+            if not entries:
+                return None
+            found = build_rewards(in_folder(entries, folder), device=config.model.device, training=training)
+            return resources.enter_context(found)
 
-        rewards, check = build(config.rewards), build(config.check)
+        rewards, check = build(config.rewards, True), build(config.check, False)
         return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
 
     def bind(self, policy: Sampler, config: RunConfig, folder: Path) -> None:

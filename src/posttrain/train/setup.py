@@ -13,7 +13,7 @@ from posttrain.algorithms.base import Need
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
-from posttrain.data.split import read_auxiliary, read_split
+from posttrain.data.split import Split, read_auxiliary, read_split
 from posttrain.data.stream import streaming_notes
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
@@ -23,6 +23,7 @@ from posttrain.experience.offline import labelled, preferences, supervised
 from posttrain.experience.prompted import checked_prompts, prompt_notes
 from posttrain.experience.references import reference_forward
 from posttrain.experience.sampled_pairs import sampled_preferences
+from posttrain.functional.intervals import wilson
 from posttrain.models.adapters import apply_lora
 from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
@@ -40,6 +41,7 @@ from posttrain.train.advantages import (
     fill_old_logprobs_and_values,
     fill_values,
     in_turn,
+    with_current_entropy,
     with_current_logprobs,
     with_mismatched_log_ratios,
 )
@@ -64,6 +66,10 @@ if TYPE_CHECKING:
     from posttrain.types import Metrics
 
 
+FEW_HELDOUT = 30
+"""Rows, below which a held-out score says little."""
+
+
 def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack) -> Run:
     """Everything that a run needs, in its first state; looks at data, texts and rewards before it loads the model.
 
@@ -72,6 +78,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     config = resolved.config
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
+    tell(store, view, "warning", few_heldout_notes(config, rows))
     streams = {"training data": rows.train, "held-out data": rows.heldout}
     tell(store, view, "data", streaming_notes(streams))
     if config.evaluation.forgetting is not None:
@@ -120,6 +127,25 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         watch=source.watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
     )
+
+
+def few_heldout_notes(config: RunConfig, rows: Split) -> list[str]:
+    """A share of little data is too little to be judged by."""
+    held, asked = len(rows.heldout), config.evaluation.prompts
+    if not 0 < held < min(FEW_HELDOUT, asked):
+        return []
+    are = "is" if held == 1 else "are"
+    return [
+        f"only {held} of {held + len(rows.train)} rows {are} held out: a score of so few may be off by "
+        f"{100 * half_width(held):.0f} points by chance alone, and says little about what was learned; name held-out "
+        "rows in data.eval, or raise data.eval_fraction"
+    ]
+
+
+def half_width(rows: int) -> float:
+    """Of the interval of 95% around a share of a half."""
+    _, low, high, _ = wilson(rows // 2, rows)
+    return (high - low) / 2
 
 
 def guards_for(config: RunConfig, store: RunStore, algorithm: Algorithm) -> Guards:
@@ -205,6 +231,7 @@ def refreshing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, for
     split = split_for(forward, config.train.tokens_per_microbatch)
     makers: dict[Need, Callable[..., Refresh]] = {
         "current": with_current_logprobs,
+        "current_entropy": with_current_entropy,
         "mismatched": with_mismatched_log_ratios,
     }
     asked = [make for need, make in makers.items() if need in algorithm.needs]

@@ -21,6 +21,7 @@ from posttrain.functional.baselines import (
     place_on_last_token,
     reaches,
     return_to_go,
+    runner_up,
 )
 from posttrain.functional.gae import gae
 from posttrain.functional.masks import masked
@@ -32,7 +33,8 @@ def compared_with(baseline: Callable[[Scored], Tensor | float]) -> Callable[[Sco
 
     def advantages(s: Scored) -> Tensor:
         mask_BT, zero_PG = s.experience.scored_mask_BT, torch.zeros_like(s.experience.rewards_PG)
-        returns_BT = return_to_go(place_on_last_token(s.rewards_B, mask_BT), mask_BT, s.values["gamma"])
+        placed_BT = place_on_last_token(s.rewards_B, mask_BT, s.experience.token_rewards_BT)
+        returns_BT = return_to_go(placed_BT, mask_BT, s.values["gamma"])
         baseline_B1, scale_B1 = ((x + zero_PG).reshape(-1, 1) for x in (baseline(s), s.scale_PG))
         return s.with_penalties(masked((returns_BT - baseline_B1) / scale_B1, mask_BT))
 
@@ -75,7 +77,7 @@ def teacher(s: Scored) -> Tensor:
 def critic_estimates(s: Scored) -> tuple[Tensor, Tensor]:
     """`[B, T]` advantages and returns by generalised advantage estimation, the KL in the rewards included."""
     mask_BT = s.experience.scored_mask_BT
-    rewards_BT = place_on_last_token(s.rewards_B, mask_BT)
+    rewards_BT = place_on_last_token(s.rewards_B, mask_BT, s.experience.token_rewards_BT)
     rewards_BT = rewards_BT if s.penalty_BT is None else rewards_BT + s.penalty_BT
     values_BT = old_values(Batch.from_experience(s.experience))
     return gae(rewards_BT, values_BT, mask_BT, s.values["gamma"], s.values["gae_lambda"])
@@ -94,6 +96,7 @@ BASELINES = {
         needs=frozenset({"greedy_reward"}),
     ),
     "group_mean": Baseline(advantages=within_group(lambda r, scored, x: group_mean(r, scored)), group=2),
+    "runner_up": Baseline(advantages=within_group(lambda r, scored, x: runner_up(r, scored)), group=2),
     "leave_one_out": Baseline(advantages=within_group(lambda r, scored, x: leave_one_out_mean(r, scored)), group=2),
     "length_weighted": Baseline(
         advantages=within_group(lambda r, scored, x: length_weighted_mean(r, scored, x.lengths_PG)), group=2

@@ -13,6 +13,7 @@ from posttrain.algorithms.settings import (
     KLEstimator,
     NonNegative,
     Positive,
+    Share,
     UnitInterval,
     settings,
 )
@@ -47,7 +48,7 @@ class Parameters(PolicyGradient):
     """Discount per token, 1: of the return that none, batch_mean, moving_average and greedy are subtracted from, of
     the critic, and of the KL in the reward."""
     std_epsilon: Positive | None = None
-    """normalisation group_std, batch_std and per_reward: added to the standard deviation, 1e-6."""
+    """normalisation group_std, batch_std, mean_reward and per_reward: added to what divides, 1e-6."""
     population: bool | None = None
     """normalisation group_std, batch_std and whiten_tokens: divide the squares by n and not by n - 1; false."""
     whiten_over: Literal["tokens", "sequences"] | None = None
@@ -91,7 +92,10 @@ class Parameters(PolicyGradient):
     penalty: NonNegative | None = None
     """trust_region kl_cov: weight of |logprobs - old_logprobs| of the tokens that are held, 1."""
     tau: NonNegative | None = None
-    """trust_region squared_log_ratio and regression: pull to the policy at the start of the update, 0.1."""
+    """trust_region squared_log_ratio, token_squared_log_ratio and regression: pull to the policy at the start of the
+    update, 0.1."""
+    top_entropy_quantile: Share | None = None
+    """Only this share of the tokens of an update, those of largest entropy, has a policy term; all."""
     kl_coef: NonNegative | None = None
     """Weight of the KL to the reference, 0, which also means that no reference is loaded."""
     kl_estimator: KLEstimator | None = None
@@ -127,7 +131,8 @@ AS = {
     "pass_at_k": "k correct_at",
     "distillation": "coef floor",
     "ppo": "gae_lambda value_coef score_clip missing_eos_penalty",
-    "grpo": "std_epsilon population clip_low clip_high dual_clip kl_coef kl_estimator count_masked_sequences",
+    "grpo": "std_epsilon population clip_low clip_high dual_clip kl_coef kl_estimator count_masked_sequences "
+    "top_entropy_quantile",
     "reinforce_plus_plus_baseline": "whiten_over center",
     "cispo": "max_ratio",
     "sapo": "tau_pos tau_neg",

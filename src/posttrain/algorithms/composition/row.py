@@ -24,6 +24,10 @@ class Row(PolicyGradient):
         assert self.composed
 
     @property
+    def auto_correction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.composed.auto_correction
+
+    @property
     def needs(self) -> frozenset[Need]:
         return self.composed.needs
 

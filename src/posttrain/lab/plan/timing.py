@@ -52,12 +52,14 @@ class StepCost:
 def step_of(workload: Workload, *, longest: bool = True) -> Step:
     """The arithmetic of a step; `longest`: with every answer as long as it may be, else as long as the mean."""
     w = workload
-    answer = w.completion_tokens if longest or w.mean_completion_tokens is None else w.mean_completion_tokens
+    answer, prompt = w.completion_tokens, w.prompt_tokens
+    if not longest:
+        answer, prompt = w.mean_completion_tokens or answer, w.mean_prompt_tokens or prompt
     return Step(
         prompts=w.prompts_per_step,
         per_prompt=w.rows // w.prompts_per_step,
         rows_are="answers" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "examples",
-        prompt_tokens=w.prompt_tokens,
+        prompt_tokens=prompt,
         answer_tokens=answer,
         minibatches=w.minibatches,
         epochs=w.epochs,
@@ -86,7 +88,7 @@ def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, 
     if workload.data_kind == "prompts":
         work = sampling_work(workload, prompts=prompts, per_prompt=1 + samples, answer_tokens=tokens)
     else:
-        held_out = _share_of(replace(step_of(workload), prompts=prompts), workload.ranks)
+        held_out = _share_of(replace(step_of(workload, longest=False), prompts=prompts), workload.ranks)
         work = _scored(workload, workload.architecture, held_out)
     return work.seconds(hardware, workload.precision)
 
@@ -155,9 +157,13 @@ def _score(workload: Workload, step: Step) -> Iterator[_Named]:
         yield "score", "reference log-probabilities", _scored(w, w.reference or policy, step)
     if "teacher" in w.needs:
         yield "score", "teacher log-probabilities", _scored(w, w.teacher or policy, step)
-    for need in ("current", "mismatched"):
+    for need in ("current", "current_entropy", "mismatched"):
         if need in w.needs:
-            yield "score", f"{need} log-probabilities", _scored(w, policy, step, adapters=adapters) * w.epochs
+            yield (
+                "score",
+                f"{need.removesuffix('_entropy')} log-probabilities",
+                _scored(w, policy, step, adapters=adapters) * w.epochs,
+            )
 
 
 def _train(workload: Workload, step: Step) -> Iterator[_Named]:
