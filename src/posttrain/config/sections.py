@@ -159,6 +159,9 @@ class DataConfig(Part):
     """Split of a Hugging Face dataset that `eval` names."""
     eval_fraction: BelowOne = 0.1
     """Share of the training rows held out when `eval` is null (a task brings its own); which rows is fixed by seed."""
+    columns: dict[Text, Text] = {}
+    """What `train` and `eval` call columns that have a name here: {chosen: better, rejected: worse}. Common names are
+    recognised without it."""
     prompt: Text | None = None
     """A column, or a template over columns: "{Body} {Question}". null: prompt, question, problem or instruction."""
     system_prompt: str | None = None

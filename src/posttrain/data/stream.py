@@ -25,11 +25,13 @@ from decimal import Decimal
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
 from posttrain.cache import cache_folder, code_key, tokenizer_key
+from posttrain.data.columns import Names, renamed, renamed_rows
 from posttrain.data.dropped import Dropped, counted, refuse_too_many, too_many
 from posttrain.data.forms import Form
 from posttrain.data.read import Row, content_key, iter_rows, jsonl_places, plain_jsonl
@@ -237,9 +239,10 @@ def _from_json(found: dict[str, Any]) -> Any:
 class StreamedRows(Sequence[Row]):
     """The rows of a source, or those of them at `places_N`, each read when it is asked for; a slice reads nothing."""
 
-    def __init__(self, index: RowIndex, places_N: np.ndarray) -> None:
-        self.row_index, self.places_N = index, places_N
-        self.columns = list(index.columns)
+    def __init__(self, index: RowIndex, places_N: np.ndarray, names: Names = MappingProxyType({})) -> None:
+        """`names` are those of `data.columns`."""
+        self.row_index, self.places_N, self.names = index, places_N, names
+        self.columns = list(renamed(dict.fromkeys(index.columns), names))
         self._open = [path.open("rb", buffering=0) for path in index.files]  # read on where files are replaced
         self._files = [file.fileno() for file in self._open]
         self._names = [f"{path.name}:" for path in index.files]
@@ -258,7 +261,10 @@ class StreamedRows(Sequence[Row]):
 
     def where(self, wanted_N: np.ndarray) -> StreamedRows:
         """The rows at the True places; `wanted_N` has an entry for each of these rows."""
-        return StreamedRows(self.row_index, self.places_N[wanted_N])
+        return StreamedRows(self.row_index, self.places_N[wanted_N], self.names)
+
+    def named(self, names: Names) -> StreamedRows:
+        return StreamedRows(self.row_index, self.places_N, names)
 
     def __len__(self) -> int:
         return len(self.places_N)
@@ -269,7 +275,7 @@ class StreamedRows(Sequence[Row]):
     def __getitem__(self, place: slice) -> StreamedRows: ...
     def __getitem__(self, place: int | slice) -> Row | StreamedRows:
         if isinstance(place, slice):
-            return StreamedRows(self.row_index, self.places_N[place])
+            return StreamedRows(self.row_index, self.places_N[place], self.names)
         return next(self._rows(self.places_N[place : place + 1 or None]))
 
     def __iter__(self) -> Iterator[Row]:
@@ -277,6 +283,9 @@ class StreamedRows(Sequence[Row]):
             yield from self._rows(self.places_N[begin : begin + AT_ONCE])
 
     def _rows(self, places_n: np.ndarray) -> Iterator[Row]:
+        return iter(renamed_rows(self._as_written(places_n), self.names))
+
+    def _as_written(self, places_n: np.ndarray) -> Iterator[Row]:
         """Of rows that were read before: what could be wrong with them was found then."""
         index, loads = self.row_index, json.loads
         where_n4 = np.stack([x[places_n] for x in (index.files_N, index.begins_N, index.ends_N, index.lines_N)], axis=1)
