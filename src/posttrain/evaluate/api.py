@@ -248,7 +248,7 @@ def _split(source: str) -> str:
 
 def _prompts(
     rows: Sequence[Row], config: DataConfig, loaded: LoadedModel, model: ModelConfig, max_completion_length: int
-) -> tuple[Prompt, ...]:
+) -> Sequence[Prompt]:
     if not rows:
         raise DataError(
             given="the run has no held-out prompts",
