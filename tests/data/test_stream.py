@@ -214,8 +214,8 @@ def trained(folder: Path, path: str, algorithm: str, name: str, **overrides: Any
 
 
 def same_run(one: Run, other: Run) -> None:
-    for name, tensor in one.loaded.model.state_dict().items():
-        assert torch.equal(tensor, other.loaded.model.state_dict()[name]), name
+    for name, tensor in one.trainer.loaded.model.state_dict().items():
+        assert torch.equal(tensor, other.trainer.loaded.model.state_dict()[name]), name
     for a, b in zip(one.metrics, other.metrics, strict=True):
         assert {k: v for k, v in a.items() if not _of_the_clock(k)} == {
             k: v for k, v in b.items() if not _of_the_clock(k)
@@ -245,8 +245,8 @@ def test_a_streamed_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path,
     for folder in cache_folder("data").glob("*/ids.i32"):
         folder.write_bytes(b"")  # the cache was damaged meanwhile
     resumed = resume(short.folder, steps=4)
-    for name, tensor in whole.loaded.model.state_dict().items():
-        assert torch.equal(tensor, resumed.loaded.model.state_dict()[name]), name
+    for name, tensor in whole.trainer.loaded.model.state_dict().items():
+        assert torch.equal(tensor, resumed.trainer.loaded.model.state_dict()[name]), name
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

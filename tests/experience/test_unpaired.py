@@ -1,6 +1,7 @@
 """Pairs as judged answers: what learns from thumbs up and down takes both sides of a pair."""
 
 import json
+import math
 import random
 import string
 
@@ -8,10 +9,9 @@ import pytest
 from tests.tiny import tiny_model
 
 import posttrain as pt
+from posttrain.data.dataset import numbers_of
 from posttrain.data.labels import Unpaired
 from posttrain.data.store import Stored, open_store, write_store
-from posttrain.experience.labels import desirable
-from posttrain.experience.scored_data import margins
 from posttrain.types import Example, LabelledExample, Pair
 
 
@@ -64,7 +64,11 @@ def test_labels_and_margins_are_counted_without_reading_an_answer(tmp_path, monk
     margin = {2: 0.0, 3: 1.5}
     pairs = [Pair(index=n, chosen=example(n), rejected=example(9), margin=margin.get(n)) for n in range(5)]
     stored = [on_disk(tmp_path / "labels", labelled), on_disk(tmp_path / "pairs", pairs)]
-    assert (desirable(labelled), margins(pairs)) == (4, 2)
+
+    def counted(labels, margins):
+        return sum(numbers_of(labels)), sum(not math.isnan(number) for number in numbers_of(margins))
+
+    assert counted(labelled, pairs) == (4, 2)
     monkeypatch.setattr(Stored, "__getitem__", lambda *args: pytest.fail("an answer was read"))
-    assert (desirable(stored[0]), margins(stored[1])) == (4, 2)
-    assert desirable(Unpaired(stored[1])) == 5
+    assert counted(*stored) == (4, 2)
+    assert sum(numbers_of(Unpaired(stored[1]))) == 5

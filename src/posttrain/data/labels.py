@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,11 +38,18 @@ class LabelledSet(Kept):
 class Unpaired(Sequence[LabelledExample]):
     """The two answers of each pair as rows of their own: the chosen one is desirable, the rejected one is not."""
 
+    record = LabelledExample
+
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
 
     def __len__(self) -> int:
         return 2 * len(self.pairs)
+
+    @property
+    def numbers(self) -> Sequence[float]:
+        """The labels, without reading an answer."""
+        return array("d", (1.0, 0.0)) * len(self.pairs)
 
     def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
         pair, side = divmod(range(len(self))[place], 2)  # IndexError past the end, where iteration stops

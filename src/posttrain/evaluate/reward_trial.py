@@ -20,7 +20,7 @@ from posttrain.data.plain import plain_prompts
 from posttrain.data.split import Split, read_split
 from posttrain.engines.local import LocalSampler
 from posttrain.evaluate.signal import ModelAnswers, about_answers, about_right, about_unscored, finding, sample_answers
-from posttrain.experience.prompted import prompt_sets
+from posttrain.experience.rendering import prompt_sets
 from posttrain.models.load import load_model
 from posttrain.models.named import resolve_model_path
 from posttrain.rewards import RewardSet, Scores, build_rewards
