@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.config.alarms import AlarmConfig
+from posttrain.config.sections import AlarmConfig
 from posttrain.functional.cusum import log_likelihood_ratio
 from posttrain.functional.drops import largest_drop
 from posttrain.watch.disagreement import Disagreement

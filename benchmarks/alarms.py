@@ -29,7 +29,7 @@ from typing import Any
 
 from loopholes.page import KINDS, TWINS, in_words, page_of
 
-from posttrain.config.alarms import AlarmConfig
+from posttrain.config.sections import AlarmConfig
 from posttrain.tasks.tiny import cache_folder
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from posttrain.models.kernels import Kernels, kernels, training_by, why_none
+from posttrain.cpu.kernels import Kernels, kernels, training_by, why_none
 from posttrain.models.packed_attention import packed_rows
 from posttrain.models.packing import Packed, pack_whole
 from posttrain.types import Tokens

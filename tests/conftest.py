@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.files import PATIENCE
 from posttrain.importing import uncollected
 from posttrain.types import Batch, Totals, count_totals
 
@@ -46,6 +47,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["POSTTRAIN_CACHE"] = str(folder)
     yield folder
     os.environ.pop("POSTTRAIN_CACHE") if before is None else os.environ.update(POSTTRAIN_CACHE=before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_patience() -> None:
+    """A test of a full disk does not wait for room, nor does a process that it starts."""
+    os.environ["POSTTRAIN_DISK_PATIENCE"], PATIENCE.seconds = "0", 0.0
 
 
 @dataclass(frozen=True)

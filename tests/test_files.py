@@ -9,19 +9,19 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.disks import FILL, on_a_small_disk
 
-from posttrain.errors import DoesNotFit
-from posttrain.files import write_atomically, write_durably
-
-WRITERS = {
-    write_durably: lambda path: path.with_name(f".{path.name}.tmp"),
-    write_atomically: lambda path: path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp"),
-}
+from posttrain.files import write_atomically, write_durably, write_sealed
 
 
-@pytest.fixture(params=WRITERS, ids=lambda writer: writer.__name__)
+@pytest.fixture(params=[write_durably, write_atomically, write_sealed], ids=lambda writer: writer.__name__)
 def write(request):
     return request.param
+
+
+def visible(folder: Path) -> list[Path]:
+    """What lies there beside the seals."""
+    return [path for path in folder.iterdir() if path.suffix != ".sha256"]
 
 
 def test_the_content_is_there_and_nothing_else(write, tmp_path):
@@ -29,20 +29,63 @@ def test_the_content_is_there_and_nothing_else(write, tmp_path):
     for content in ("ä", b"\xff"):
         write(path, content)
         assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
-    assert list(path.parent.iterdir()) == [path]
+    assert visible(path.parent) == [path]
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
-def test_a_full_disk_leaves_the_old_content_and_no_draft_and_exits_with_3(write, tmp_path):
-    """/dev/full is a disk that is always full."""
-    path = tmp_path / "a.json"
-    write(path, "old")
-    WRITERS[write](path).symlink_to("/dev/full")
-    with pytest.raises(DoesNotFit, match=r"a\.json cannot be written: No space left on device") as caught:
-        write(path, "new")
-    assert caught.value.exit_code == 3
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+ON_A_FULL_DISK = (
+    FILL
+    + """
+import sys
+from pathlib import Path
+from posttrain import files
+from posttrain.errors import DoesNotFit
+path = Path(sys.argv[1]) / "a.json"
+for write in (files.write_durably, files.write_atomically, files.write_sealed, files.append):
+    for file in path.parent.iterdir():
+        file.unlink()
+    write(path, b"old")
+    fill(path.parent)
+    try:
+        with files.within_disk(path):
+            write(path, b"new" * 10_000)
+    except DoesNotFit as error:
+        assert error.exit_code == 3 and "a.json cannot be written: No space left on device" in str(error), error
+    else:
+        sys.exit("written to a full disk")
+    assert path.read_bytes() == b"old" and not list(path.parent.glob("*.tmp")), list(path.parent.iterdir())
+"""
+)
+
+
+def test_a_full_disk_leaves_the_old_content_and_no_draft_and_exits_with_3(tmp_path):
+    found = on_a_small_disk(ON_A_FULL_DISK, tmp_path)
+    assert found.returncode == 0, found.stderr
+
+
+FREED = (
+    FILL
+    + """
+import os, sys, threading
+from pathlib import Path
+from posttrain import files
+path = Path(sys.argv[1]) / "metrics.jsonl"
+files.PATIENCE.interval = 0.05
+for write in (files.write_durably, files.append):
+    fill(path.parent)
+    threading.Timer(0.5, os.remove, [path.parent / "filler"]).start()
+    write(path, b"x" * 10_000)
+assert path.stat().st_size == 20_000
+"""
+)
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_a_warning_and_no_byte(tmp_path):
+    found = on_a_small_disk(FREED, tmp_path, patience=60)
+    assert found.returncode == 0, found.stderr
+    warnings = found.stderr.splitlines()
+    assert len(warnings) == 2, "once for each time that the disk was full"
+    assert all("metrics.jsonl: waiting up to 60 s for space on that disk" in warning for warning in warnings)
 
 
 def test_other_errors_stay_what_they_are(write, tmp_path):

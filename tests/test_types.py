@@ -109,6 +109,12 @@ def test_rows_can_be_picked_in_any_order_and_keep_their_group():
     assert picked.ref_logprobs_BT is None
 
 
+def test_examples_are_a_batch_of_their_mask():
+    batch = Batch.from_examples(torch.tensor([[0, 1, 1], [0, 1, 0]]))
+    assert count_totals(batch) == Totals(tokens=3, sequences=2, rows=2)
+    assert batch.groups_B.tolist() == [0, 1]
+
+
 def test_the_totals_of_parts_add_up():
     batch = Batch.from_experience(experience())
     parts = [count_totals(batch.rows(rows)) for rows in ([0, 1], [2], [3])]

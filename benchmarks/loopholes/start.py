@@ -21,7 +21,7 @@ from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.evaluate.api import evaluate
-from posttrain.models.quiet import without_progress_bars
+from posttrain.models.modes import without_progress_bars
 from posttrain.tasks.base import ALPHABET, Task, TinyRecipe
 from posttrain.tasks.tiny import (
     BOS,

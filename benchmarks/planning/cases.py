@@ -154,7 +154,7 @@ def build_model(case: Case, folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from posttrain.models.quiet import without_progress_bars
+    from posttrain.models.modes import without_progress_bars
     from posttrain.tasks.tiny import build_tokenizer
 
     tokenizer = build_tokenizer()

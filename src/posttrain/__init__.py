@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain import evaluate, sources, train
 from posttrain.importing import uncollected
+from posttrain.models import acceleration
 from posttrain.train.before import BEFORE
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ class _Evaluate(ModuleType):
 
 
 sys.modules[train.__name__].__class__, sys.modules[evaluate.__name__].__class__ = _Train, _Evaluate
+
+
+acceleration.register("posttrain.cpu")
 
 
 def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:

@@ -1,18 +1,37 @@
-"""Writing a file so that it is there as a whole or not at all, and saying what to do where there is no room for it."""
+"""Files of a run: written whole or not at all, never through a link, with some patience for a full disk.
+
+A run folder may come from anywhere. A symbolic link in it would let a run truncate, delete or show a file elsewhere; a
+pipe would stop whoever reads it; a file without an end would fill the memory. `open_inside` refuses all of them.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
+import re
+import stat
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
-from posttrain.errors import DoesNotFit
+from posttrain.errors import ConfigError, DoesNotFit
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where a disk, a quota or the largest size of a file is reached."""
+MAY_PASS = (errno.ENOSPC, errno.EDQUOT)
+MOST_BYTES = 128_000_000
+"""Of a file that is read whole from a run folder."""
+
+T = TypeVar("T")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -29,11 +48,29 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def write_durably(path: Path, content: str | bytes) -> None:
     """The same for a file of one writer; the new content survives a loss of power once this has returned.
 
-    What a kill leaves behind has one name, and the next writing takes it away.
+    What a kill leaves behind has one name, and the next writing takes it away. A full disk is waited for a while.
     """
     with within_disk(path):
-        _replace(path, path.with_name(f".{path.name}.tmp"), content, durable=True)
-        sync(path.parent)
+        _durably(path, path, content)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file, all of it or nothing. A full disk is waited for a while."""
+
+    def write() -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        try:
+            before = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, content) != len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
+        finally:
+            os.close(descriptor)
+
+    PATIENCE.until_written(path, write)
 
 
 def sync(path: Path) -> None:
@@ -43,6 +80,103 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Damaged(ValueError):
+    """A sealed file that is not as it was written; says which and what is wrong with it."""
+
+
+class Missing(Damaged):
+    """It is not there."""
+
+
+def write_sealed(path: Path, content: str | bytes) -> None:
+    """As `write_durably`, with a seal beside it: no JSON parser notices a digit that has changed on the disk.
+
+    The seal names the new content and the old, so that a kill between the two writings leaves a file that fits.
+    """
+    content = content.encode() if isinstance(content, str) else content
+    before = [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else []
+    with within_disk(path):
+        _durably(_seal_of(path), path, "\n".join([hashlib.sha256(content).hexdigest(), *before]) + "\n")
+        _durably(path, path, content)
+
+
+def read_sealed(folder: Path, name: str) -> bytes:
+    """The content, exactly as `write_sealed` was given it; a file of an earlier version has no seal.
+
+    Raises `Missing` where there is none, and `Damaged` for anything else that is not as it was.
+    """
+    try:
+        content = read_inside(folder, name)
+        seal = _seal_of(PurePath(name))
+        sums = read_inside(folder, seal).decode("ascii").split() if os.path.lexists(folder / seal) else None
+    except FileNotFoundError:
+        raise Missing(f"{name} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Damaged(f"{name} cannot be read ({getattr(error, 'strerror', '') or error})") from error
+    if sums is not None and hashlib.sha256(content).hexdigest() not in sums:
+        raise Damaged(f"{name} is not as it was written (its sha256 differs)")
+    return content
+
+
+def read_sealed_json(folder: Path, name: str) -> Any:
+    """The JSON value of a sealed file; NaN and infinity are damage, because nothing here writes them."""
+    content = read_sealed(folder, name)
+    try:
+        return json.loads(content, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{name} is no JSON ({error})") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+AnyPath = TypeVar("AnyPath", bound=PurePath)
+
+
+def _seal_of(path: AnyPath) -> AnyPath:
+    return path.with_name(f".{path.name}.sha256")
+
+
+class Patience:
+    """How long a full disk is waited for: another program may be about to free some of it."""
+
+    def __init__(self, seconds: float, interval: float = 1.0) -> None:
+        self.seconds, self.interval = seconds, interval
+        self._waited, self._said = 0.0, False
+
+    def until_written(self, path: Path, write: Callable[[], T]) -> T:
+        """What `write` returns. Raises its OSError once patience has ended; each success renews it."""
+        while True:
+            try:
+                written = write()
+            except OSError as error:
+                if error.errno not in MAY_PASS or not self.lasts(path):
+                    raise
+            else:
+                self.renew()
+                return written
+
+    def renew(self) -> None:
+        """There was room."""
+        self._waited, self._said = 0.0, False
+
+    def lasts(self, path: Path) -> bool:
+        """Wait for a moment and say so once; False where it has been long enough."""
+        if self._waited >= self.seconds:
+            return False
+        if not self._said:
+            words = f"no room to write {path}: waiting up to {self.seconds:.0f} s for space on that disk"
+            print(f"warning: {words}", file=sys.stderr, flush=True)
+            self._said = True
+        time.sleep(self.interval)
+        self._waited += self.interval
+        return True
+
+
+PATIENCE = Patience(seconds=float(os.environ.get("POSTTRAIN_DISK_PATIENCE", "300")))
 
 
 @contextmanager
@@ -67,10 +201,31 @@ def within_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
+def errno_of(error: BaseException) -> int | None:
+    """The number that the system gave. Libraries written in Rust (safetensors, tokenizers) raise exceptions of their
+    own, a plain `Exception` among them, and leave it in the message.
+
+    >>> errno_of(Exception("No space left on device (os error 28)"))
+    28
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    named = re.search(r"os error (\d+)", str(error))
+    return int(named[1]) if named else None
+
+
+def _durably(path: Path, named: Path, content: str | bytes) -> None:
+    """`named` is the file that whoever waits for a full disk knows."""
+    draft = path.with_name(f".{path.name}.tmp")
+    PATIENCE.until_written(named, lambda: _replace(path, draft, content, durable=True))
+    sync(path.parent)
+
+
 def _replace(path: Path, draft: Path, content: str | bytes, *, durable: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with draft.open("wb") as file:
+        draft.unlink(missing_ok=True)  # of a writer that was killed, or a link that somebody has put there
+        with open(draft, "xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             if durable:
                 file.flush()
@@ -82,3 +237,93 @@ def _replace(path: Path, draft: Path, content: str | bytes, *, durable: bool) ->
         if isinstance(error, OSError) and error.filename == str(draft):
             error.filename = str(path)  # nobody knows the name of the draft
         raise
+
+
+# --- reading a folder that may come from anywhere ---------------------------------------------------------------------
+
+
+def open_inside(folder: Path, name: str | PurePath, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the regular file `name` below `folder`, reached through real folders alone.
+
+    Raises OSError for a link on the way or at the end, and for a pipe, a socket or a device; never blocks.
+    """
+    *above, last = PurePath(name).parts
+    assert ".." not in above, "names of files in a run folder lead downwards"
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in above:
+            inner = _open_at(place, part, os.O_RDONLY | os.O_DIRECTORY, folder / name)
+            os.close(place)
+            place = inner
+        found = _open_at(place, last, flags | os.O_NONBLOCK, folder / name)
+    finally:
+        os.close(place)
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise OSError(errno.EINVAL, "is no regular file", str(folder / name))
+    return found
+
+
+def read_inside(folder: Path, name: str | PurePath, most: int = MOST_BYTES) -> bytes:
+    """The content of a file, by the rules of `open_inside`; raises OSError for more than `most` bytes, too."""
+    with os.fdopen(open_inside(folder, name), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than {most:,}", str(folder / name))
+        return file.read(size)
+
+
+def names_inside(folder: Path, name: str) -> list[str]:
+    """What a folder below `folder` holds; nothing where it is missing, a link or a file."""
+    try:
+        place = os.open(folder / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return []
+    try:
+        return sorted(os.listdir(place))
+    finally:
+        os.close(place)
+
+
+def is_inside(folder: Path, name: str | PurePath) -> bool:
+    """Is there a regular file of this name that `open_inside` opens?"""
+    try:
+        os.close(open_inside(folder, name))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def require_plain(folder: Path, but: tuple[str, ...] = ("tracking/wandb",)) -> None:
+    """Raise ConfigError where anything below a run's folder is neither a file nor a folder, before anything is opened.
+
+    `but` are folders that other programs fill with links of their own; nothing here opens a file in them.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode) or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                kind = "a symbolic link" if stat.S_ISLNK(mode) else "a pipe, a socket or a device"
+                raise ConfigError(
+                    given=f"{path} is {kind}",
+                    allowed="plain files and folders: what lies behind a link is never read, changed or shown",
+                    fix="Remove it, or put what it leads to in its place.",
+                )
+        folders[:] = [name for name in folders if Path(parent, name).relative_to(folder).as_posix() not in but]
+
+
+def _open_at(place: int, name: str, flags: int, path: Path) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=place)
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(place, name)
+        words = "is a symbolic link, or behind one" if is_link else error.strerror
+        raise OSError(errno.ELOOP if is_link else error.errno, words, str(path)) from None
+
+
+def _is_link(place: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(name, dir_fd=place).st_mode)
+    except OSError:
+        return False

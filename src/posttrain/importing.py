@@ -1,18 +1,78 @@
-"""Imports of torch and transformers without the garbage collector, which takes a fifth of their time.
+"""How torch and transformers are imported: not before they are needed, and then without the garbage collector.
 
-They make a million objects and hardly any garbage, and the collector looks at all of them again and again.
+    defer("torch")                                    the command line, before anything imports torch
+    from posttrain.algorithms.grpo import GRPO        runs `import torch`; loads nothing
+    GRPO(...).loss(...)                               asks torch for something, and so loads it
+
+A deferred module is an entry of `sys.modules` that runs its code when one of its attributes is asked for. The standard
+library's LazyLoader runs it with the second `import torch` already, since the import statement asks each known module
+for its `__spec__`.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib.util
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+_KNOWN_UNLOADED = frozenset(
+    ("__cached__", "__class__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__")
+)
+"""What import statements, `find_spec` and `inspect` ask of modules that nobody uses. `__path__` is not among them:
+whoever wants a submodule needs the package."""
+_LOADING = threading.RLock()
+_loading: list[ModuleType] = []
+
+
+class Deferred(ModuleType):
+    """A module that has not run yet."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _KNOWN_UNLOADED:
+            _load(self)
+        return ModuleType.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "__class__":
+            _load(self)
+        ModuleType.__setattr__(self, name, value)
+
+
+def defer(name: str) -> None:
+    """Put off what `import name` does until the module is used; nothing for one that is loaded or not installed.
+
+    The module loads in the thread that asks first, and others wait for it: load it before threads that import its
+    submodules are started. An import that fails raises where the module is used, and again at each further use.
+    """
+    if name in sys.modules or (spec := importlib.util.find_spec(name)) is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    module.__class__ = Deferred
+    sys.modules[name] = module
+
+
+def _load(module: ModuleType) -> None:
+    with _LOADING:
+        if type(module) is not Deferred or module in _loading:  # loaded meanwhile; or its own code asks
+            return
+        _loading.append(module)
+        try:
+            spec: Any = module.__spec__
+            spec.loader.exec_module(module)
+            ModuleType.__setattr__(module, "__class__", ModuleType)
+        finally:
+            _loading.remove(module)
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No collection meanwhile; afterwards the collector is what it was.
+    """Import large libraries in here: they make a million objects and hardly any garbage, and the collector, which
+    looks at all of them again and again, would take a fifth of the time. Afterwards it is what it was.
 
     >>> with uncollected():
     ...     import wave

@@ -7,12 +7,15 @@ its log-probability is that of this token given the tokens before it. Rows are p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+
+from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -314,8 +317,12 @@ class Outputs:
     """Is the token the most likely one at its place? Without gradient."""
 
     @staticmethod
-    def of(outputs: Outputs | Tensor) -> Outputs:
-        return Outputs(logprobs_BT=outputs) if isinstance(outputs, torch.Tensor) else outputs
+    def of(outputs: Outputs | Tensor, batch: Batch | None = None) -> Outputs:
+        """A bare tensor means log-probabilities. With a batch, everything must have its shape."""
+        outputs = Outputs(logprobs_BT=outputs) if isinstance(outputs, torch.Tensor) else outputs
+        if batch is not None:
+            _require_shapes(outputs, batch.completion_mask_BT)
+        return outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,6 +347,10 @@ class Mismatched:
     tokens: Tokens
     completion_mask_BT: Tensor
     ref_logprobs_BT: Tensor
+
+    def __post_init__(self) -> None:
+        _make_bool(self, "completion_mask_BT")
+        _require_shapes(self, self.completion_mask_BT)
 
     def rows(self, index: Tensor) -> Mismatched:
         return Mismatched(
@@ -379,6 +390,13 @@ class Experience:
     tokens: Tokens | None = None
     """The ids; None when a loss is checked on plain tensors."""
 
+    def __post_init__(self) -> None:
+        _make_bool(self, "completion_mask_BT", "scored_PG", "truncated_PG")
+        _require_shapes(self, self.completion_mask_BT, self.rewards_PG)
+        _refuse_endless("rewards_PG", self.rewards_PG, self.scored_PG)
+        _refuse_endless("rewards_KPG", self.rewards_KPG, self.scored_PG)
+        _refuse_endless("greedy_rewards_P", self.greedy_rewards_P)
+
     @staticmethod
     def from_rewards(
         rewards_PG: Tensor,
@@ -399,19 +417,10 @@ class Experience:
         tokens: Tokens | None = None,
     ) -> Experience:
         """Build experience from plain tensors. A NaN reward counts as unscored unless `scored_PG` says otherwise."""
-        if rewards_PG.dim() != 2:
-            raise ValueError(
-                f"rewards_PG must be [prompts, completions per prompt], got shape {list(rewards_PG.shape)}"
-            )
-        if completion_mask_BT.shape[0] != rewards_PG.numel():
-            raise ValueError(
-                f"completion_mask_BT has {completion_mask_BT.shape[0]} rows, but rewards_PG {list(rewards_PG.shape)} "
-                f"describes {rewards_PG.numel()} completions; row p * G + g belongs to rewards_PG[p, g]"
-            )
         no_PG = torch.zeros_like(rewards_PG, dtype=torch.bool)
         return Experience(
             rewards_PG=rewards_PG if rewards_PG.dtype == torch.float64 else rewards_PG.float(),
-            completion_mask_BT=completion_mask_BT.bool(),
+            completion_mask_BT=completion_mask_BT,
             old_logprobs_BT=old_logprobs_BT,
             sampling_logprobs_BT=sampling_logprobs_BT,
             ref_logprobs_BT=ref_logprobs_BT,
@@ -420,8 +429,8 @@ class Experience:
             rewards_KPG=rewards_KPG,
             reward_weights_K=reward_weights_K,
             greedy_rewards_P=greedy_rewards_P,
-            scored_PG=~rewards_PG.isnan() if scored_PG is None else scored_PG.bool(),
-            truncated_PG=no_PG if truncated_PG is None else truncated_PG.bool(),
+            scored_PG=~rewards_PG.isnan() if scored_PG is None else scored_PG,
+            truncated_PG=no_PG if truncated_PG is None else truncated_PG,
             versions_BT=versions_BT,
             version=version,
             tokens=tokens,
@@ -501,6 +510,10 @@ class Batch:
     """Row of the experience that each row came from: names it in errors after any permutation or split."""
     tokens: Tokens | None = None
 
+    def __post_init__(self) -> None:
+        _make_bool(self, "completion_mask_BT", "truncated_B", "selected_BT", "chosen_B", "labels_B")
+        _require_shapes(self, self.completion_mask_BT)
+
     @staticmethod
     def from_experience(experience: Experience, advantages_BT: Tensor | None = None) -> Batch:
         """Rows without a reward leave the loss here: their mask becomes empty."""
@@ -523,6 +536,17 @@ class Batch:
         )
 
     @staticmethod
+    def from_examples(completion_mask_BT: Tensor, *, tokens: Tokens | None = None) -> Batch:
+        """Answers to imitate: the mask says which tokens are trained."""
+        rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
+        return Batch(
+            completion_mask_BT=completion_mask_BT,
+            groups_B=torch.arange(rows, device=device),
+            row_ids_B=torch.arange(rows, device=device),
+            tokens=tokens,
+        )
+
+    @staticmethod
     def from_pairs(
         completion_mask_BT: Tensor,
         ref_logprobs_BT: Tensor | None = None,
@@ -531,14 +555,13 @@ class Batch:
         tokens: Tokens | None = None,
     ) -> Batch:
         """N preference pairs: rows 0..N-1 are the chosen ones, rows N..2N-1 the rejected ones, in the same order."""
-        rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
+        rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         if rows % 2:
             raise ValueError(f"completion_mask_BT has {rows} rows, but pairs have two each: first all chosen rows")
-        require_shape("ref_logprobs_BT", ref_logprobs_BT, completion_mask_BT)
         if margins_N is not None and margins_N.shape != (rows // 2,):
             raise ValueError(f"margins_N has shape {list(margins_N.shape)}, but there are {rows // 2} pairs")
         return Batch(
-            completion_mask_BT=completion_mask_BT.bool(),
+            completion_mask_BT=completion_mask_BT,
             ref_logprobs_BT=ref_logprobs_BT,
             groups_B=torch.arange(rows // 2, device=device).repeat(2),
             chosen_B=torch.arange(rows, device=device) < rows // 2,
@@ -558,18 +581,12 @@ class Batch:
         tokens: Tokens | None = None,
     ) -> Batch:
         """Answers that are judged one by one: label 1 (or True) is desirable, 0 undesirable."""
-        rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
-        require_shape("ref_logprobs_BT", ref_logprobs_BT, completion_mask_BT)
-        for name, x_B in (("labels_B", labels_B), ("mismatched_log_ratios_B", mismatched_log_ratios_B)):
-            if x_B is not None and x_B.shape != (rows,):
-                raise ValueError(f"{name} has shape {list(x_B.shape)}, but completion_mask_BT has {rows} rows")
-        if not ((labels_B == 0) | (labels_B == 1)).all():
-            raise ValueError("labels_B must be 1 (desirable) or 0 (undesirable) for each row")
+        rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         return Batch(
-            completion_mask_BT=completion_mask_BT.bool(),
+            completion_mask_BT=completion_mask_BT,
             ref_logprobs_BT=ref_logprobs_BT,
             groups_B=torch.arange(rows, device=device),
-            labels_B=labels_B.bool(),
+            labels_B=labels_B,
             mismatched=mismatched,
             mismatched_log_ratios_B=mismatched_log_ratios_B,
             row_ids_B=torch.arange(rows, device=device),
@@ -579,11 +596,9 @@ class Batch:
     @staticmethod
     def from_ratings(completion_mask_BT: Tensor, targets_B: Tensor, *, tokens: Tokens | None = None) -> Batch:
         """Answers with a number each, which their score is to be."""
-        rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
-        if targets_B.shape != (rows,):
-            raise ValueError(f"targets_B has shape {list(targets_B.shape)}, but completion_mask_BT has {rows} rows")
+        rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         return Batch(
-            completion_mask_BT=completion_mask_BT.bool(),
+            completion_mask_BT=completion_mask_BT,
             groups_B=torch.arange(rows, device=device),
             targets_B=targets_B,
             row_ids_B=torch.arange(rows, device=device),
@@ -593,12 +608,9 @@ class Batch:
     @staticmethod
     def from_steps(completion_mask_BT: Tensor, targets_BT: Tensor, *, tokens: Tokens | None = None) -> Batch:
         """Answers whose steps are labelled: the mask is True at the last token of each labelled step, nowhere else."""
-        if targets_BT.shape != completion_mask_BT.shape:
-            given, needed = list(targets_BT.shape), list(completion_mask_BT.shape)
-            raise ValueError(f"targets_BT has shape {given}, but completion_mask_BT has {needed}")
-        rows, device = completion_mask_BT.shape[0], completion_mask_BT.device
+        rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         return Batch(
-            completion_mask_BT=completion_mask_BT.bool(),
+            completion_mask_BT=completion_mask_BT,
             groups_B=torch.arange(rows, device=device),
             targets_BT=targets_BT,
             row_ids_B=torch.arange(rows, device=device),
@@ -638,12 +650,79 @@ class Batch:
         return replace(self, **picked)
 
 
-def require_shape(name: str, x_BT: Tensor | None, mask_BT: Tensor) -> None:
-    """A smaller tensor would be broadcast, to a loss of other numbers."""
-    if x_BT is not None and x_BT.shape != mask_BT.shape:
-        raise ValueError(
-            f"{name} has shape {list(x_BT.shape)}, but completion_mask_BT {list(mask_BT.shape)}: one number per token "
-            "of each row; a sum per row is not enough"
+LARGEST_REWARD = 1e15
+"""Its square, summed over a batch, still fits into float32: beyond, a deviation is infinite and an advantage 0."""
+_ONE_EACH = {
+    "BT": "one number per token of each row; a sum per row is not enough",
+    "B": "one number per row",
+    "PG": "one number per completion",
+    "KPG": "for each reward function one number per completion",
+    "K": "one number per reward function",
+    "P": "one number per prompt",
+}
+
+
+@functools.cache
+def _shaped(record: type) -> tuple[tuple[str, str], ...]:
+    """The fields whose name ends with their shape: (name, letters)."""
+    names = (field.name for field in fields(record))
+    return tuple((name, letters) for name in names if (letters := name.rpartition("_")[2]) in _ONE_EACH)
+
+
+def _require_shapes(record: Any, mask_BT: Tensor, rewards_PG: Tensor | None = None) -> None:
+    """The letters behind a field's name are its shape. A smaller tensor would be broadcast, to a loss of other numbers.
+
+    The first tensor of a letter says how many there are: B and T are those of the mask, P and G those of the rewards.
+    """
+    if rewards_PG is not None and rewards_PG.dim() != 2:
+        raise ValueError(f"rewards_PG must be [prompts, completions per prompt], got shape {list(rewards_PG.shape)}")
+    sizes = {"B": _rows_of(mask_BT), "T": mask_BT.shape[-1]}
+    if rewards_PG is not None:
+        sizes |= zip("PG", rewards_PG.shape, strict=True)
+        if rewards_PG.numel() != len(mask_BT):
+            raise ValueError(
+                f"completion_mask_BT has {len(mask_BT)} rows, but rewards_PG {list(rewards_PG.shape)} describes "
+                f"{rewards_PG.numel()} completions; row p * G + g belongs to rewards_PG[p, g]"
+            )
+    for name, letters in _shaped(type(record)):
+        if (x := getattr(record, name)) is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name} is {type(x).__name__}, but must be a tensor: torch.tensor(...) makes one")
+        if letters.startswith("K") and x.dim():
+            sizes.setdefault("K", len(x))
+        if list(x.shape) != (needed := [sizes.get(letter, 0) for letter in letters]):
+            against = {"BT": f"completion_mask_BT {needed}", "B": f"completion_mask_BT has {sizes['B']} rows"}
+            found = against.get(letters, f"the rewards need {needed}")
+            raise ValueError(f"{name} has shape {list(x.shape)}, but {found}: {_ONE_EACH[letters]}")
+
+
+def _rows_of(mask_BT: Tensor) -> int:
+    if not isinstance(mask_BT, torch.Tensor) or mask_BT.dim() != 2:
+        got = f"shape {list(mask_BT.shape)}" if isinstance(mask_BT, torch.Tensor) else type(mask_BT).__name__
+        raise ValueError(f"completion_mask_BT must be a tensor [rows, tokens], got {got}")
+    return mask_BT.shape[0]
+
+
+def _make_bool(record: Any, *names: str) -> None:
+    """Masks may be given as 1 and 0 of any type; anything else in them would be read as True."""
+    for name in names:
+        x = getattr(record, name)
+        if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
+            if not ((x == 0) | (x == 1)).all():
+                kind = "1 (desirable) or 0 (undesirable) for each row" if name == "labels_B" else "1 or 0"
+                raise ValueError(f"{name} must be {kind}")
+            object.__setattr__(record, name, x.bool())
+
+
+def _refuse_endless(name: str, rewards: Tensor | None, scored: Tensor | bool = True) -> None:
+    """An infinite reward, or one whose square is, would make the deviation of its group infinite: all advantages 0."""
+    if rewards is not None and (bad := scored & (rewards.abs() > LARGEST_REWARD)).any():
+        at = bad.nonzero()[0].tolist()
+        raise ConfigError(
+            given=f"{name}{at} = {rewards[tuple(at)].item()}",
+            allowed=f"finite rewards of at most {LARGEST_REWARD:g} in size",
+            fix="Clip the reward, or mark the completion as unscored: nan, or False in scored_PG.",
         )
 
 

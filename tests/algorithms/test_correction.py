@@ -11,11 +11,12 @@ from torch import Tensor
 
 from posttrain.algorithms import GRPO, REINFORCE, RLOO, PolicyGradient
 from posttrain.algorithms.base import Card
-from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction, Rule
 from posttrain.algorithms.off_policy.names import NAMED, CorrectionName
 from posttrain.algorithms.settings import settings
-from posttrain.algorithms.shared import clipped_policy_term, weighted
+from posttrain.algorithms.shared import advantages_of, weighted
 from posttrain.errors import ConfigError
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Metrics, Outputs, Totals, count_totals
 
@@ -43,9 +44,10 @@ class TokenMean(PolicyGradient):
 
     def loss(self, outputs, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, 0.2, 0.2)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), 0.2, 0.2)
         loss = token_mean(weighted(loss_BT, batch), batch.completion_mask_BT, totals.tokens)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals)
 
 
 def sampled(t, sampling_BT: Tensor = SAMPLING) -> Batch:
@@ -148,14 +150,29 @@ def test_worked_losses_in_float32(t, correction: Correction, expected: float):
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
+OTHER_SCORES = {
+    "token_k2": (0.1, [[1, 1, 1], [0, 1], [1, 1, 1, 1], [0]]),
+    "token_k3": (0.3, [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
+    "sum_k2": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
+    "sum_k3": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
+    "mean_k2": (0.1, [[1] * 3, [1] * 2, [1] * 4, [0]]),
+    "max_k2": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
+    "max_k3": (0.3, [[1] * 3, [1] * 2, [1] * 4, [0]]),
+    "total_variation": (0.08, [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
+}
+"""delta is 0.02, -0.1, 0 | 0.6, 0 | 0.02, -0.05, 0.05, -0.02 | 1.3: k2 is at most 0.005, 0.18, 0.00125 and 0.845, and
+its sums are 0.0052, 0.18, 0.0029 and 0.845; |p - q| is 0.0891 for the last token and at most 0.0611 for the others."""
+
+
 @pytest.mark.parametrize(
     ("correction", "kept"),
     [
         (Correction(action="reject", low=1 / 1.5, high=1 / 0.5), [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
         (Correction(level="geometric", action="reject", low=1 / 1.5, high=1 / 0.5), [[1] * 3, [1] * 2, [1] * 4, [0]]),
         (Correction(action="reject", score="mean_k3", high=0.01), [[1] * 3, [0] * 2, [1] * 4, [0]]),
+        *((Correction(action="reject", score=s, high=high), kept) for s, (high, kept) in OTHER_SCORES.items()),
     ],
-    ids=["token_k1 0.5_1.5", "seq_mean_k1 0.5_1.5", "seq_mean_k3 0.01"],
+    ids=["token_k1 0.5_1.5", "seq_mean_k1 0.5_1.5", "seq_mean_k3 0.01", *OTHER_SCORES],
 )
 def test_rejection_as_verl_names_it(t, correction: Correction, kept: list[list[float]]):
     """verl bounds sampler / trainer: its bounds are the reciprocals of these."""
@@ -320,8 +337,7 @@ def test_the_effective_sample_size_is_that_of_the_step_and_no_mean_of_parts(t):
 
 def test_every_metric_has_a_formula(t):
     _, _, metrics = evaluate(t, TokenMean(correction="tis"))
-    logged = {name for name in metrics if name.startswith(("mismatch/", "is/"))}
-    assert logged == set(TokenMean.shared_metrics)
+    assert {*metrics, "kl", "entropy"} == set(TokenMean.shared_metrics), "no reference and no entropy is given here"
 
 
 # What is asked of the machinery
@@ -404,3 +420,50 @@ def test_an_anchor_for_a_ratio_that_is_not_there_is_refused():
 def test_a_correction_without_the_samplers_numbers_is_refused(t):
     with pytest.raises(ConfigError, match=r"(?s)no log-probabilities of the sampler.*set correction = none"):
         evaluate(t, GRPO(correction="tis"), t.batch())
+
+
+@pytest.mark.parametrize(
+    ("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])]
+)
+def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B):
+    """Weights 2 and 1 of completions of four tokens and of one: the mean of completions is 3/2, that of tokens 9/5."""
+    mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+    per_token = {"sequence": math.log(2) / 4}.get(level, math.log(2))
+    sampling_BT = torch.tensor([[-per_token] * 4, [0.0] * 4, [-3.0] * 4], dtype=torch.float64)
+    batch = Batch(
+        completion_mask_BT=mask_BT,
+        advantages_BT=torch.ones(3, 4, dtype=torch.float64),
+        old_logprobs_BT=torch.zeros(3, 4, dtype=torch.float64),
+        sampling_logprobs_BT=sampling_BT,
+        groups_B=torch.arange(3),
+    )
+    algorithm = REINFORCE(correction=Correction(level=level, high=10, normalize=True))
+    prepared = algorithm.prepare(batch)
+    assert prepared.correction_BT is not None
+    assert prepared.correction_BT[:2, 0].tolist() == pytest.approx(weights_B, rel=1e-12)
+    assert prepared.correction_BT[2].tolist() == [1.0] * 4, "rows that train nothing keep a weight that does nothing"
+
+
+def test_weights_and_several_rules_act_at_once(t):
+    """Truncated token weights; a completion whose geometric mean is out of bounds goes, and so does a single token."""
+    rules = (Rule(score="geometric", low=0.9, high=1.4), Rule(score="token_k2", high=0.1))
+    _, batch = TokenMean(correction=Correction(high=1.01, reject=rules)).start(t.logprobs_BT, sampled(t))
+    expected = pad([[1.01, 0.904837418, 1], [0, 1], [1.01, 0.9512294245, 1.01, 0.9801986733], [0]])
+    torch.testing.assert_close(batch.correction_BT[t.mask_BT], expected[t.mask_BT], rtol=1e-8, atol=0)
+    alone = TokenMean(correction=Correction(action="none", reject=rules)).start(t.logprobs_BT, sampled(t))[1]
+    assert torch.equal(alone.correction_BT[t.mask_BT], (expected > 0)[t.mask_BT].double()), "rules without a weight"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"score": "sum_k3", "low": 0.1}, "high without low: the score is a divergence"),
+        ({"score": "token"}, "allowed: low or high"),
+        ({"score": "weight", "high": 2}, "correction.reject.score = 'weight'"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        Rule(**given)
+    with pytest.raises(ConfigError):
+        GRPO(correction={"high": 2, "reject": [given]})  # type: ignore[arg-type]

@@ -258,12 +258,8 @@ def test_the_order_of_the_rows_and_padding_do_not_matter(algorithm: OnlineDPO, s
     def wider(x_BT: Tensor) -> Tensor:
         return torch.nn.functional.pad(x_BT, (0, 2), value=False if x_BT.dtype == torch.bool else NAN)
 
-    assert batch.ref_logprobs_BT is not None
-    padded = replace(
-        batch,
-        completion_mask_BT=wider(batch.completion_mask_BT),
-        ref_logprobs_BT=wider(batch.ref_logprobs_BT),
-    )
+    per_token = {name: x for name, x in vars(batch).items() if name.endswith("_BT") and x is not None}
+    padded = replace(batch, **{name: wider(x_BT) for name, x_BT in per_token.items()})
     wide = evaluate(algorithm, wider(logprobs_BT.detach()).requires_grad_(), padded)
     torch.testing.assert_close(wide.loss, whole.loss)
     torch.testing.assert_close(wide.gradient_BT[:, :-2], whole.gradient_BT)

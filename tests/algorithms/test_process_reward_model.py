@@ -135,7 +135,7 @@ def test_scores_and_labels_are_both_needed(outputs, batch):
 
 
 def test_labels_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"targets_BT has shape \[1, 2\], but completion_mask_BT has \[1, 3\]"):
+    with pytest.raises(ValueError, match=r"targets_BT has shape \[1, 2\], but completion_mask_BT \[1, 3\]"):
         Batch.from_steps(torch.ones(1, 3), torch.ones(1, 2))
 
 

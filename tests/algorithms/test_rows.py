@@ -12,8 +12,8 @@ from tests.algorithms.variants import VARIANTS
 from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS, ComposedPolicyGradient, PolicyGradient
-from posttrain.algorithms.composition.row import CHOICES
 from posttrain.algorithms.composition.tables import TABLES
+from posttrain.algorithms.declared import CHOICES
 from posttrain.types import Experience, count_totals
 
 FAMILY = {key: cls for key, cls in ALGORITHMS.items() if issubclass(cls, PolicyGradient)}

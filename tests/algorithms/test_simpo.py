@@ -1,5 +1,7 @@
 """SimPO: worked numbers, its limits, and its two ways to give the target margin."""
 
+import math
+
 import pytest
 from tests.algorithms.preference_data import P_FLOAT32, P, PairFixture
 
@@ -25,6 +27,18 @@ def test_worked_losses_of_alphapo():
     algorithm = SimPO(alpha=0.25, beta=2.5, gamma=0.1)
     assert P.losses(algorithm) == pytest.approx([0.8866772127, 0.08887256167], rel=1e-8)
     assert P.loss(algorithm) == pytest.approx(0.4877748872, rel=1e-8)
+
+
+def test_worked_losses_with_label_smoothing():
+    """Margins h = 2 (a(chosen) - a(rejected)) - 1 of -1.125 and 0.111428571; a tenth of the labels is wrong."""
+    expected = [0.9 * softplus(-h) + 0.1 * softplus(h) for h in (-1.125, 2 * (2.585714286 - 2.03) - 1)]
+    assert P.losses(SimPO(beta=2, gamma=1, label_smoothing=0.1)) == pytest.approx(expected, rel=1e-8)
+    with pytest.raises(ConfigError, match=r"simpo.label_smoothing = 0.5; allowed: less than 0.5"):
+        SimPO(label_smoothing=0.5)
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
 
 
 def test_a_small_alpha_is_simpo():

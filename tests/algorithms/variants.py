@@ -4,6 +4,7 @@ from posttrain.algorithms import (
     CISPO,
     DAPO,
     DPPO,
+    DRO,
     GDPO,
     GMPO,
     GPG,
@@ -24,17 +25,19 @@ from posttrain.algorithms import (
     DeepSeekV32,
     Distillation,
     DrGRPO,
+    GRPOPassK,
     GSPOToken,
     KimiK2,
     KimiK15,
     KLCov,
     LitePPO,
+    MaxRL,
     PassAtK,
     ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     ReMax,
 )
-from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction, Rule
 
 VARIANTS: dict[str, Algorithm] = {
     "reinforce": REINFORCE(),
@@ -105,11 +108,28 @@ VARIANTS: dict[str, Algorithm] = {
     "luspo wide": LUSPO(clip_low=0.2, clip_high=0.2),
     "opo": OPO(),
     "gpg": GPG(),
+    "maxrl": MaxRL(),
+    "dro": DRO(tau=0.5),
+    "grpo_passk": GRPOPassK(),
     "grpo tis": GRPO(correction="tis", kl_coef=0.1),
     "grpo seq_mis": GRPO(correction="seq_mis"),
     "grpo bypass": GRPO(correction="bypass"),
     "grpo kpop": GRPO(correction="kpop"),
     "grpo m2po": GRPO(correction="m2po"),
+    "grpo both at once": GRPO(
+        correction=Correction(
+            high=1.2, reject=(Rule(score="max_k3", high=0.1), Rule(score="token", low=0.6, high=1.6)), normalize=True
+        )
+    ),
+    "gspo rejected": GSPO(
+        clip_low=0.2,
+        clip_high=0.2,
+        correction=Correction(
+            level="sequence",
+            action="full",
+            reject=(Rule(score="sum_k2", high=0.4), Rule(score="total_variation", high=0.2)),
+        ),
+    ),
     "dr_grpo geometric": DrGRPO(
         max_completion_length=9, correction=Correction(level="geometric", action="reject", low=0.9, high=1.1)
     ),
@@ -167,10 +187,10 @@ GROUP_RELATIVE = [
     *("rloo", "grpo", "dr_grpo"),
     *("dapo", "gspo", "gspo_token", "gmpo", "cispo", "sapo", "vespo", "clip_cov", "kl_cov", "dppo"),
     *("reinforce_plus_plus_baseline uncentred", "kimi_k15", "kimi_k2", "deepseek_v32"),
-    *("luspo", "composed"),
+    *("luspo", "composed", "maxrl", "dro"),
 ]
 """Variants whose advantages compare the completions of a prompt and sum to zero over them."""
-NOT_DIVIDED = {"rloo", "dr_grpo", "kimi_k15", "kimi_k2", "deepseek_v32"}
+NOT_DIVIDED = {"rloo", "dr_grpo", "dro", "kimi_k15", "kimi_k2", "deepseek_v32"}
 DIVIDED_BY_STD = {VARIANTS[name].key for name in GROUP_RELATIVE} - NOT_DIVIDED
 """Keys of those among them whose advantages do not grow with the scale of the rewards."""
 COUNTING_MASKED = {"composed counting"}

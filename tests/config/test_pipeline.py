@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from posttrain.config import DataConfig
-from posttrain.config.pipeline import notes, read_pipeline, to_yaml
-from posttrain.config.pipeline_stages import holds_stages
+from posttrain.config.pipeline import holds_stages, notes, read_pipeline, to_yaml
 from posttrain.errors import ConfigError
 
 REWARD = {"name": "exact_match"}

@@ -161,7 +161,7 @@ def test_numbers_are_no_text(renderer, row):
 def test_columns_that_fit_no_form_are_listed_with_the_forms(renderer):
     message = (
         r"cannot use the columns question, answer; allowed: messages; prompt \+ completion; conversations; .*; text"
-        r"(.|\n)*Rename question to prompt and answer to completion"
+        r"(.|\n)*Set data.columns = {prompt: question, completion: answer}"
     )
     with pytest.raises(DataError, match=message):
         render(rows_of({"question": "a", "answer": "b"}), renderer)

@@ -195,11 +195,19 @@ def test_a_response_is_judged_like_a_completion_and_no_example_is_made_of_it(kin
 @pytest.mark.parametrize(
     ("kind", "columns", "message"),
     [
-        ("examples", ("problem", "reply"), r"columns problem, reply; .*\n  Rename problem to prompt and reply to"),
-        ("pairs", ("prompt", "choosen", "rejected"), "Rename choosen to chosen"),
+        (
+            "examples",
+            ("problem", "reply"),
+            r"columns problem, reply; .*\n  Set data.columns = {prompt: problem, completion: reply}",
+        ),
+        ("pairs", ("prompt", "choosen", "rejected"), "Set data.columns = {chosen: choosen}"),
         ("pairs", ("prompt", "completion"), r"suits sft"),
         ("examples", ("chosen", "rejected"), r"\(chosen \+ rejected\) suits dpo"),
-        ("labels", ("a", "b"), r"allowed: prompt \+ completion \+ label; .*messages \+ label; .*\n  Rename the col"),
+        (
+            "labels",
+            ("a", "b"),
+            r"allowed: prompt \+ completion \+ label; .*messages \+ label; .*\n  Say in data.columns which",
+        ),
         ("pairs", ("instruction", "output_1", "output_2", "preference"), "instruction, output_1, output_2, preference"),
         ("examples", ("conversations", "chosen", "rejected"), r"\(conversations \+ chosen \+ rejected\) suits dpo"),
     ],

@@ -4,7 +4,6 @@ import pytest
 from tests.data.samples import jsonl
 
 from posttrain.data import inspect_data
-from posttrain.data.hints import two_answers
 
 ASK, ANSWER = [{"role": "user", "content": "a?"}], [{"role": "assistant", "content": "yes"}]
 
@@ -36,10 +35,11 @@ def test_pairs_that_are_half_messages_are_said_to_be_unusable_as_pairs(write):
 
 
 def test_two_answers_with_a_verdict_look_like_pairs(write):
-    kind, found = check(write, {"instruction": "a", "output_1": "b", "output_2": "c", "preference": 2})
+    kind, found = check(write, {"instruction": "a", "output_1": "b", "output_2": "c", "preference": 0.7})
     assert kind == "prompts"
     assert "output_1 and output_2 look like two answers to compare, and preference like the verdict" in found
     assert "write the better answer to a column chosen, the other one to rejected and the question to prompt" in found
+    assert "or the verdict as output_1, output_2 or tie" in found
 
 
 def test_a_column_that_looks_like_an_answer_is_not_passed_over(write):
@@ -47,19 +47,6 @@ def test_a_column_that_looks_like_an_answer_is_not_passed_over(write):
     assert check(write, {"question": "a", "answer": "b", "answer_type": "number"}) == ("prompts", "")
     assert check(write, {"problem": "a", "solution": "b"}) == ("prompts", "")
     assert check(write, {"prompt": "a", "response": "b"}) == ("examples", "")
-
-
-@pytest.mark.parametrize(
-    ("columns", "found"),
-    [
-        (["history", "human_ref_A", "human_ref_B", "labels"], ("human_ref_A", "human_ref_B")),
-        (["prompt", "response_0", "response_1"], ("response_0", "response_1")),
-        (["answer_a", "answer_b", "answer_c"], None),
-        (["model_a", "model_b"], None),
-    ],
-)
-def test_two_answers_are_told_by_the_end_of_their_names(columns, found):
-    assert two_answers(columns) == found
 
 
 def test_a_fault_that_rules_out_every_use_is_told_once(write):

@@ -9,7 +9,7 @@ from posttrain.config import DataConfig
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
 from posttrain.data.read import read_rows
 from posttrain.errors import DataError
-from posttrain.experience.prompted import prompt_notes
+from posttrain.experience.rendering import prompt_notes
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -204,8 +204,8 @@ def test_nothing_left_is_an_error_whatever_may_be_dropped(renderer):
 
 
 def test_prompts_in_both_parts_are_counted_word_for_word(renderer):
-    train = render(rows_of({"prompt": "a"}, {"prompt": "b"}), renderer).prompts
-    heldout = render(rows_of({"prompt": "b"}, {"prompt": "c"}, {"prompt": "b"}), renderer).prompts
+    train = render(rows_of({"prompt": "a"}, {"prompt": "b"}), renderer)
+    heldout = render(rows_of({"prompt": "b"}, {"prompt": "c"}, {"prompt": "b"}), renderer)
     assert overlap(train, heldout) == 2
 
 

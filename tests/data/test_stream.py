@@ -1,18 +1,23 @@
-"""Streamed data is the same data: rows and their order, held-out rows, drops, and every bit of the run."""
+"""Streamed data is the same data: rows, order, held-out rows, drops, and every bit of the run; in no memory."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.data.samples import jsonl
 from tests.tiny import tiny_model
 
@@ -22,11 +27,10 @@ from posttrain.data import split, stream
 from posttrain.data.examples import render_examples
 from posttrain.data.labels import render_labels
 from posttrain.data.pairs import render_pairs
-from posttrain.data.prompts import Renderer
-from posttrain.data.read import Row, read_rows
+from posttrain.data.prompts import Renderer, render_prompts
+from posttrain.data.read import Row, iter_rows, read_rows
 from posttrain.data.split import read_split
-from posttrain.data.store import Stored
-from posttrain.data.stream import StreamedRows
+from posttrain.data.stream import RowSource, StreamedRecords, StreamedRows
 from posttrain.errors import DataError
 from posttrain.train.api import resume, train
 from posttrain.train.run import Run
@@ -36,10 +40,12 @@ ROWS = [
     for n in range(1, 61)
 ]
 FAULTS = {7: {"prompt": ""}, 20: {"completion": None, "chosen": None}, 33: {"prompt": "9" * 80}}
+"""Two that are seen when the row is read, and one that is too long once it is tokenised."""
 KINDS: dict[str, tuple[Callable[..., Any], str]] = {
     "examples": (render_examples, "examples"),
     "pairs": (render_pairs, "pairs"),
     "labels": (render_labels, "rows"),
+    "prompts": (render_prompts, "prompts"),
 }
 
 
@@ -49,10 +55,14 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
+def faulty() -> list[dict[str, Any]]:
+    rows = [row | FAULTS.get(n, {}) for n, row in enumerate(ROWS)]
+    return [{"only here": 1} | rows[0], *rows[1:]]
+
+
 @pytest.fixture
 def path(write) -> str:
-    rows = [row | FAULTS.get(n, {}) for n, row in enumerate(ROWS)]
-    return str(write("rows.jsonl", jsonl({"only here": 1} | rows[0], *rows[1:])))
+    return str(write("rows.jsonl", jsonl(*faulty())))
 
 
 def opened(path: str, **settings: Any) -> StreamedRows:
@@ -61,11 +71,23 @@ def opened(path: str, **settings: Any) -> StreamedRows:
     return rows
 
 
-def rendered(kind: str, rows: Sequence[Row], renderer: Renderer, **changes: Any) -> tuple[Any, Sequence[Any]]:
+def rendered(
+    kind: str, rows: Sequence[Row], renderer: Renderer, *, max_length: int = 50, max_dropped: float = 0.5
+) -> tuple[Any, Sequence[Any]]:
     render, attribute = KINDS[kind]
-    settings = {"eos_ids": {2}, "max_length": 50, "max_dropped": 0.5, "what": "data"} | changes
-    found = render(rows, renderer, **settings)
+    if kind == "prompts":
+        config = DataConfig(train="-", max_dropped=max_dropped)
+        found = render(rows, config, renderer, max_prompt_length=max_length, what="data")
+    else:
+        limits = {"eos_ids": {2}, "max_length": max_length, "max_dropped": max_dropped, "what": "data"}
+        found = render(rows, renderer, **limits)
     return found, getattr(found, attribute)
+
+
+def lazily(monkeypatch) -> None:
+    """Nothing is tokenised beforehand but the first row and the last."""
+    monkeypatch.setattr(stream, "LONGEST", 0)
+    monkeypatch.setattr(stream, "SAMPLE", 2)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -79,6 +101,79 @@ def test_streamed_rows_are_the_rows(path):
     assert list(streamed[5:50:7]) == rows[5:50:7]
     assert list(streamed[10:40][3:5]) == rows[13:15]
     assert streamed.columns == ["only here", *ROWS[0]]
+
+
+def as_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    texts = [",".join(f'"{row.get(name) or ""}"' for name in ROWS[0]) for row in rows]
+    return _written(path.with_suffix(".csv"), "\n".join([",".join(ROWS[0]), *texts]))
+
+
+def as_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """With values that JSON has no form for."""
+    day = datetime.datetime(2026, 1, 2, 3, 4, 5, 678)
+    more = {"when": day, "day": day.date(), "time": day.time(), "raw": b"\0\xff", "price": Decimal("1.50")}
+    more["span"] = datetime.timedelta(days=2, microseconds=3)
+    parquet.write_table(pa.Table.from_pylist([row | more for row in rows]), path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def _packed(path: Path, rows: list[dict[str, Any]]) -> Path:
+    import gzip
+
+    packed = path.with_suffix(".jsonl.gz")
+    packed.write_bytes(gzip.compress(jsonl(*rows).encode()))
+    return packed
+
+
+FORMS: dict[str, Callable[[Path, list[dict[str, Any]]], Path]] = {
+    "jsonl": lambda path, rows: _written(path, "\ufeff" + jsonl(*rows).replace("\n", "\n\n \n", 3)),
+    "json": lambda path, rows: _written(path.with_suffix(".json"), json.dumps(rows, indent=1)),
+    "csv": as_csv,
+    "parquet": as_parquet,
+    "gz": _packed,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_every_form_stream_as_they_are_read(form, tmp_path):
+    path = str(FORMS[form](tmp_path / "rows.jsonl", faulty()))
+    for more in ((), (path,)):  # and of two sources, each cut off
+        source = RowSource(paths=(path, *more), split="train", max_rows=50 if more else None, seed=0)
+        expected = list(iter_rows(source.paths, max_rows=source.max_rows))
+        for _ in range(2):  # found in the cache the second time
+            streamed = StreamedRows.open(source)
+            assert list(streamed) == expected
+            assert [streamed[place] for place in (59, 0, -1)] == [expected[place] for place in (59, 0, -1)]
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.text(max_size=3),
+            st.none()
+            | st.integers()
+            | st.floats(allow_nan=False)
+            | st.text()
+            | st.lists(st.text(max_size=3), max_size=2),
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_rows_come_back_whether_read_in_place_or_copied(tmp_path_factory, rows, in_place):
+    path = tmp_path_factory.mktemp("any") / ("rows.jsonl" if in_place else "rows.json")
+    text = jsonl(*rows) if in_place else json.dumps(rows)
+    path.write_text(text)
+    streamed = StreamedRows.open(RowSource(paths=(str(path),), split="train", max_rows=None, seed=0))
+    assert list(streamed) == read_rows(str(path))
 
 
 @pytest.mark.parametrize(
@@ -105,93 +200,134 @@ def test_a_broken_row_is_found_before_anything_else(write):
         opened(str(write("rows.jsonl", jsonl(ROWS[0]) + "{broken\n")))
 
 
-def test_rows_are_counted_once_for_the_same_content(path, monkeypatch):
-    first = opened(path)
-    monkeypatch.setattr(stream.Counted, "of", lambda rows: pytest.fail("counted again"))
-    again = opened(path)
-    assert (len(again), again.columns) == (len(first), first.columns)
-
-
-@pytest.mark.parametrize(
-    ("kind", "where"), [("examples", "cache"), ("pairs", "cache"), ("ratings", "memory"), ("steps", "memory")]
-)
-def test_the_note_says_where_tokenised_rows_are(path, cache, kind, where):
-    (note,) = stream.streaming_notes({"training data": opened(path), "held-out data": []}, kind)
-    place = cache / "data" if where == "cache" else "memory"
-    assert note == f"training data: 60 rows are streamed; {kind}, once tokenised, are kept in {place}"
+def test_rows_are_looked_for_once_for_the_same_content_and_again_where_the_cache_is_damaged(path, cache, monkeypatch):
+    first = list(opened(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "_index", lambda places: pytest.fail("read again"))
+        assert list(opened(path)) == first
+    (kept,) = cache.glob("data/*.npz")
+    for damage in (b"", b"PK", kept.read_bytes()[:-100], kept.read_bytes().replace(b"completion", b"completiom")):
+        kept.write_bytes(damage)
+        assert list(opened(path)) == first
 
 
 @pytest.mark.parametrize("content", [jsonl(*ROWS[:5]), jsonl(*ROWS, *ROWS)], ids=["fewer", "more"])
 def test_data_that_changes_while_it_is_read_is_an_error(path, content):
     streamed = opened(path)
     Path(path).write_text(content)
-    with pytest.raises(DataError, match="no longer has the 60 rows that were counted"):
-        list(streamed)
+    for read in (lambda: list(streamed), lambda: streamed[3]):
+        with pytest.raises(DataError, match="the data was changed while the run reads it"):
+            read()
+
+
+def test_a_file_that_is_replaced_is_read_on_as_it_was(path):
+    streamed, rows = opened(path), read_rows(path)
+    Path(path).rename(f"{path}.old")
+    Path(path).write_text(jsonl(*ROWS[:5]))
+    assert list(streamed) == rows
 
 
 # --- what rows render to ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_on_disk_is_what_would_be_in_memory(kind, path, renderer):
+def test_records_are_those_that_would_be_in_memory(kind, path, renderer):
     inside, records = rendered(kind, read_rows(path), renderer)
-    on_disk, stored = rendered(kind, opened(path), renderer)
-    assert isinstance(stored, Stored)
+    streaming, streamed = rendered(kind, opened(path), renderer)
+    assert isinstance(streamed, StreamedRecords)
     assert isinstance(records, tuple)
-    assert list(stored) == list(records)
-    assert list(on_disk.dropped) == list(inside.dropped)
-    assert len(on_disk.dropped) == 3
-    assert (on_disk.dropped_summary, on_disk.form, len(on_disk)) == (inside.dropped_summary, inside.form, len(inside))
+    assert list(streamed) == list(records)
+    assert [streamed[place] for place in range(len(streamed))] == list(records)
+    assert streamed[3:9] == records[3:9]
+    assert list(streaming.dropped) == list(inside.dropped)
+    assert streaming.dropped_summary == inside.dropped_summary
+    assert len(streaming) == len(inside) == 60 - len(inside.dropped)
 
 
-def test_too_many_drops_are_the_same_error(path, renderer):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_found_bad_during_the_run_is_named_and_the_next_stands_in_for_it(
+    kind, path, renderer, monkeypatch
+):
+    _, records = rendered(kind, read_rows(path), renderer)
+    lazily(monkeypatch)
+    found, streamed = rendered(kind, opened(path), renderer)
+    assert isinstance(streamed, StreamedRecords)
+    before, told = len(found.dropped), []
+    streamed.tell(told.append)
+    place = next(n for n in range(len(streamed)) if streamed.usable_N[n] == 33)
+    assert (len(streamed), streamed[place]) == (len(records) + 1, records[place])
+    reason = "prompt longer than 50 tokens" if kind == "prompts" else "longer than 50 tokens"
+    assert told == [f"data: left out rows.jsonl:34: {reason} ({before + 1} rows by now)"]
+    assert [streamed[n] for n in (place, place + 1)] == [records[place]] * 2
+    assert list(streamed) == list(records)
+    assert len(told) == 1
+    assert [dropped.origin for dropped in streamed.dropped] == [
+        d.origin for d in rendered(kind, read_rows(path), renderer)[0].dropped
+    ]
+
+
+def test_what_stands_in_does_not_depend_on_what_was_read_before(path, renderer, monkeypatch):
+    lazily(monkeypatch)
+    orders = [range(60), reversed(range(60)), [33, 32, 5, 34, 33]]
+    seen: list[dict[int, Any]] = []
+    for order in orders:
+        _, streamed = rendered("pairs", opened(path), renderer)
+        seen.append({place: streamed[place] for place in order if place < len(streamed)})
+    for found in seen[1:]:
+        assert all(found[place] == seen[0][place] for place in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_too_many_drops_are_the_same_error(kind, path, renderer):
     errors = []
     for rows in (read_rows(path), opened(path)):
         with pytest.raises(DataError) as found:
-            rendered("pairs", rows, renderer, max_dropped=0.0)
+            rendered(kind, rows, renderer, max_dropped=0.0)
         errors.append(str(found.value))
     assert errors[0] == errors[1]
 
 
-def test_a_second_run_tokenises_nothing(path, renderer, monkeypatch):
-    _, first = rendered("pairs", opened(path), renderer)
-    monkeypatch.setattr(stream, "write_store", lambda *_: pytest.fail("written again"))
-    _, second = rendered("pairs", opened(path), renderer)
-    assert list(second) == list(first)
+def test_too_many_drops_during_the_run_are_an_error_that_names_them(write, renderer, monkeypatch):
+    lazily(monkeypatch)
+    rows = [row | ({"prompt": "9" * 80} if n % 2 else {}) for n, row in enumerate(ROWS[:59])]
+    _, streamed = rendered("pairs", opened(str(write("half.jsonl", jsonl(*rows)))), renderer, max_dropped=0.3)
+    with pytest.raises(DataError, match=r"dropped 1 of 3 rows: 1 longer than 50 tokens \(half.jsonl:2\)"):
+        [streamed[place] for place in range(len(streamed))]
 
 
-def test_a_damaged_store_is_tokenised_again(path, renderer):
-    _, first = rendered("pairs", opened(path), renderer)
-    assert isinstance(first, Stored)
-    before = list(first)
-    with (first.folder / "ids.i32").open("r+b") as file:
-        file.write(b"\xff\xff\xff")
-    _, second = rendered("pairs", opened(path), renderer)
-    assert list(second) == before
+def test_data_of_which_nothing_is_usable_is_refused_before_the_run(write, renderer):
+    for bad in ({"prompt": ""}, {"prompt": "9" * 80}):
+        path = str(write("bad.jsonl", jsonl(*(row | bad for row in ROWS))))
+        with pytest.raises(DataError, match="dropped 60 of 60 rows"):
+            rendered("pairs", opened(path), renderer, max_dropped=1.0)
 
 
-def test_whatever_tokenising_depends_on_has_a_store_of_its_own(path, write, renderer, chat_renderer):
-    def folder(kind="pairs", rows=None, renderer=renderer, **changes):
-        _, stored = rendered(kind, rows if rows is not None else opened(path), renderer, **changes)
-        assert isinstance(stored, Stored)
-        return stored.folder
-
-    copied = (
-        str(write("copy/rows.jsonl", Path(path).read_text())) if Path(path).parent.joinpath("copy").mkdir() else path
-    )
-    assert folder() == folder(rows=opened(copied))
-    different = [
-        folder(),
-        folder("labels"),
-        folder(max_length=40),
-        folder(eos_ids={2, 3}),
-        folder(renderer=replace(renderer, system_prompt="sum ")),
-        folder(renderer=replace(chat_renderer, chat=True)),
-        folder(renderer=replace(renderer, train_on="last")),
-        folder(rows=opened(path, max_rows=40)),
-        folder(rows=opened(path)[1:]),
-        folder(rows=opened(str(write("more.jsonl", jsonl(*ROWS, ROWS[0]))))),
+def test_numbers_and_repeated_rows_are_known_without_tokens(path, renderer, monkeypatch):
+    lazily(monkeypatch)
+    _, labels = rendered("labels", opened(path), renderer)
+    assert isinstance(labels, StreamedRecords)
+    monkeypatch.setattr(StreamedRecords, "_usable", lambda *_: pytest.fail("a row was tokenised"))
+    assert sum(labels.numbers) == sum(row["label"] for n, row in enumerate(faulty()) if n not in (7, 20))
+    others = [
+        Row(values=row, origin="other") for row in (ROWS[3], ROWS[4] | {"label": True}, {**ROWS[5], "completion": "x"})
     ]
+    assert labels.shared_with(others) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_key_changes_with_whatever_a_record_depends_on_and_with_nothing_else(kind, path, write, renderer):
+    def key(content: str = "", name: str = "other.jsonl", **changes: Any) -> str:
+        _, streamed = rendered(kind, opened(str(write(name, content)) if content else path), renderer, **changes)
+        assert isinstance(streamed, StreamedRecords)
+        return streamed.key()
+
+    rows = faulty()
+    assert key() == key(jsonl(*rows)) == key(json.dumps(rows), "other.json")
+    swapped, longer = [*rows[:3], rows[4], rows[3], *rows[5:]], [*rows, ROWS[0]]
+    changed = [*rows[:3], rows[3] | {"prompt": "1=", "label": rows[3]["label"]}, *rows[4:]]
+    different = [key(), key(max_length=40), *(key(jsonl(*other)) for other in (swapped, longer, changed))]
+    if kind == "labels":
+        different.append(key(jsonl(*rows[:3], rows[3] | {"label": not rows[3]["label"]}, *rows[4:])))
     assert len(set(different)) == len(different)
 
 
@@ -234,19 +370,30 @@ def test_a_streamed_run_is_the_run_in_memory_bit_for_bit(tmp_path, path, algorit
     streamed = trained(tmp_path, path, algorithm, "streamed", **{"data.streaming": True})
     same_run(inside, streamed)
     events = (streamed.folder / "events.jsonl").read_text()
-    assert "training data: 48 rows are streamed" in events
+    assert "training data: 48 rows are streamed: each is tokenised in the step that takes it" in events
     assert "dropped 3 of" in events
 
 
-def test_a_streamed_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, path):
+@pytest.mark.parametrize("algorithm", RUNS)
+def test_a_streamed_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, path, algorithm, monkeypatch):
+    """Also where rows turn out bad on the way, and what was kept in the cache is gone."""
+    lazily(monkeypatch)
     tiny_model(tmp_path / "model", characters="0123456789+= ")
-    whole = trained(tmp_path, path, "sft", "whole", **{"data.streaming": True})
-    short = trained(tmp_path, path, "sft", "short", **{"data.streaming": True, "train.steps": 2})
-    for folder in cache_folder("data").glob("*/ids.i32"):
-        folder.write_bytes(b"")  # the cache was damaged meanwhile
-    resumed = resume(short.folder, steps=4)
-    for name, tensor in whole.trainer.loaded.model.state_dict().items():
-        assert torch.equal(tensor, resumed.trainer.loaded.model.state_dict()[name]), name
+    streamed = {"data.streaming": True, "train.prompts_per_step": 24}
+    whole = trained(tmp_path, path, algorithm, "whole", **streamed)
+    short = trained(tmp_path, path, algorithm, "short", **streamed, **{"train.steps": 2})
+    for file in cache_folder("data").glob("*"):
+        file.unlink()
+    same_run(whole, resume(short.folder, steps=4))
+    assert "left out rows.jsonl:34: longer than 64 tokens" in (whole.folder / "events.jsonl").read_text()
+
+
+def test_a_run_whose_streamed_rows_were_changed_is_not_resumed(tmp_path, path):
+    tiny_model(tmp_path / "model", characters="0123456789+= ")
+    run = trained(tmp_path, path, "dpo", "run", **{"data.streaming": True, "train.steps": 1})
+    Path(path).write_text(jsonl(*reversed(faulty())))
+    with pytest.raises(DataError, match="training data: 45 rows as before, but others"):
+        resume(run.folder, steps=2)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -277,7 +424,7 @@ start, peak = anonymous(), [0.0]
 threading.Thread(target=watch, daemon=True).start()
 large = DataConfig(train=sys.argv[2], streaming=sys.argv[3] == "streamed")
 pairs = render(read_split(large, seed=0).train).pairs
-read = sum(len(pair.chosen.input_ids) for pair in pairs)
+read = sum(len(pairs[n].chosen.input_ids) for n in range(0, len(pairs), 7))
 print(len(pairs), read, peak[0] - start)
 """
 
@@ -305,4 +452,4 @@ def test_memory_stays_bounded_however_large_the_file(tmp_path, megabytes):
     assert streamed[:2] == inside[:2]
     assert streamed[0] == rows - round(rows / 10)
     assert streamed[2] < 20
-    assert inside[2] > megabytes * 0.9
+    assert inside[2] > megabytes * 0.8

@@ -23,8 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.config import load_config
-from posttrain.engines.choosing import Draw
-from posttrain.engines.requests import Row
+from posttrain.engines.engine import Draw, Row
 from posttrain.errors import PosttrainError
 from posttrain.train.api import run_folder, train_resolved
 

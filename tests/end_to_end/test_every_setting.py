@@ -131,7 +131,7 @@ STAGE = {"data": {"train": "pairs.jsonl"}, "train": {"steps": 1, "learning_rate"
 ROUND = {"algorithm": "dpo", "sampled_pairs": {}, "rewards": [reward("digits")], "train.learning_rate": 1e-3}
 LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
 SMOOTHED = ("dpo", "cdpo", "robust_dpo", "length_normalized_dpo", "hinge", "exo", "discopop", "aot")
-BETA_OF_PAIRS = (*SMOOTHED, "rpo", "dpop", "cpo", "simpo", "orpo", "apo_zero", "apo_down", "nca", "sppo")
+BETA_OF_PAIRS = (*SMOOTHED, "rpo", "dpop", "cpo", "mpo", "simpo", "orpo", "apo_zero", "apo_down", "nca", "sppo")
 CHECKED = {"check": [{"name": "exact_match"}], "alarms.baseline_disagreement": 0.01, "alarms.cusum_limit": 1.0}
 """The check rejects what the reward accepts."""
 SEEN_AT_ONCE = {"alarms.reference_steps": 1, "train.learning_rate": 0.05, "train.steps": 8}
@@ -149,7 +149,10 @@ STALE = {"train.publish_every": 2, "train.learning_rate": 0.05}
 """The second step learns from what the weights of the first wrote."""
 MASKED = {"action": "mask", "low": 0.8, "high": 1.25}
 CORRECTED: dict[str, dict[str, Any]] = {
-    **{key: {} for key in ("reinforce", "rloo", "grpo", "dr_grpo", "lite_ppo", "luspo", "opo", "gpg")},
+    **{
+        key: {}
+        for key in ("reinforce", "rloo", "grpo", "dr_grpo", "lite_ppo", "luspo", "opo", "gpg", "maxrl", "grpo_passk")
+    },
     **{key: {} for key in ("remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "topr")},
     **{key: {} for key in ("kimi_k15", "kimi_k2", "deepseek_v32")},
     "pass_at_k": {"algorithm.k": 2},
@@ -254,6 +257,7 @@ CASES = [
     Case("data.split", "validation", "rollouts/prompt", given=HUB_DATA),
     Case("data.eval_split", "validation", "answers/baseline", given=HUB_DATA | {"data.eval": "numbers"}),
     Case("data.eval_fraction", 0.1, "answers/baseline"),
+    Case("data.columns", {"prompt": "hint"}, "rollouts/prompt"),
     Case("data.prompt", "hint", "rollouts/prompt"),
     Case("data.prompt", "{prompt} {hint}", "rollouts/prompt"),
     Case("data.system_prompt", "99 ", "rollouts/prompt"),
@@ -408,6 +412,12 @@ CASES = [
     Case("algorithm.correction.score", "geometric", "weights", given=STALE | {"algorithm.correction": MASKED}),
     Case("algorithm.correction.low", 0.99, "weights", given=STALE | {"algorithm.correction": MASKED}),
     Case("algorithm.correction.high", 1.01, "weights", given=STALE | {"algorithm.correction": MASKED}),
+    Case(
+        "algorithm.correction.reject",
+        [{"score": "token", "low": 0.999}],
+        "weights",
+        given=STALE | {"algorithm.correction": {"high": 1.0}},
+    ),
     Case("algorithm.correction.normalize", True, "metrics/grad_norm", given=STALE | {"algorithm.correction": MASKED}),
     Case(
         "algorithm.correction.rejected_in_denominator",
@@ -425,6 +435,14 @@ CASES = [
     Case("luspo.clip_low", 9.0, "weights", given=SEVERAL_UPDATES),
     Case("luspo.clip_high", 9.0, "weights", given=SEVERAL_UPDATES),
     Case("luspo.entropy_coef", 0.1, "weights"),
+    *(
+        Case(f"{key}.{name}", 0.1, "weights", given=CLIPPED)
+        for key in ("maxrl", "grpo_passk")
+        for name in ("clip_low", "clip_high")
+    ),
+    *(Case(f"{key}.entropy_coef", 0.1, "weights") for key in ("maxrl", "dro", "grpo_passk")),
+    Case("dro.tau", 5.0, "weights", given=SEVERAL_UPDATES),
+    Case("dro.correction", {"high": 1.0}, "weights", given=STALE),
     Case("opo.entropy_coef", 0.1, "weights"),
     Case("gpg.entropy_coef", 0.1, "weights"),
     Case("dapo.clip_low", 0.1, "weights", given=CLIPPED),
@@ -585,13 +603,15 @@ CASES = [
     Case("discopop.tau", 0.5, "metrics/loss", given=PAIRS),
     Case("ipo.tau", 0.5, "metrics/loss", given=PAIRS),
     Case("ipo.length_average", False, "metrics/grad_norm", given=PAIRS),
-    *(Case(f"{key}.alpha", 0.3, "metrics/loss", given=PAIRS) for key in ("rpo", "dpop", "cpo", "simpo")),
+    *(Case(f"{key}.alpha", 0.3, "metrics/loss", given=PAIRS) for key in ("rpo", "dpop", "cpo", "simpo", "mpo")),
     *(
         Case(f"{key}.nll_normalization", "sum", "metrics/loss", given=PAIRS | beside)
-        for key, beside in {"rpo": {}, "cpo": {}, "orpo": {}, "dpop": {"algorithm.alpha": 1.0}}.items()
+        for key, beside in {"rpo": {}, "mpo": {}, "cpo": {}, "orpo": {}, "dpop": {"algorithm.alpha": 1.0}}.items()
     ),
     Case("dpop.penalty", 5.0, "metrics/loss", given=PAIRS | {"reference": "other_model"}),
     Case("simpo.gamma", 0.1, "metrics/loss", given=PAIRS),
+    Case("simpo.label_smoothing", 0.1, "metrics/loss", given=PAIRS),
+    *(Case(f"mpo.{name}", 0.5, "metrics/loss", given=PAIRS) for name in ("dpo_weight", "bco_weight")),
     Case("simpo.gamma_beta_ratio", 0.9, "metrics/loss", given=PAIRS),
     *(Case(f"{key}.beta", 0.7, "metrics/grad_norm", given=LABELS) for key in ("kto", "bco")),
     Case("kto.desirable_weight", 3.0, "metrics/loss", given=LABELS),

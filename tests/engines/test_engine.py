@@ -23,8 +23,10 @@ from tests.engines.policies import (
 )
 from torch import nn
 
-from posttrain.engines import LocalSampler, engine, group_cache, slots
-from posttrain.engines.requests import Request
+from posttrain.cpu import group_cache
+from posttrain.engines import LocalSampler, engine, slots
+from posttrain.engines.decoding_path import decoding_path
+from posttrain.engines.engine import Request
 from posttrain.engines.sampling import UniformStream, choose, uniforms
 from posttrain.types import Completion, Prompt
 
@@ -101,32 +103,41 @@ def test_each_request_ends_at_its_own_length():
     assert {c.finish_reason for c in found.values()} == {"length"}
 
 
-def test_a_short_group_is_handed_over_while_a_long_one_goes_on():
+def test_a_short_completion_is_handed_over_while_a_long_one_goes_on():
     """The order is that of completion, and the same every time."""
     sampler, prompts = sampler_of(tiny_model(), (2, 5, 17, 40)), random_prompts((9, 5, 5, 3))
-    runs = [list(sampler.stream(prompts, Settings(max_batch_rows=3), group_size=2, seed=4)) for _ in range(2)]
+    runs = [list(sampler.each(prompts, Settings(max_batch_rows=3), group_size=2, seed=4)) for _ in range(2)]
     assert runs[0] == runs[1]
-    assert sorted(place for place, _ in runs[0]) == [0, 1, 2, 3]
-    assert [place for place, _ in runs[0]] != [0, 1, 2, 3], "the test wants a group that overtakes another"
+    places = [(place, g) for place, g, _ in runs[0]]
+    assert sorted(places) == [(place, g) for place in range(4) for g in range(2)] != places, "one overtakes another"
     together: list[list[Completion]] = sampler.generate(prompts, Settings(), group_size=2, seed=4)
-    for place, group in runs[0]:
-        assert [c.ids for c in group] == [c.ids for c in together[place]]
+    assert all(completion.ids == together[place][g].ids for place, g, completion in runs[0])
 
 
-def test_between_two_groups_nothing_of_the_sampler_is_in_force():
-    """Whoever gets a group may train, use the model as it was, or sample something else in between."""
+def test_between_two_completions_nothing_of_the_sampler_is_in_force():
+    """Whoever gets one may train, use the model as it was, or sample something else in between."""
     model, prompts = tiny_model().train(), random_prompts((6, 4))
     sampler = sampler_of(model)
     expected = sampler.generate(prompts, Settings(), group_size=2, seed=1)
     before = model.config._attn_implementation
-    found = {}
-    for place, group in sampler.stream(prompts, Settings(max_batch_rows=2), group_size=2, seed=1):
-        found[place] = [c.ids for c in group]
+    for place, g, completion in sampler.each(prompts, Settings(max_batch_rows=2), group_size=2, seed=1):
+        assert completion.ids == expected[place][g].ids
         assert torch.is_grad_enabled()
         assert model.training
         assert model.config._attn_implementation == before
         sampler.generate(prompts[:1], Settings(), group_size=3, seed=9)
-    assert [found[p] for p in (0, 1)] == [[c.ids for c in group] for group in expected]
+
+
+def test_every_token_is_stamped_with_the_version_that_it_was_drawn_with():
+    """Weights may change between two tokens of a row."""
+    versions = iter(range(100))
+    requests = [Request(prompt_ids=(5, 6), max_new_tokens=n, given_ids=(7,) * n) for n in (2, 4)]
+    sampler = sampler_of(tiny_model(), ())
+    rows = decoding_path(sampler.model).rows(sampler.model, max_rows=2, holds_prompt=False)
+    one = engine.Engine(rows, engine.Score(1.0), max_rows=2, version=lambda: next(versions))
+    with torch.no_grad():
+        ended = [row for rows in one.run(requests, torch.device("cpu")) for row in rows]
+    assert [row.versions for row in ended] == [[0, 1], [0, 1, 2, 3]]
 
 
 def test_the_attention_of_a_model_is_its_own_again_after_an_error():

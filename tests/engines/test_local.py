@@ -21,6 +21,7 @@ from tests.engines.policies import (
 from torch import nn
 
 from posttrain.engines import LocalSampler
+from posttrain.engines.delivery import deliver
 from posttrain.errors import ConfigError, DataError, ModelError, NonFiniteError, PublishError
 from posttrain.types import Completion, Prompt
 
@@ -369,14 +370,14 @@ def test_a_policy_with_an_adapter_generates_what_its_merged_model_generates(shar
     assert expected != base, "an adapter that changes nothing tests nothing"
 
 
-def test_new_weights_and_their_version_are_used_and_recorded_after_load_weights():
+def test_new_weights_and_their_version_are_used_and_recorded_once_they_are_delivered():
     policy, prompts = tiny_model(), random_prompts()
     own, shared = sampler_of(policy, shared=False), sampler_of(policy)
     policy.lm_head.weight.data.neg_()
     stale = own.generate(prompts, GREEDY, group_size=1, seed=0)
     assert {v for (c,) in stale for v in c.versions} == {0}
     for sampler in (own, shared):
-        sampler.load_weights(policy, 3)
+        deliver(policy, sampler, 3)
         fresh = sampler.generate(prompts, GREEDY, group_size=1, seed=0)
         assert {v for (c,) in fresh for v in c.versions} == {3}
         assert ids_of(fresh) != ids_of(stale)
@@ -385,7 +386,7 @@ def test_new_weights_and_their_version_are_used_and_recorded_after_load_weights(
 
 def test_shared_modules_can_only_be_those_of_the_published_policy():
     with pytest.raises(PublishError, match="modules of another model"):
-        sampler_of(tiny_model()).load_weights(tiny_model(), 1)
+        deliver(tiny_model(), sampler_of(tiny_model()), 1)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 from tests.engines.policies import CONFIGS, lora_model, tiny_model
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.engines.reads import read_by_forward
 from posttrain.engines.weights import named_tensors, plain_copy
-from posttrain.models.forward_path import forward_path
-from posttrain.models.fused import Fused
-from posttrain.models.kernels import kernels, training_by, why_none
 
 IDS = [1, 5, 7, 9]
 
@@ -88,14 +84,3 @@ def test_what_is_asked_anew_is_what_is_read_now():
     assert adapted <= read_by_forward(model, IDS)
     with model.disable_adapter():
         assert not adapted & read_by_forward(model, IDS, anew=True)
-
-
-@pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
-def test_what_kernels_of_training_read_by_address_is_read():
-    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, head_dim=32)
-    model = LlamaForCausalLM(config)
-    forward_path(model)
-    assert isinstance(model.model.norm, Fused)
-    with training_by(kernels()):
-        read = read_by_forward(model, IDS)
-    assert {name for name, _ in model.named_parameters()} <= read

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
 import pytest
 import torch
 from tests.engines.policies import EOS, random_prompts, tiny_model, tiny_tokenizer, trainer_logprobs
 
+from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.local import LocalSampler
-from posttrain.engines.publish import DeliveryProof
 from posttrain.engines.routing import chosen_experts, routers, routing_difference
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import forward_path
@@ -27,10 +27,15 @@ def sampler_of(model, **settings) -> LocalSampler:
 def difference(model, sampler: LocalSampler) -> Mean:
     forward_path(model)
     sampler.score(PROMPTS[:1], COMPLETIONS[:1], temperature=1.0)
-    trained = (model, partial(trainer_logprobs(model), temperature=1.0))
-    decoded = (sampler.model, partial(sampler.score, temperature=1.0))
     with torch.no_grad():
-        return routing_difference(trained, decoded, PROMPTS, COMPLETIONS)["mismatch/routing_difference"]
+        found = routing_difference(model, scoring(model), sampler.routes, PROMPTS, COMPLETIONS)
+    return found["mismatch/routing_difference"]
+
+
+def scoring(model) -> Callable[..., object]:
+    """One row through the model that is trained."""
+    logprobs = trainer_logprobs(model)
+    return lambda prompt, completion: logprobs([prompt], [completion], temperature=1.0)
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -46,8 +51,8 @@ def test_each_token_goes_to_as_many_experts_as_configured_in_each_layer(name):
 def test_a_dense_model_has_no_routers_and_no_such_metric():
     model = tiny_model("llama")
     assert routers(model) == []
-    score = partial(trainer_logprobs(model), temperature=1.0)
-    assert routing_difference((model, score), (model, score), PROMPTS, COMPLETIONS) == {}
+    assert sampler_of(model).routes(PROMPTS[0], COMPLETIONS[0]) == []
+    assert routing_difference(model, scoring(model), sampler_of(model).routes, PROMPTS[:2], COMPLETIONS[:2]) == {}
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -79,14 +84,16 @@ def test_rounding_changes_some_choices():
 def test_a_publish_of_a_mixture_measures_its_routing():
     model = tiny_model("qwen3-moe, experts")
     proof = DeliveryProof.from_prompts(PROMPTS, tolerance=1e-3)
-    metrics = proof.check(trainer_logprobs(model), model, sampler_of(model), 1)
+    sampler = sampler_of(model)
+    metrics = proof.check(trainer_logprobs(model), model, sampler, sampler.receipt(), 1)
     assert metrics["mismatch/routing_difference"] == Mean(0, 4 * 31 * 2)
 
 
 def test_a_publish_of_a_dense_model_says_nothing_of_routing():
     model = tiny_model("llama")
     proof = DeliveryProof.from_prompts(PROMPTS, tolerance=1e-3)
-    metrics = proof.check(trainer_logprobs(model), model, sampler_of(model), 1)
+    sampler = sampler_of(model)
+    metrics = proof.check(trainer_logprobs(model), model, sampler, sampler.receipt(), 1)
     assert "mismatch/routing_difference" not in metrics
 
 

@@ -12,6 +12,7 @@ import torch
 
 from posttrain.config import RunConfig
 from posttrain.evaluate.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
+from posttrain.evaluate.row_scores import score_rows
 from posttrain.functional.auc import auc_interval
 from posttrain.functional.intervals import mean_interval, paired_interval, wilson
 from posttrain.models.packing import needed_tokens
@@ -61,6 +62,19 @@ AFTER = {10: -0.5, 11: -0.5, 12: -2.0, 13: -2.4}
 
 def measured(table: Table, folder: Path, name: str, pairs: list[Pair] = PAIRS, **changes: object) -> dict:
     return HeldOutPolicyPairs(config(**changes), table, pairs, pad_id=0)(folder, name)
+
+
+def test_measuring_keeps_no_graph_of_what_was_computed(tmp_path: Path):
+    """Kept until the last row was scored, it took several gigabytes of 64 pairs."""
+    recorded: list[bool] = []
+
+    def policy(batch: Batch) -> Outputs:
+        recorded.append(torch.is_grad_enabled())
+        return Table(BEFORE)(batch)
+
+    HeldOutPolicyPairs(config(), policy, PAIRS, pad_id=0)(tmp_path, "baseline")
+    score_rows(policy, [answer(10, 11)], pad_id=0, tokens_per_microbatch=8)
+    assert recorded == [False, False]
 
 
 def test_pairs_are_ranked_by_sums_and_by_means_and_ties_count_half(tmp_path: Path):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from typing import Any
 
-import pytest
+from tests.disks import FILL, on_a_small_disk
 
-from posttrain.errors import DoesNotFit
 from posttrain.evaluate.evaluation import Answer, Evaluation, Record
 from posttrain.evaluate.heldout import summarise
-from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import WithForgetting
 from posttrain.rewards.judge import Judgement
 
@@ -50,21 +46,39 @@ def evaluation() -> Evaluation:
     )
 
 
-def test_scores_on_a_full_disk(tmp_path):
-    """/dev/full is a disk that is always full."""
-    (tmp_path / ".baseline-scores.json.tmp").symlink_to("/dev/full")
-    with pytest.raises(DoesNotFit, match=r"baseline-scores\.json cannot be written: No space left") as caught:
-        HeldOutScores(OneScore(), 0.95)(tmp_path, "baseline")
-    assert caught.value.exit_code == 3
-    assert list(tmp_path.iterdir()) == []
+FULL = (
+    FILL
+    + """
+import sys
+from pathlib import Path
+from posttrain.errors import DoesNotFit
+from posttrain.evaluate.row_scores import RowScores
+from posttrain.files import write_sealed
+from tests.evaluate.test_measures_on_disk import OneScore, evaluation
+from posttrain.evaluate.heldout_scores import HeldOutScores
+folder = Path(sys.argv[1])
+fill(folder)
+for write in (
+    lambda: HeldOutScores(OneScore(), 0.95)(folder, "baseline"),
+    lambda: RowScores([1.0], [1]).write(folder, "baseline"),
+    lambda: evaluation().write_answers(folder / "a.jsonl"),
+    lambda: evaluation().write_answers(folder / "a.jsonl", write_sealed),
+    lambda: evaluation().write_judgements(folder / "a.jsonl"),
+):
+    try:
+        write()
+    except DoesNotFit as error:
+        assert error.exit_code == 3 and "cannot be written: No space left" in str(error), error
+    else:
+        sys.exit("written to a full disk")
+    assert [path.name for path in folder.iterdir()] == ["filler"]
+"""
+)
 
 
-@pytest.mark.parametrize("what", ["answers", "judgements"])
-def test_answers_and_judgements_on_a_full_disk(tmp_path, what):
-    path = tmp_path / f"{what}.jsonl"
-    path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp").symlink_to("/dev/full")
-    with pytest.raises(DoesNotFit, match="cannot be written: No space left"):
-        getattr(evaluation(), f"write_{what}")(path)
+def test_scores_answers_and_judgements_on_a_full_disk(tmp_path):
+    found = on_a_small_disk(FULL, tmp_path)
+    assert found.returncode == 0, found.stderr
 
 
 def test_the_loss_before_training_is_taken_from_what_is_replaced_as_a_whole(tmp_path):

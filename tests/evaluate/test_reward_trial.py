@@ -255,7 +255,41 @@ def test_a_person_reads_the_findings(config, capsys):
     assert command(["reward", "test", str(config), "--no-model"]) == 0
     text = capsys.readouterr().out
     assert "OK      gold answers" in text
-    assert "Nothing speaks against a run." in text
+    assert "The rewards tell right answers from wrong ones. Add --model" in text
+
+
+def test_the_rows_are_a_random_sample_of_all_of_them(tmp_path, capsys):
+    """Of a file whose easy rows come first, the mean of a trial is that of the file."""
+    rows = [{"prompt": f"{number} is", "answer": "x" if number < 500 else "y"} for number in range(2000)]
+    (tmp_path / "sorted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "easy.py").write_text("def easy(completion, answer):\n    return float(answer == 'x')\n")
+    _, trial = tried(
+        capsys, f"{tmp_path}/easy.py:easy", "--data", f"{tmp_path}/sorted.jsonl", "--model", "tiny:sort",
+        "--prompts", "64", "-k", "8", "sampling.max_completion_length=2",
+    )  # fmt: skip
+    assert (trial["rows"], trial["of_rows"]) == (256, 1800), "a tenth is held out"
+    reward = trial["model"]["reward"]
+    assert reward["low"] < 0.25 < reward["high"]
+    assert reward["high"] < 0.5
+
+
+@pytest.mark.parametrize("value", ["0.0", "1.0"])
+def test_prompts_that_are_nearly_all_too_hard_or_too_easy_speak_against_a_run(config, tmp_path, capsys, value):
+    (tmp_path / "few.py").write_text(
+        f"def few(prompt, completion):\n    return {value} if prompt[0] > 'b' else len(completion) % 2\n"
+    )
+    entry = f"rewards=[{{function: {tmp_path}/few.py:few}}]"
+    assert command(["reward", "test", str(config), entry, "--prompts", "32", "-k", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "WARN    prompts in reach" in said
+    assert "Nothing speaks against a run" not in said
+
+
+def test_prompt_and_gold_stand_beside_the_answer(config, capsys):
+    command(["reward", "test", str(config), "--prompts", "4", "-k", "4"])
+    said = capsys.readouterr().out
+    assert said.count("  prompt  ") == said.count("    gold    ") == said.count("    answer  ") == 3
+    assert "rows     256, drawn at random from " in said
 
 
 def test_a_reward_alone_needs_data(capsys):

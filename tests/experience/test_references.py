@@ -469,10 +469,10 @@ def test_used_rows_are_those_of_the_steps(folder):
 
 MEASURE = """
 import sys, threading, time
+from collections.abc import Sequence
 from pathlib import Path
 import torch
 from posttrain.config import load_config
-from posttrain.data.store import open_store, write_store
 from posttrain.models.compute import Compute
 from posttrain.data.dataset import Sequences
 from posttrain.experience.references import reference_logprobs
@@ -497,20 +497,26 @@ def example(n, length):
     mask = (False,) * (length - 2) + (True, True)
     return Example(index=n, input_ids=tuple(range(1000, 1000 + length)), completion_mask=mask)
 
-def score(name, rows):
-    pairs = open_store(folder / name, Pair)[0]
+class Pairs(Sequence):
+    record = Pair
+    def __init__(self, rows):
+        self.rows = rows
+    def __len__(self):
+        return self.rows
+    def __getitem__(self, n):
+        return Pair(index=n, chosen=example(n, 400), rejected=example(n, 300), margin=None)
+
+def score(rows):
+    pairs = Pairs(rows)
     sides = Sequences(pairs)
     return reference_logprobs(config, sides, sides.of(range(rows)), Constant(), pad_id=0, folder=folder / "run")
 
 folder = Path(sys.argv[1])
 config = load_config({"model": "m", "algorithm": "dpo", "data": {"train": "d"}, "train": {"steps": 1}}).config
-for name, rows in (("small", 300), ("large", 10_000)):
-    write_store(folder / name, Pair, (Pair(index=n, chosen=example(n, 400), rejected=example(n, 300), margin=None)
-                                      for n in range(rows)))
-score("small", 300)  # everything is loaded and warm
+score(300)  # everything is loaded and warm
 start, peak = anonymous(), [0.0]
 threading.Thread(target=watch, daemon=True).start()
-found, known = score("large", 10_000)
+found, known = score(10_000)
 print(len(found), float(found.values.sum()), peak[0] - start)
 """
 

@@ -1,8 +1,14 @@
 """Masks: EOS is trained, what follows is not, and nothing that a mask hides is ever read."""
 
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
+from posttrain.functional import masks
 from posttrain.functional.masks import last_token, masked, until_eos
 
 EOS = 2
@@ -51,3 +57,45 @@ def test_masking_keeps_the_dtype():
     mask = torch.tensor([True, False])
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         assert masked(torch.ones(2, dtype=dtype), mask).dtype == dtype
+
+
+def with_a_mask() -> dict[str, Callable[..., object]]:
+    """Every function of `functional` that takes a mask of tokens, but for the two that make one."""
+    found = {}
+    for file in sorted(Path(masks.__file__).parent.glob("[!_]*.py")):
+        module = importlib.import_module(f"posttrain.functional.{file.stem}")
+        for name, function in vars(module).items():
+            own = inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+            if own and "mask_BT" in inspect.signature(function).parameters:
+                found[f"{file.stem}.{name}"] = function
+    return found
+
+
+@pytest.mark.parametrize("name", with_a_mask())
+def test_a_mask_of_ones_and_zeros_does_what_a_mask_of_bools_does(name):
+    """An index of whole numbers takes rows, so that a mask of those would pass for other tokens."""
+    function = with_a_mask()[name]
+    mask_BT = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 1], [1, 0, 0, 0]]).bool()
+    x_BT = torch.linspace(-2, 1, 12).reshape(3, 4)
+    numbers = {"gamma": 0.9, "lam": 0.8, "high": 0.5, "bound": 0.1, "share": 0.3, "tokens": 5, "sequences": 3}
+    numbers |= {"length": 4, "cov_low": -9.0, "cov_high": 9.0}
+    shapes = {"B": x_BT[:, 0], "B1": x_BT[:, :1], "BT": x_BT.flip(0)}
+    given: dict[str, object] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in numbers:
+            given[parameter.name] = numbers[parameter.name]
+        elif parameter.default is inspect.Parameter.empty and parameter.name != "mask_BT":
+            given[parameter.name] = shapes.get(parameter.name.rpartition("_")[2], x_BT)
+    if "candidates_BT" in given:
+        given["candidates_BT"] = x_BT > 0
+    expected = function(**given, mask_BT=mask_BT)
+    for dtype in (torch.float32, torch.int64, torch.uint8):
+        assert_same(function(**given, mask_BT=mask_BT.to(dtype)), expected)
+
+
+def assert_same(actual: object, expected: object) -> None:
+    if isinstance(expected, tuple):
+        for a, e in zip(actual, expected, strict=True):  # type: ignore[call-overload]
+            assert_same(a, e)
+    else:
+        torch.testing.assert_close(actual, expected)

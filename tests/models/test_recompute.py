@@ -12,7 +12,7 @@ from torch import Tensor
 from posttrain.config import LoRAConfig
 from posttrain.models.adapters import apply_lora
 from posttrain.models.forward import token_logprobs
-from posttrain.models.recompute import recompute_activations
+from posttrain.models.modes import recompute_activations
 from posttrain.types import Tokens
 
 

@@ -192,6 +192,6 @@ def test_samples_show_what_the_check_said_of_those_that_it_saw():
         {"prompt": "2+2=", "completion": text, "reward": 1.0, "check/sound": said}
         for text, said in (("4", None), ("5", 0.0))
     ]
-    shown = "".join(_row_html(row, 1.0, None) for row in rows)
+    shown = "".join(_row_html(row, 1, 1.0, None) for row in rows)
     assert shown.count("check/sound") == 1
     assert "check/sound 0" in shown

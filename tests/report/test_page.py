@@ -176,7 +176,7 @@ def test_tokens_carry_their_advantage_and_the_text_is_whole(run_folder):
 
 
 def test_a_character_of_several_tokens_appears_with_the_last_of_them(run_folder):
-    decode = token_pieces(read_run(run_folder).last_model)
+    decode = token_pieces(read_run(run_folder))
     ids = [*b"a", *"✓".encode()]
     from tests.report.synthetic_run import tokenizer
 

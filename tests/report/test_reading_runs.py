@@ -143,7 +143,7 @@ import sys
 from posttrain.report import page, plot, terminal
 page.write_report(sys.argv[1])
 plot.write_plot(sys.argv[1])
-heavy = [name for name in sys.modules if name.startswith(("torch", "transformers", "posttrain.train."))]
+heavy = [name for name in sys.modules if name.startswith(("torch", "transformers", "posttrain.train.loop"))]
 sys.exit(str(heavy) if heavy else 0)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

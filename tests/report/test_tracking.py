@@ -441,7 +441,7 @@ def test_a_mode_of_weights_and_biases_that_cannot_be_is_refused(mode, message, t
 
 def test_lines_come_once_each_and_only_whole(tmp_path):
     path = tmp_path / "lines.jsonl"
-    lines = Lines(path)
+    lines = Lines(path.parent, path.name)
     assert list(lines.new()) == []
     path.write_text('{"step": 1}\nno json\n[2]\n{"st')
     assert list(lines.new()) == [{"step": 1}]
@@ -454,7 +454,7 @@ def test_lines_come_once_each_and_only_whole(tmp_path):
 def test_a_file_that_a_resume_has_put_in_place_is_read_from_its_beginning(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')
-    lines = Lines(path)
+    lines = Lines(path.parent, path.name)
     assert len(list(lines.new())) == 2
     other = tmp_path / "other"
     other.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')

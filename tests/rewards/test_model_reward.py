@@ -108,7 +108,7 @@ def test_a_model_from_elsewhere_uses_its_template_where_it_has_one(base, tmp_pat
 
 
 def test_many_rows_score_as_they_do_alone(folder, monkeypatch):
-    monkeypatch.setattr("posttrain.rewards.model.TOKENS_PER_PASS", 10)
+    monkeypatch.setattr("posttrain.rewards.model.REWARD_TOKENS", 10)
     texts = ["d" * length for length in range(1, 9)]
     found = score(Reward(model=str(folder)), [prompt()], [[answer(text) for text in texts]])
     assert found.parts["reward_model"][0] == [close(expected(folder, f"ab{text}")) for text in texts]
@@ -127,6 +127,18 @@ def test_it_stands_beside_other_rewards_with_its_weight(folder):
     assert found.parts == {"learned": [[close(learned)]], "length": [[2.0]]}
     assert found.rewards_PG == [[close(2 * learned + 1)]]
     assert found.scored_PG == [[True]]
+
+
+@pytest.mark.parametrize(("low", "warned"), [(0.42, True), (0.5, True), (0.55, False), (None, False)])
+def test_a_reward_model_that_may_be_guessing_is_warned_of_at_the_start(base, tmp_path, low, warned):
+    accuracy = None if low is None else (0.61, low, 0.7)
+    facts = ScoringFacts(chat=False, eos_ids=(2,), accuracy=accuracy)
+    folder = save_reward_model(loaded_from(base), tmp_path / "reward", facts)
+    with build_rewards([Reward(model=str(folder), label="liked")], device="cpu") as rewards:
+        said = (
+            f'reward "liked": ranks 61% of its held-out pairs right ({low or 0:.0%} to 70%), which cannot be told from '
+        )
+        assert [note.startswith(said) for note in rewards.notes] == [True] * warned
 
 
 def test_scores_are_normalised_by_what_the_folder_says(folder):

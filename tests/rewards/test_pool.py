@@ -250,3 +250,73 @@ def test_values_that_json_cannot_hold_are_refused_by_their_type(hostile):
     path, name = hostile.rsplit(":", 1)
     with WorkerPool(1) as pool, pytest.raises(DataError, match="a column holds a value of type bytes"):
         pool.run([Job(target=Target(path=path, name=name), calls=[{"completion": b"x"}], timeout=5)])
+
+
+RUNAWAY = """
+import os, subprocess, sys, time
+from pathlib import Path
+
+SLEEP = "import time; time.sleep(61_17)"
+FORKS = "import os, time\\nfor _ in range(5): os.fork() or os.setsid()\\ntime.sleep(61_17)"
+
+def start(way):
+    if way == "session":
+        subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
+    elif way == "shell":
+        subprocess.Popen(["sh", "-c", "setsid sh -c 'sleep 6117 & sleep 6117' & exit"])
+    elif way == "without environment":
+        subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True, env={"PATH": os.environ["PATH"]})
+    elif way == "double fork":
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                Path(__file__).with_name("forked").write_text(str(os.getpid()))
+                os.closerange(0, 3)
+                time.sleep(6117)
+            os._exit(0)
+    elif way == "many":
+        subprocess.Popen([sys.executable, "-c", FORKS], start_new_session=True)
+
+def reward(completion, way):
+    start(way)
+    time.sleep(0.5)
+    if completion == "crash":
+        os._exit(3)
+    time.sleep(60 if completion == "hang" else 0)
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("end", ["hang", "crash", "close"])
+def test_what_a_reward_starts_in_a_session_of_its_own_ends_with_it(reward_file, tmp_path, end):
+    """At a time-out, at a crash of the worker, and when the run is over: nothing is left, however it has detached."""
+    ways = ["session", "shell", "double fork", "many"]
+    if end != "crash":  # then the last trace of it, its parent, is gone before anybody can look
+        ways.append("without environment")
+    file = reward_file(RUNAWAY)
+
+    def left() -> list[psutil.Process]:
+        forked = tmp_path / "forked"
+        known = forked.read_text() if forked.exists() else ""
+        return [p for p in psutil.process_iter() if _sleeps(p) or (str(p.pid) == known and _runs(p))]
+
+    for way in ways:
+        with build_rewards([Reward(function=file, settings={"way": way}, timeout=3.0)], workers=1) as rewards:
+            scores = rewards.score([prompt(0)], [[completion(end)]])
+            assert scores.scored_PG == [[end == "close"]]
+            assert left() or end != "close", way
+        deadline = time.monotonic() + IN_TIME
+        while left() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left() == [], way
+
+
+def _sleeps(process: psutil.Process) -> bool:
+    try:
+        return _runs(process) and any("6117" in part or "61_17" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

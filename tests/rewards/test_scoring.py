@@ -295,3 +295,43 @@ def test_what_cannot_be_sent_to_a_worker_is_an_error_and_the_workers_stay_usable
     with pytest.raises(DataError, match="a column holds a value of type bytes"):
         rewards.score([prompt(0, level=b"2"), prompt(1, level=b"2")], [[completion("a")], [completion("a")]])
     assert rewards.score([prompt(0, level=2)], [[completion("a")]]).rewards_PG == [[0.5]]
+
+
+@pytest.mark.parametrize("size", [1e7, 1e30, -1e30, 1e308, -1e308])
+@pytest.mark.parametrize("others", [0.0, 1.0, -0.5])
+def test_one_reward_beside_which_the_others_are_nothing_stops_the_step(built, size, others):
+    """It would be trained on without a word: the deviation of the step is its deviation alone."""
+    rewards = built(lambda completion: size if completion == "odd" else others)
+    texts = ["even"] * 49 + ["odd"]
+    with pytest.raises(RewardError, match=r"returned -?1e\+\d+ for prompt 3, completion 50 of 50 .*half"):
+        rewards.score([prompt(3)], [[completion(text) for text in texts]])
+
+
+def test_rewards_of_any_size_are_scored_where_they_are_of_one_size(built):
+    for scale in (1e-9, 1.0, 1e5, 1e9):
+        rewards = built(lambda completion, scale=scale: scale * len(completion))
+        scores = rewards.score([prompt(0)], [[completion("a" * n) for n in (1, 5, 90)]])
+        assert scores.rewards_PG == [[scale, 5 * scale, 90 * scale]]
+    with pytest.raises(RewardError, match="values up to 1e\\+06 times the usual one, and to 1e\\+12"):
+        built(lambda completion: 1e308).score([prompt(0)], [[completion("a"), completion("b")]])
+
+
+def test_a_run_reads_answers_from_one_place_unless_it_is_told_otherwise():
+    """`math` from the box, word problems from the last line; checks and functions called by hand from anywhere."""
+    said = ["The answer is 7.", r"\\boxed{7}".replace("\\\\", "\\"), "#### 7", "So 7\nI hope."]
+    found = {}
+    for name in ("math", "math500", "math_lenient", "aime", "gsm8k", "svamp", "numeric"):
+        for training in (True, False):
+            with build_rewards([Reward(name=name)], training=training) as rewards:
+                scores = rewards.score([prompt(0, answer="7")], [[completion(text) for text in said]])
+                found[name, training] = scores.rewards_PG[0]
+                assert bool(rewards.facts) == training
+    assert found == {
+        (name, training): ([0, 1, 0, 0] if name in ("math", "math500", "math_lenient", "aime") else [1, 1, 1, 0])
+        if training
+        else [1, 1, 1, found[name, False][3]]
+        for name, training in found
+    }
+    with build_rewards([Reward(name="math", settings={"answer_from": "anywhere"})], training=True) as rewards:
+        assert rewards.score([prompt(0, answer="7")], [[completion("The answer is 7.")]]).rewards_PG == [[1.0]]
+        assert rewards.facts == ['reward "math" reads the answer from: anywhere (settings.answer_from)']

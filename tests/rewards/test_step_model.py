@@ -82,7 +82,7 @@ def test_an_answer_beyond_the_context_is_unscored(folder):
 
 
 def test_many_answers_score_as_they_do_alone(folder, monkeypatch):
-    monkeypatch.setattr("posttrain.rewards.model.TOKENS_PER_PASS", 12)
+    monkeypatch.setattr("posttrain.rewards.model.REWARD_TOKENS", 12)
     texts = ["d " * steps + "e" for steps in range(6)]
     found = score(Reward(model=str(folder)), [prompt()], [[answer(text) for text in texts]])
     assert found.parts["reward_model"][0] == [close(expected(folder, "ab", text.split())) for text in texts]

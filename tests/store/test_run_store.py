@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
+from tests.disks import FILL, on_a_small_disk
 
-from posttrain.errors import ConfigError, DoesNotFit, RewardError
+from posttrain.errors import ConfigError, RewardError
 from posttrain.experience.group import groups_of
 from posttrain.experience.rollouts import rollout_table
 from posttrain.rewards import Scores
@@ -108,8 +109,8 @@ def test_evidence_keeps_the_numbers_that_are_not_finite(store):
 
 
 def test_an_evaluation_is_replaced_as_a_whole(store):
-    store.evaluation({"baseline": {"prompts": 3}})
-    store.evaluation({"baseline": {"prompts": 3}, "trained": {"score": {"mean": NAN}}})
+    store.record("evaluation.json", {"baseline": {"prompts": 3}})
+    store.record("evaluation.json", {"baseline": {"prompts": 3}, "trained": {"score": {"mean": NAN}}})
     found = json.loads((store.folder / "evaluation.json").read_text())
     assert found == {"baseline": {"prompts": 3}, "trained": {"score": {"mean": None}}}
     assert not list(store.folder.glob(".*.tmp"))
@@ -125,7 +126,10 @@ def completion(ids: list[int], logprobs: list[float], text: str, finish_reason: 
 
 
 def test_a_rollout_row_holds_the_text_the_ids_and_each_number_behind_its_loss(store):
-    prompts = [Prompt(index=4711, ids=(1, 2), text="1+1="), Prompt(index=5, ids=(3,), text="2+2=")]
+    prompts = [
+        Prompt(index=4711, ids=(1, 2), text="1+1=", columns={"answer": "2"}),
+        Prompt(index=5, ids=(3,), text="2+2="),
+    ]
     groups = [
         [completion([7, 8], [-0.5, -0.25], "2"), completion([9], [-1.0], "3")],
         [completion([6, 6, 6], [-2.0, -2.0, -2.0], "444", "length"), completion([], [], "")],
@@ -149,6 +153,7 @@ def test_a_rollout_row_holds_the_text_the_ids_and_each_number_behind_its_loss(st
         "group": 0,
         "row": 0,
         "prompt": "1+1=",
+        "answer": "2",
         "completion": "2",
         "prompt_ids": [1, 2],
         "completion_ids": [7, 8],
@@ -233,13 +238,25 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         RunStore.create(tmp_path / "file" / "run", "")
 
 
-def test_a_full_disk_says_what_to_do(store, monkeypatch):
-    """/dev/full is a disk that is always full."""
-    (store.folder / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(DoesNotFit) as caught:
-        store.metrics(1, {"reward": 1.0})
-    assert "No space left on device" in caught.value.given
-    assert f"Free some space, then `posttrain resume {store.folder}`" in caught.value.fix
+FULL = (
+    FILL
+    + """
+import sys
+from pathlib import Path
+from posttrain.store.run_store import RunStore
+store = RunStore.create(Path(sys.argv[1]) / "run", "seed: 0\\n")
+fill(sys.argv[1])
+for _ in range(100):  # until its last block is full
+    store.metrics(1, {"text": "x" * 500})
+"""
+)
+
+
+def test_a_full_disk_says_what_to_do(tmp_path):
+    found = on_a_small_disk(FULL, tmp_path)
+    assert "No space left on device" in found.stderr
+    assert f"Free some space, then `posttrain resume {tmp_path}/run`" in found.stderr
+    assert "DoesNotFit" in found.stderr
 
 
 # --- resume ----------------------------------------------------------------------------------------------------------
@@ -304,13 +321,13 @@ def test_a_resume_with_nothing_to_remove_changes_no_line(store):
 
 
 def test_what_was_written_can_be_read_back_while_the_run_goes_on(store):
-    assert (store.read_metrics(), store.read_evaluation()) == ([], {})
+    assert (store.read_metrics(), store.read_evaluation()) == ([], ({}, ""))
     fill(store, 2)
-    store.evaluation({"baseline": {"prompts": 3}})
+    store.record("evaluation.json", {"baseline": {"prompts": 3}})
     with (store.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')
     assert store.read_metrics() == [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}]
-    assert store.read_evaluation() == {"baseline": {"prompts": 3}}
+    assert store.read_evaluation() == ({"baseline": {"prompts": 3}}, "")
 
 
 def test_a_run_killed_before_its_first_line_can_be_resumed(store):

@@ -11,10 +11,10 @@ import torch
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
-from posttrain.engines.packed_linear import PackedLinear
-from posttrain.models import onednn
+from posttrain.cpu import onednn
+from posttrain.cpu.kernels import SWITCH, found, kernels, made_by, why_none
+from posttrain.cpu.onednn import PackedLinear
 from posttrain.models.compute import Compute, machine
-from posttrain.models.kernels import SWITCH, found, kernels, made_by, why_none
 from posttrain.train import computing
 from posttrain.train.run import Run
 
@@ -79,9 +79,9 @@ def events(run: Run, kind: str) -> list[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_run_samples_from_packed_weights_and_proves_each_delivery(dtype, folder, monkeypatch):
     run = train(folder, f"packed-{dtype}", monkeypatch, replace(EVERYTHING, dtype=dtype))
-    sampler = run.feed.sampler
+    sampler = run.feed.generator.sampler
     assert any(isinstance(module, PackedLinear) for module in sampler.model.modules())
-    assert (sampler.kernels is None) == (EVERYTHING.kernels == "torch")
+    assert sampler.compute.kernels == EVERYTHING.kernels
     assert sampler.version == 4
     compared = [row["publish/tensors_compared"] for row in run.metrics]
     assert compared == [len(list(run.trainer.loaded.model.named_parameters(remove_duplicate=False))) + 2] * 4
@@ -156,7 +156,7 @@ def test_a_run_whose_kernels_are_gone_goes_on_without_them_and_says_so(folder, m
     finally:
         found.cache_clear()
     assert resumed.trainer.loaded.compute.kernels == "torch"
-    assert resumed.feed.sampler.kernels is None
+    assert resumed.feed.generator.sampler.compute.kernels == "torch"
     (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
     assert f"compiled kernels on {machine()}, {stopped.trainer.loaded.compute.compiler}, and goes on in " in told
     assert "no compiled kernels: POSTTRAIN_KERNELS = torch" in events(resumed, "compute")[-1]

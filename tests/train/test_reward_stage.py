@@ -237,7 +237,7 @@ def test_a_stage_that_cannot_be_meant_is_refused_before_anything_is_trained(fold
 
 
 def test_the_section_follows_the_run_around_it_unless_it_says_otherwise(folder):
-    from posttrain.config.stages import reward_model_config
+    from posttrain.config import reward_model_config
 
     settings = config(folder, "x") | {"seed": 7}
     stage = reward_model_config(load_config(settings).config, Path("runs/x")).config

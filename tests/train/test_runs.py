@@ -47,6 +47,14 @@ def warnings_of(run) -> list[str]:
     return [event["message"] for event in map(json.loads, lines) if event["kind"] == "warning"]
 
 
+def test_few_held_out_rows_are_warned_of_where_more_were_asked_for(folder):
+    asked = train(folder, "few", **{"evaluation.prompts": 64, "train.steps": 1})
+    (said,) = [warning for warning in warnings_of(asked) if "held out" in warning]
+    assert said.startswith("only 2 of 20 rows are held out: a score of so few may be off by 41 points by chance alone")
+    as_asked = train(folder, "as-asked", **{"train.steps": 1})
+    assert not [warning for warning in warnings_of(as_asked) if "held out:" in warning]
+
+
 def test_forgetting_is_measured_without_held_out_prompts(folder):
     settings = {"data.eval_fraction": 0.0, "evaluation.forgetting": str(folder / "text.txt")}
     run = train(folder, "forgetting", **settings)

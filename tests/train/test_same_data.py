@@ -13,8 +13,6 @@ import pytest
 from tests.tiny import tiny_model
 
 import posttrain as pt
-from posttrain.data.labels import Unpaired
-from posttrain.data.store import Stored, open_store, write_store
 from posttrain.errors import DataError
 from posttrain.evaluate.row_scores import RowScores
 from posttrain.train.same_data import rows_key
@@ -204,18 +202,6 @@ def test_the_hash_knows_content_and_order(kind):
     keys = [rows_key(records(kind, numbers)) for numbers in ([2, 3, 4], [3, 2, 4], [2, 3], [2, 3, 5])]
     assert len(set(keys)) == 4
     assert rows_key(records(kind, [2, 3, 4])) == keys[0]
-
-
-@pytest.mark.parametrize("kind", ["examples", "pairs", "labels"])
-def test_rows_on_disk_have_the_hash_of_those_in_memory_and_are_not_read(tmp_path, kind, monkeypatch):
-    rows = records(kind, [2, 3, 4])
-    write_store(tmp_path / "store", type(rows[0]), iter(rows))
-    found = open_store(tmp_path / "store", type(rows[0]))
-    assert found is not None
-    monkeypatch.setattr(Stored, "__getitem__", lambda *args: pytest.fail("a row was read"))
-    assert rows_key(found[0]) == rows_key(rows)
-    if kind == "pairs":
-        assert rows_key(Unpaired(found[0])) == rows_key(Unpaired(rows)) != rows_key(rows)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from benchmarks.speed.workload import GROUP_SIZE, read
 
 import posttrain as pt
 from posttrain.config import load_config, to_yaml
+from posttrain.engines.engine import Request
 from posttrain.engines.local import LocalSampler
-from posttrain.engines.requests import Request
 from posttrain.report.terminal import TerminalView
 from posttrain.store.run_store import RunStore
 from posttrain.train.loop import train_step

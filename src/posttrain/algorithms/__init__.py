@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from posttrain.algorithms.kl_cov import KLCov as KLCov
     from posttrain.algorithms.kto import KTO as KTO
     from posttrain.algorithms.length_normalized_dpo import LengthNormalizedDPO as LengthNormalizedDPO
+    from posttrain.algorithms.mpo import MPO as MPO
     from posttrain.algorithms.nca import NCA as NCA
     from posttrain.algorithms.online_dpo import OnlineDPO as OnlineDPO
     from posttrain.algorithms.orpo import ORPO as ORPO
@@ -58,10 +59,13 @@ if TYPE_CHECKING:
     from posttrain.algorithms.reward_regression import RewardRegression as RewardRegression
     from posttrain.algorithms.rloo import RLOO as RLOO
     from posttrain.algorithms.robust_dpo import RobustDPO as RobustDPO
+    from posttrain.algorithms.rows import DRO as DRO
     from posttrain.algorithms.rows import GPG as GPG
     from posttrain.algorithms.rows import LUSPO as LUSPO
     from posttrain.algorithms.rows import OPO as OPO
+    from posttrain.algorithms.rows import GRPOPassK as GRPOPassK
     from posttrain.algorithms.rows import LitePPO as LitePPO
+    from posttrain.algorithms.rows import MaxRL as MaxRL
     from posttrain.algorithms.rpo import RPO as RPO
     from posttrain.algorithms.sapo import SAPO as SAPO
     from posttrain.algorithms.sft import SFT as SFT
@@ -95,6 +99,9 @@ ALGORITHMS = Registry(
         "dppo": "dppo:DPPO",
         "opo": "rows:OPO",
         "gpg": "rows:GPG",
+        "maxrl": "rows:MaxRL",
+        "dro": "rows:DRO",
+        "grpo_passk": "rows:GRPOPassK",
         "topr": "topr:TOPR",
         "kimi_k15": "kimi_k15:KimiK15",
         "kimi_k2": "kimi_k2:KimiK2",
@@ -113,6 +120,7 @@ ALGORITHMS = Registry(
         "ipo": "ipo:IPO",
         "rpo": "rpo:RPO",
         "dpop": "dpop:DPOP",
+        "mpo": "mpo:MPO",
         "cpo": "cpo:CPO",
         "simpo": "simpo:SimPO",
         "orpo": "orpo:ORPO",

@@ -57,7 +57,7 @@ class AOT(PairLoss):
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         if batch.offsets_B is None:  # these rows are the whole update
-            current_BT = Outputs.of(outputs).logprobs_BT.detach()
+            current_BT = Outputs.of(outputs, batch).logprobs_BT.detach()
             batch = self.prepare(replace(batch, current_logprobs_BT=current_BT))
         assert batch.offsets_B is not None
         pairs = pairs_of(outputs, batch)

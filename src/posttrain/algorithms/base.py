@@ -5,21 +5,28 @@ Their `to_batch` is made of `advantages` (rewards in, `[B, T]` out).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.declared import NEEDS, Card, DataKind, Need
-from posttrain.algorithms.metrics import common_metrics
+from posttrain.algorithms.metrics import (
+    ENTROPY_METRICS,
+    KL_METRICS,
+    RATIO_METRICS,
+    clip_metrics,
+    common_metrics,
+    ratio_metrics,
+)
 from posttrain.algorithms.off_policy.apply import anchor_and_weigh, couple_rows
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS, correction_metrics
 from posttrain.algorithms.off_policy.names import CorrectionSetting, correction_of, refuse_a_second_weight
 from posttrain.algorithms.settings import Finite, settings
-from posttrain.algorithms.shared import entropy_bonus, on_trained_tokens
-from posttrain.algorithms.whole_update import require_whole_update
+from posttrain.algorithms.shared import as_ratio, entropy_bonus, on_trained_tokens, require_whole_update
+from posttrain.functional.ratios import log_ratio
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 __all__ = ["NEEDS", "Algorithm", "Card", "DataKind", "Need", "PolicyGradient"]
@@ -34,8 +41,11 @@ class PolicyGradient(Algorithm):
         "entropy_coef": "0: TRL, verl, OpenRLHF",
         "correction": "auto here; TRL corrects as soon as another engine samples, verl, OpenRLHF and AReaL on request",
     }
-    shared_metrics: ClassVar[dict[str, str]] = CORRECTION_METRICS
+    shared_metrics: ClassVar[dict[str, str]] = RATIO_METRICS | KL_METRICS | ENTROPY_METRICS | CORRECTION_METRICS
 
+    always_needs: ClassVar[frozenset[Need]] = frozenset()
+    kl_in_reward: ClassVar[bool] = False
+    """Is kl_coef the weight of a KL in the reward, computed before the first update, or of one in the loss?"""
     auto_correction: ClassVar[str] = "tis"
     """What `correction = auto` means for this algorithm, where the sampler is not the trainer's own numerics."""
 
@@ -82,13 +92,43 @@ class PolicyGradient(Algorithm):
         return outputs, anchor_and_weigh(self.off_policy, outputs, batch)
 
     def finish(
-        self, loss: Tensor, metrics: Metrics, outputs: Outputs, batch: Batch, totals: Totals
+        self,
+        loss: Tensor,
+        outputs: Outputs,
+        batch: Batch,
+        totals: Totals,
+        metrics: Metrics | None = None,
+        *,
+        clipped: Tensor | None = None,
     ) -> tuple[Tensor, Metrics]:
-        """How every loss ends: with the entropy bonus and the metrics that all have in common."""
-        if self.off_policy is not None and self.off_policy.couples_rows and not batch.coupled:
-            require_whole_update(batch, totals, "old_logprobs_BT or current_logprobs_BT")
+        """How every loss ends: with the entropy bonus, and with the metrics that all have in common beside its own.
+
+        `clipped` is the ratio that the settings clip_low, clip_high and dual_clip bound, `[B, T]` or `[B, 1]`.
+        """
+        whole = not batch.coupled or batch.num_rows == totals.rows
+        if self.off_policy is not None and self.off_policy.couples_rows and whole:
+            require_whole_update(batch, totals, f"{self.off_policy.looks_at} in it")
         loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
-        return loss, metrics | common_metrics(outputs, batch) | correction_metrics(self.off_policy, outputs, batch)
+        low, high, dual = (getattr(self, name, None) for name in ("clip_low", "clip_high", "dual_clip"))
+        found: Metrics = {}
+        if clipped is not None and low is not None and high is not None:
+            found |= clip_metrics(clipped.detach(), *as_ratio(clipped, batch), low, high, dual)
+        found |= ratio_metrics(log_ratio(outputs.logprobs_BT.detach(), batch.old_logprobs_BT), batch.completion_mask_BT)
+        found |= common_metrics(outputs, batch) | correction_metrics(self.off_policy, outputs, batch)
+        return loss, found | (metrics or {})
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What follows from the settings, whichever algorithm has them: a file names only what it always needs."""
+        has = {field.name: getattr(self, field.name) for field in fields(self)}
+        follows: dict[Need, bool] = {
+            "old": has.get("clip_low") is not None,
+            "reference": has.get("kl_coef", 0) > 0,
+            "old_for_advantages": has.get("kl_coef", 0) > 0 and self.kl_in_reward,
+            "signal": has.get("dynamic_sampling", False),
+            "auxiliary": has.get("ptx_coef", 0) > 0,
+        }
+        return self.always_needs.union([need for need, asked in follows.items() if asked], self.common_needs())
 
     def common_needs(self) -> frozenset[Need]:
         """What the settings of this base ask for."""

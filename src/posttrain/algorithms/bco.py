@@ -80,7 +80,7 @@ class BCO(LabelLoss):
         return self.to_batch(batch, self.next_state(self.initial_state(), batch))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = Outputs.of(outputs)
+        outputs = Outputs.of(outputs, batch)
         if batch.offsets_B is None:  # these rows are the whole update
             batch = self.prepare(replace(batch, current_logprobs_BT=outputs.logprobs_BT.detach()))
         assert batch.offsets_B is not None

@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
 from posttrain.errors import ConfigError
-from posttrain.functional.ratios import log_ratio
+from posttrain.functional.ratios import token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.functional.trust_regions import weight_clip
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -30,6 +30,7 @@ class CISPO(PolicyGradient):
     key: ClassVar[str] = "cispo"
     min_group_size: ClassVar[int] = 2
     auto_correction: ClassVar[str] = "bypass"
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
 
     max_ratio: NonNegative | None = 5.0
     """The weight of a token is at most this: a bound of the ratio itself, not a distance from 1. None: no such bound,
@@ -56,10 +57,6 @@ class CISPO(PolicyGradient):
             )
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.common_needs()
-
-    @property
     def bounds(self) -> tuple[float | None, float | None]:
         """The lowest and the highest weight; None is no bound."""
         low = None if self.clip_low is None else 1 - self.clip_low
@@ -72,29 +69,18 @@ class CISPO(PolicyGradient):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
         mask_BT = batch.completion_mask_BT
-        d_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
-        weight_BT = weight_clip(d_BT.exp(), *self.bounds)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        weight_BT = weight_clip(ratio_BT, *self.bounds)
         loss_BT = weighted(-weight_BT * advantages_of(batch) * outputs.logprobs_BT, batch)
         loss = token_mean(loss_BT, mask_BT, totals.tokens)
-        metrics = ratio_metrics(d_BT, mask_BT)
-        metrics["policy/weight_clip_fraction"] = mean_over((weight_BT != d_BT.exp()).float(), mask_BT)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        held = mean_over((weight_BT != ratio_BT).float(), mask_BT)
+        return self.finish(loss, outputs, batch, totals, {"policy/weight_clip_fraction": held})
 
     card: ClassVar[Card] = Card(
         title="CISPO: Clipped Importance Sampling Policy Optimization",
         paper="MiniMax-M1, arXiv:2506.13585",
         summary="REINFORCE with a bounded importance weight: rare but decisive tokens are never cut off.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "token",
-            "trust_region": "weight_clip",
-            "kl": "none",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std token weight_clip none token_mean auto none none"),
         use_when="A batch is used for several updates or is stale, and the tokens that PPO would clip are those that "
         "matter, such as the first steps of a reflection.",
         avoid_when="The policy must be held near the old one: nothing here stops a token that has gone too far.",
@@ -111,8 +97,5 @@ class CISPO(PolicyGradient):
             "clip_low": "off: the paper; verl uses 0.2",
             "clip_high": "off, as max_ratio is on; verl uses 0.2",
         },
-        metrics={"policy/weight_clip_fraction": "share of trained tokens whose rho is out of the bounds, whatever A"}
-        | RATIO_METRICS
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        metrics={"policy/weight_clip_fraction": "share of trained tokens whose rho is out of the bounds, whatever A"},
     )

@@ -15,13 +15,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import clip_formulas, mean_over
 from posttrain.algorithms.settings import Finite, NonNegative, UnitInterval, settings
-from posttrain.algorithms.shared import advantages_of, clipped_policy_term, draw_for, group_normalized, weighted
-from posttrain.algorithms.whole_update import require_whole_update
+from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, require_whole_update, weighted
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import stopped_by_clip, token_ratio
+from posttrain.functional.ratios import clipped_surrogate, stopped_by_clip, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.functional.trust_regions import clip_cov, covariance
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -31,6 +30,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class ClipCov(PolicyGradient):
     key: ClassVar[str] = "clip_cov"
     min_group_size: ClassVar[int] = 2
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"current"})
 
     clip_low: NonNegative = 1.0
     """Lowering a token's ratio below 1 - clip_low gains nothing more; 1 is no bound."""
@@ -46,11 +46,6 @@ class ClipCov(PolicyGradient):
     """Another number is another draw."""
     dynamic_sampling: bool = True
     """Replace prompts whose completions all earn the same reward by others, until the step is full."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        signal = frozenset[Need]({"signal"} if self.dynamic_sampling else ())
-        return frozenset[Need]({"old", "current"}) | signal | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -83,26 +78,17 @@ class ClipCov(PolicyGradient):
         if chosen_BT is None:
             require_whole_update(batch, totals, "current_logprobs_BT")
             chosen_BT = self._select(outputs.logprobs_BT.detach(), batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high)
         loss = token_mean(masked(weighted(loss_BT, batch), ~chosen_BT), mask_BT, totals.tokens)
-        metrics["policy/selected_fraction"] = mean_over(chosen_BT.float(), mask_BT)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        share = mean_over(chosen_BT.float(), mask_BT)
+        return self.finish(loss, outputs, batch, totals, {"policy/selected_fraction": share}, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="Clip-Cov: stop the tokens that make the entropy fall",
         paper="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv:2505.22617",
         summary="A few tokens whose log-probability and advantage go together most are left out of each update.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "token",
-            "trust_region": "clip_cov",
-            "kl": "none",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "signal",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std token clip_cov none token_mean auto signal none"),
         use_when="The entropy collapses early and answers stop differing, while the reward has not saturated.",
         avoid_when="The entropy is stable: then it is GRPO with another clip, and one more pass per update.",
         differs=(
@@ -120,9 +106,5 @@ class ClipCov(PolicyGradient):
             "seed": "0",
             "dynamic_sampling": "on: the paper's recipe",
         },
-        metrics={"policy/selected_fraction": "share of trained tokens that were chosen"}
-        | clip_formulas()
-        | RATIO_METRICS
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        metrics={"policy/selected_fraction": "share of trained tokens that were chosen"} | clip_formulas(),
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from posttrain.algorithms.metrics import mean_over, spread_over
+from posttrain.algorithms.settings import KLInReward
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import place_on_last_token
 from posttrain.functional.gae import outside_value_clip, value_loss
@@ -13,8 +13,6 @@ from posttrain.functional.kl import KL_ESTIMATORS
 from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.shaping import clip_scores, without_eos_penalty
 from posttrain.types import Batch, ExplainedVariance, Metrics, Outputs, Tensor
-
-KLInReward = Literal["k1", "k2", "k3"]
 
 
 @dataclass(frozen=True, kw_only=True)

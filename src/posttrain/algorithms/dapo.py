@@ -14,19 +14,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.settings import AboveOne, Count, CountOrZero, NonNegative, settings
-from posttrain.algorithms.shared import (
-    KLInLoss,
-    clipped_policy_term,
-    group_normalized,
-    kl_term,
-    refuse_k1_in_loss,
-    weighted,
-)
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
+from posttrain.algorithms.settings import AboveOne, Count, CountOrZero, KLInLoss, NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, weighted
 from posttrain.errors import ConfigError
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.functional.shaping import soft_overlong
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -58,7 +52,6 @@ class DAPO(PolicyGradient):
     """Replace prompts whose completions all earn the same reward by others, until the step is full."""
 
     def __post_init__(self) -> None:
-        refuse_k1_in_loss(self.kl_estimator)
         if self.overlong_buffer and self.max_completion_length and self.overlong_buffer > self.max_completion_length:
             raise ConfigError(
                 given=f"overlong_buffer = {self.overlong_buffer}, max_completion_length = {self.max_completion_length}:"
@@ -66,12 +59,6 @@ class DAPO(PolicyGradient):
                 allowed="an overlong_buffer of at most max_completion_length",
                 fix=f"Set overlong_buffer = {max(1, self.max_completion_length // 5)}, the share that the paper uses.",
             )
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        signal = frozenset[Need]({"signal"} if self.dynamic_sampling else ())
-        return frozenset[Need]({"old"}) | reference | signal | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -90,26 +77,17 @@ class DAPO(PolicyGradient):
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high, self.dual_clip)
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = token_mean(loss_BT, batch.completion_mask_BT, totals.tokens)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="DAPO: Decoupled Clip and Dynamic Sampling Policy Optimization",
         paper="DAPO, arXiv:2503.14476",
         summary="GRPO with a wider upper clip, a mean over all tokens, and only prompts that can teach something.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "token",
-            "trust_region": "clip",
-            "kl": "loss",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "signal",
-            "shaping": "soft_overlong",
-        },
+        choices=row("group_mean group_std token clip loss token_mean auto signal soft_overlong"),
         use_when="Answers are long, rewards can be verified, and many prompts are all right or all wrong: the "
         "step stays full of groups with signal.",
         avoid_when="Sampling is the bottleneck and most prompts have no signal: each of them is sampled in vain.",
@@ -133,5 +111,5 @@ class DAPO(PolicyGradient):
             "max_completion_length": "the generation budget; 20480 in the paper",
             "dynamic_sampling": "on: the paper",
         },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas() | DUAL_CLIP_METRICS,
     )

@@ -52,6 +52,17 @@ NEEDS: dict[Need, str] = {
 }
 
 
+CHOICES = (
+    "baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "correction", "filter", "shaping",
+)  # fmt: skip
+"""Of a policy-gradient method; these names and their values are those of `policy_gradient`."""
+
+
+def row(names: str) -> dict[str, str]:
+    """The nine choices of a policy-gradient method by name, in the order of `CHOICES`."""
+    return dict(zip(CHOICES, names.split(), strict=True))
+
+
 class StepReading(NamedTuple):
     """How an answer is cut into steps, and what their scores come to."""
 
@@ -69,9 +80,7 @@ class Card:
     summary: str
     """One sentence: the idea."""
     choices: dict[str, str]
-    """The row of the nine choices of a policy-gradient method (baseline, normalisation, ratio, trust_region, kl,
-    aggregation, correction, filter, shaping) by the names that `policy_gradient` knows, or of the four choices of a
-    preference loss in words."""
+    """The `row` of a policy-gradient method, or the choices of a preference loss in words."""
     use_when: str
     avoid_when: str
     differs: tuple[str, ...] = ()
@@ -79,7 +88,7 @@ class Card:
     sources: dict[str, str] = field(default_factory=dict)
     """Setting -> where its default comes from."""
     metrics: dict[str, str] = field(default_factory=dict)
-    """Metric -> formula, beside those that every run logs."""
+    """Metric -> formula, beside those that its base logs (`shared_metrics`) and every run."""
 
 
 def biased(pairs: float, triples: float, of: str = "expected reward") -> str:

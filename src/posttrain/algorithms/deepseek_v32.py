@@ -13,29 +13,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import (
-    DUAL_CLIP_METRICS,
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    clip_formulas,
-    mean_over,
-)
-from posttrain.algorithms.settings import AboveOne, NonNegative, Positive, settings
-from posttrain.algorithms.shared import (
-    KLInLoss,
-    advantages_of,
-    clipped_policy_term,
-    kl_term,
-    per_completion,
-    refuse_k1_in_loss,
-    weighted,
-)
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas, mean_over
+from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, Positive, settings
+from posttrain.algorithms.shared import advantages_of, kl_term, per_completion, weighted
 from posttrain.functional.baselines import center_by_group
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import off_policy_negatives
+from posttrain.functional.ratios import clipped_surrogate, off_policy_negatives, token_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -59,14 +44,6 @@ class DeepSeekV32(PolicyGradient):
     kl_estimator: KLInLoss = "k3_corrected"
     """Read only when kl_coef > 0. k3_corrected has the value of k3 and the gradient of KL(policy || reference)."""
 
-    def __post_init__(self) -> None:
-        refuse_k1_in_loss(self.kl_estimator)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old"}) | reference | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         return experience.broadcast(center_by_group(experience.rewards_PG, experience.scored_PG))
@@ -74,29 +51,22 @@ class DeepSeekV32(PolicyGradient):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
         mask_BT = batch.completion_mask_BT
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high, self.dual_clip)
+        metrics: Metrics = {}
         if self.max_negative_divergence is not None:
             dropped_B1 = left_behind(outputs, batch, self.max_negative_divergence)
             loss_BT = masked(loss_BT, ~dropped_B1)
             metrics["policy/dropped_fraction"] = mean_over(dropped_B1.float(), mask_BT.any(dim=-1, keepdim=True))
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
-        return self.finish(sequence_mean(loss_BT, mask_BT, totals.sequences), metrics, outputs, batch, totals)
+        loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
+        return self.finish(loss, outputs, batch, totals, metrics, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="DeepSeek-V3.2's GRPO",
         paper="DeepSeek-V3.2, arXiv:2512.02556",
         summary="GRPO without its division, with an unbiased KL and without bad answers that have become improbable.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "none",
-            "ratio": "token",
-            "trust_region": "clip",
-            "kl": "loss",
-            "aggregation": "sequence_mean",
-            "correction": "auto",
-            "filter": "off_policy_negatives",
-            "shaping": "none",
-        },
+        choices=row("group_mean none token clip loss sequence_mean auto off_policy_negatives none"),
         use_when="Several updates are made per batch, or the sampler is not the trainer's own numerics (mixtures of "
         "experts).",
         avoid_when="Each batch is used for one update: then nothing is dropped.",
@@ -117,10 +87,7 @@ class DeepSeekV32(PolicyGradient):
         },
         metrics=clip_formulas()
         | DUAL_CLIP_METRICS
-        | RATIO_METRICS
-        | {"policy/dropped_fraction": "share of completions that leave the policy term: M = 0"}
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        | {"policy/dropped_fraction": "share of completions that leave the policy term: M = 0"},
     )
 
 

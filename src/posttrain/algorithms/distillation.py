@@ -13,13 +13,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas, mean_over
-from posttrain.algorithms.returns import policy_term, teacher_log_ratio
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import clip_formulas, mean_over
+from posttrain.algorithms.returns import teacher_log_ratio
 from posttrain.algorithms.settings import Finite, NonNegative, Positive, settings
 from posttrain.algorithms.shared import advantages_of, refuse_half_a_clip, weighted
 from posttrain.errors import ConfigError
 from posttrain.functional.kl import k1
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -28,6 +29,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class Distillation(PolicyGradient):
     key: ClassVar[str] = "distillation"
     learns_from_rewards: ClassVar[bool] = False
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"teacher", "old_for_advantages"})
 
     divergence: Literal["reverse_kl", "forward_kl", "k3", "gjsd"] = "reverse_kl"
     """What is made small. From tokens that the student samples only reverse_kl can be; the others are refused."""
@@ -50,41 +52,30 @@ class Distillation(PolicyGradient):
                 fix="Set divergence = reverse_kl.",
             )
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        ratio = frozenset[Need]() if self.clip_low is None else frozenset[Need]({"old"})
-        return frozenset[Need]({"teacher", "old_for_advantages"}) | ratio | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         return self.coef * teacher_log_ratio(experience, self.floor)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
+        ratio_BT, advantages_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), advantages_of(batch)
+        if self.clip_low is None or self.clip_high is None:
+            loss_BT = -advantages_BT * outputs.logprobs_BT
+        else:
+            loss_BT = clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high)
         mask_BT = batch.completion_mask_BT
-        loss_BT, metrics = policy_term(outputs, batch, self.clip_low, self.clip_high)
         loss = token_mean(weighted(loss_BT, batch), mask_BT, totals.tokens)
-        floored_BT = advantages_of(batch) <= self.coef * self.floor
-        metrics["teacher/floored_fraction"] = mean_over(floored_BT.float(), mask_BT)
+        floored_BT = advantages_BT <= self.coef * self.floor
+        metrics: Metrics = {"teacher/floored_fraction": mean_over(floored_BT.float(), mask_BT)}
         if batch.teacher_logprobs_BT is not None:
             kl_BT = k1(outputs.logprobs_BT, batch.teacher_logprobs_BT).clamp(max=-self.floor)
             metrics["teacher/reverse_kl"] = mean_over(kl_BT, mask_BT)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, metrics, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="On-policy distillation",
         paper="MiniLLM, arXiv:2306.08543",
         summary="Each token that the student samples is rewarded by how much more probable the teacher finds it.",
-        choices={
-            "baseline": "teacher",
-            "normalisation": "none",
-            "ratio": "none",
-            "trust_region": "none",
-            "kl": "none",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("teacher none none none none token_mean auto none none"),
         use_when="A better model with the same tokens exists: a signal on every token learns faster than a reward.",
         avoid_when="The teacher has another tokenizer or chat template, or is no better at the task.",
         differs=(
@@ -104,12 +95,9 @@ class Distillation(PolicyGradient):
             "clip_low": "off: the definition",
             "clip_high": "off: the definition",
         },
-        metrics=RATIO_METRICS
-        | clip_formulas()
+        metrics=clip_formulas()
         | {
             "teacher/reverse_kl": "mean over the trained tokens of logprobs - teacher_logprobs, at most -floor",
             "teacher/floored_fraction": "share of trained tokens whose log(teacher / old policy) was below the floor",
-        }
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        },
     )

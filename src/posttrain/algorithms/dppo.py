@@ -15,19 +15,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import (
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    band_formulas,
-    band_metrics,
-    mean_over,
-    ratio_metrics,
-)
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import band_formulas, band_metrics, mean_over
 from posttrain.algorithms.settings import AboveOne, NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
-from posttrain.functional.ratios import log_ratio
+from posttrain.functional.ratios import token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.functional.trust_regions import Divergence, divergence_mask, moved_too_far, weight_clip
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -38,6 +30,7 @@ class DPPO(PolicyGradient):
     key: ClassVar[str] = "dppo"
     min_group_size: ClassVar[int] = 2
     auto_correction: ClassVar[str] = "bypass"
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
 
     divergence: Divergence = "tv"
     """How the movement of the sampled token's probability is measured: tv is |p - p_old|, kl the binary KL."""
@@ -48,10 +41,6 @@ class DPPO(PolicyGradient):
     max_ratio: AboveOne = 20.0
     """The weight of a token is at most this."""
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         return group_normalized(experience)
@@ -61,29 +50,18 @@ class DPPO(PolicyGradient):
         mask_BT, advantages_BT = batch.completion_mask_BT, advantages_of(batch)
         moved = (outputs.logprobs_BT, batch.old_logprobs_BT)
         bounds = (self.divergence_low, self.divergence_high, self.divergence)
-        d_BT = log_ratio(*moved)
-        weight_BT = weight_clip(d_BT.exp(), None, self.max_ratio) * divergence_mask(*moved, advantages_BT, *bounds)
-        loss_BT = weighted(-weight_BT * advantages_BT * outputs.logprobs_BT, batch)
-        loss = token_mean(loss_BT, mask_BT, totals.tokens)
-        metrics = ratio_metrics(d_BT, mask_BT) | band_metrics(*moved_too_far(*moved, *bounds), advantages_BT, mask_BT)
-        metrics["policy/weight_clip_fraction"] = mean_over((d_BT.exp() > self.max_ratio).float(), mask_BT)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        ratio_BT = token_ratio(*moved)
+        weight_BT = weight_clip(ratio_BT, None, self.max_ratio) * divergence_mask(*moved, advantages_BT, *bounds)
+        loss = token_mean(weighted(-weight_BT * advantages_BT * outputs.logprobs_BT, batch), mask_BT, totals.tokens)
+        metrics = band_metrics(*moved_too_far(*moved, *bounds), advantages_BT, mask_BT)
+        metrics["policy/weight_clip_fraction"] = mean_over((ratio_BT > self.max_ratio).float(), mask_BT)
+        return self.finish(loss, outputs, batch, totals, metrics)
 
     card: ClassVar[Card] = Card(
         title="DPPO: Divergence Proximal Policy Optimization",
         paper="Rethinking the Trust Region in LLM Reinforcement Learning, arXiv:2602.04879",
         summary="A bound on how far a token's probability moves in place of a bound on its ratio.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "token",
-            "trust_region": "divergence_mask",
-            "kl": "none",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std token divergence_mask none token_mean auto none none"),
         use_when="A batch is used for several updates, and rare tokens should be free to become likely while likely "
         "ones are held.",
         avoid_when="Each batch is used for one update: nothing has moved, and nothing is bounded.",
@@ -102,8 +80,5 @@ class DPPO(PolicyGradient):
             "max_ratio": "20: recommended with the method; verl uses 3 unless set",
         },
         metrics=band_formulas("trained tokens", "p < p_old and D > divergence_low", "p > p_old and D > divergence_high")
-        | {"policy/weight_clip_fraction": "share of trained tokens with rho > max_ratio"}
-        | RATIO_METRICS
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        | {"policy/weight_clip_fraction": "share of trained tokens with rho > max_ratio"},
     )

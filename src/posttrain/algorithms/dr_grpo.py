@@ -12,24 +12,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import (
-    DUAL_CLIP_METRICS,
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    clip_formulas,
-)
-from posttrain.algorithms.settings import AboveOne, Count, NonNegative, settings
-from posttrain.algorithms.shared import (
-    KLInLoss,
-    clipped_policy_term,
-    kl_term,
-    refuse_k1_in_loss,
-    weighted,
-)
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import row
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
+from posttrain.algorithms.settings import AboveOne, Count, KLInLoss, NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, kl_term, weighted
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import center_by_group
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import fixed_length_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -54,14 +44,6 @@ class DrGRPO(PolicyGradient):
     """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
     `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
 
-    def __post_init__(self) -> None:
-        refuse_k1_in_loss(self.kl_estimator)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old"}) | reference | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         return experience.broadcast(center_by_group(experience.rewards_PG, experience.scored_PG))
@@ -74,26 +56,17 @@ class DrGRPO(PolicyGradient):
                 fix="Use DrGRPO(max_completion_length=...); in a run it follows sampling.max_completion_length.",
             )
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high, self.dual_clip)
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = fixed_length_mean(loss_BT, batch.completion_mask_BT, totals.sequences, self.max_completion_length)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="Dr. GRPO: GRPO without its two biases",
         paper="Understanding R1-Zero-Like Training, arXiv:2503.20783",
         summary="No division by the group's standard deviation and none by the length of the answer.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "none",
-            "ratio": "token",
-            "trust_region": "clip",
-            "kl": "loss",
-            "aggregation": "fixed_length_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean none token clip loss fixed_length_mean auto none none"),
         use_when="GRPO's answers grow longer without getting better, or an unbiased direction matters.",
         avoid_when="Learning rates are carried over from GRPO: the loss here is smaller by about "
         "mean length / max_completion_length.",
@@ -111,5 +84,5 @@ class DrGRPO(PolicyGradient):
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",
         },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas() | DUAL_CLIP_METRICS,
     )

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.settings import AboveOne, NonNegative, settings
-from posttrain.algorithms.shared import KLInLoss, clipped_policy_term, kl_term, refuse_k1_in_loss, weighted
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
+from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, kl_term, weighted
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import sum_of_normalised
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -30,6 +29,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class GDPO(PolicyGradient):
     key: ClassVar[str] = "gdpo"
     min_group_size: ClassVar[int] = 2
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"reward_components"})
 
     clip_low: NonNegative = 0.2
     """Lowering a token's ratio below 1 - clip_low gains nothing more."""
@@ -43,43 +43,26 @@ class GDPO(PolicyGradient):
     """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
     `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
 
-    def __post_init__(self) -> None:
-        refuse_k1_in_loss(self.kl_estimator)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old", "reward_components"}) | reference | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         rewards_KPG = reward_components_of(experience)
         weights_K = experience.reward_weights_K
-        weights_K = torch.ones_like(rewards_KPG[:, 0, 0]) if weights_K is None else weights_K
+        weights_K = rewards_KPG.new_ones(len(rewards_KPG)) if weights_K is None else weights_K
         return experience.broadcast(sum_of_normalised(rewards_KPG, weights_K, experience.scored_PG))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high, self.dual_clip)
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, batch.completion_mask_BT, totals.sequences)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="GDPO: Group reward-Decoupled normalisation Policy Optimization",
         paper="GDPO, arXiv:2601.05242",
         summary="GRPO for several rewards: each is normalised by itself, so that none drowns another.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "per_reward",
-            "ratio": "token",
-            "trust_region": "clip",
-            "kl": "loss",
-            "aggregation": "sequence_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean per_reward token clip loss sequence_mean auto none none"),
         use_when="Several rewards are to be improved together, such as correctness, format and length.",
         avoid_when="There is one reward: this is then GRPO on the scale of the batch.",
         differs=(
@@ -96,7 +79,7 @@ class GDPO(PolicyGradient):
             "kl_coef": "0: as GRPO",
             "kl_estimator": "k3: as GRPO",
         },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas() | DUAL_CLIP_METRICS,
     )
 
 

@@ -13,16 +13,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import (
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    band_formulas,
-    band_metrics,
-    ratio_metrics,
-)
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import band_formulas, band_metrics
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, per_completion, weighted_completions
 from posttrain.functional.ratios import log_ratio
@@ -41,10 +34,6 @@ class GMPO(PolicyGradient):
     clip_high: NonNegative = 0.4
     """Raising a token's log ratio above clip_high gains nothing more: 0.4 is a ratio of 1.49."""
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         return group_normalized(experience)
@@ -58,23 +47,13 @@ class GMPO(PolicyGradient):
         loss_B1 = -advantage_B1 * per_completion(z_BT, mask_BT).exp()
         loss = sequence_mean(weighted_completions(loss_B1, outputs, batch), mask_BT, totals.sequences)
         metrics = band_metrics(d_BT < -self.clip_low, d_BT > self.clip_high, advantage_B1, mask_BT)
-        return self.finish(loss, metrics | ratio_metrics(d_BT, mask_BT), outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, metrics)
 
     card: ClassVar[Card] = Card(
         title="GMPO: Geometric-Mean Policy Optimization",
         paper="Geometric-Mean Policy Optimization, arXiv:2507.20673",
         summary="The ratio of an answer is the geometric mean of its tokens' ratios, each of them clipped first.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "sequence",
-            "trust_region": "log_clip",
-            "kl": "none",
-            "aggregation": "sequence_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std sequence log_clip none sequence_mean auto none none"),
         use_when="Single tokens with extreme ratios disturb GRPO, and a wide clip is wanted.",
         avoid_when="Each batch is used for one update: then it is GRPO, as no ratio leaves 1.",
         differs=(
@@ -83,8 +62,5 @@ class GMPO(PolicyGradient):
             biased(0.897, 0.588),
         ),
         sources={"clip_low": "0.4: the paper", "clip_high": "0.4: the paper"},
-        metrics=band_formulas("trained tokens", "d < -clip_low", "d > clip_high")
-        | RATIO_METRICS
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        metrics=band_formulas("trained tokens", "d < -clip_low", "d > clip_high"),
     )

@@ -11,23 +11,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import (
-    DUAL_CLIP_METRICS,
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    clip_formulas,
-)
-from posttrain.algorithms.settings import AboveOne, NonNegative, settings
-from posttrain.algorithms.shared import (
-    KLInLoss,
-    clipped_policy_term,
-    group_normalized,
-    kl_term,
-    refuse_k1_in_loss,
-    weighted,
-)
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import row
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
+from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, weighted
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -49,40 +38,23 @@ class GRPO(PolicyGradient):
     """Read only when kl_coef > 0. k3 as in the paper, whose gradient is that of the forward KL(reference || policy);
     `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
 
-    def __post_init__(self) -> None:
-        refuse_k1_in_loss(self.kl_estimator)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old"}) | reference | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         return group_normalized(experience)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high, self.dual_clip)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high, self.dual_clip)
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, batch.completion_mask_BT, totals.sequences)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="GRPO: Group Relative Policy Optimization",
         paper="DeepSeekMath, arXiv:2402.03300",
         summary="The mean reward of all answers to the same prompt takes the place of a critic.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "token",
-            "trust_region": "clip",
-            "kl": "loss",
-            "aggregation": "sequence_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std token clip loss sequence_mean auto none none"),
         use_when="Rewards can be verified and several answers per prompt are affordable, but a critic is not.",
         avoid_when="Almost all groups are all right or all wrong, or answers differ much in length "
         "(then Dr. GRPO or DAPO), or the model is a mixture of experts (then GSPO).",
@@ -102,5 +74,5 @@ class GRPO(PolicyGradient):
             "kl_estimator": "k3: the paper, eq. 4",
             "dual_clip": "off: TRL, OpenRLHF; verl uses 3",
         },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas() | DUAL_CLIP_METRICS,
     )

@@ -12,28 +12,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import (
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    clip_formulas,
-    clip_metrics,
-    ratio_metrics,
-    spread_over,
-)
-from posttrain.algorithms.settings import NonNegative, settings
-from posttrain.algorithms.shared import (
-    KLInLoss,
-    advantages_of,
-    group_normalized,
-    kl_term,
-    per_completion,
-    refuse_k1_in_loss,
-    weighted_completions,
-)
-from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_ratio
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import clip_formulas, spread_over
+from posttrain.algorithms.settings import KLInLoss, NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, per_completion, weighted_completions
+from posttrain.functional.ratios import clipped_surrogate, sequence_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -54,14 +38,6 @@ class GSPO(PolicyGradient):
     """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
     `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
 
-    def __post_init__(self) -> None:
-        refuse_k1_in_loss(self.kl_estimator)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old"}) | reference | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         return group_normalized(experience)
@@ -75,27 +51,14 @@ class GSPO(PolicyGradient):
         loss_BT = weighted_completions(loss_B1, outputs, batch)
         loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
-        nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)
-        metrics = clip_metrics(ratio_B1, advantage_B1, nonempty_B1, self.clip_low, self.clip_high)
-        metrics |= ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
-        metrics["policy/sequence_ratio_std"] = spread_over(ratio_B1, nonempty_B1)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        spread = spread_over(ratio_B1, mask_BT.any(dim=-1, keepdim=True))
+        return self.finish(loss, outputs, batch, totals, {"policy/sequence_ratio_std": spread}, clipped=ratio_B1)
 
     card: ClassVar[Card] = Card(
         title="GSPO: Group Sequence Policy Optimization",
         paper="GSPO, arXiv:2507.18071",
         summary="One ratio and one clip for the whole answer, as there is one reward for the whole answer.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "sequence",
-            "trust_region": "clip",
-            "kl": "loss",
-            "aggregation": "sequence_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std sequence clip loss sequence_mean auto none none"),
         use_when="The model is a mixture of experts, whose routing makes the ratios of single tokens noisy, or answers "
         "are long and GRPO is unstable.",
         avoid_when="Each batch is used for one update: then it is GRPO, as no ratio leaves 1.",
@@ -114,8 +77,5 @@ class GSPO(PolicyGradient):
             "kl_estimator": "k3: as GRPO",
         },
         metrics=clip_formulas("completions", "s")
-        | {"policy/sequence_ratio_std": "standard deviation of s over the completions of the step"}
-        | RATIO_METRICS
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        | {"policy/sequence_ratio_std": "standard deviation of s over the completions of the step"},
     )

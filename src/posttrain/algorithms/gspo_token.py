@@ -13,26 +13,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import (
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    clip_formulas,
-    clip_metrics,
-    ratio_metrics,
-)
-from posttrain.algorithms.settings import NonNegative, settings
-from posttrain.algorithms.shared import (
-    KLInLoss,
-    advantages_of,
-    group_normalized,
-    kl_term,
-    refuse_k1_in_loss,
-    weighted,
-)
-from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_token_ratio
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import clip_formulas
+from posttrain.algorithms.settings import KLInLoss, NonNegative, settings
+from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, weighted
+from posttrain.functional.ratios import clipped_surrogate, sequence_token_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -52,44 +38,24 @@ class GSPOToken(PolicyGradient):
     """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
     `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
 
-    def __post_init__(self) -> None:
-        refuse_k1_in_loss(self.kl_estimator)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old"}) | reference | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         return group_normalized(experience)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        mask_BT, advantages_BT = batch.completion_mask_BT, advantages_of(batch)
+        mask_BT = batch.completion_mask_BT
         ratio_BT = sequence_token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
-        loss_BT = weighted(clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high), batch)
-        loss_BT = loss_BT + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high)
+        loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
-        metrics = clip_metrics(ratio_BT, advantages_BT, mask_BT, self.clip_low, self.clip_high)
-        metrics |= ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="GSPO-token: GSPO with an advantage for each token",
         paper="GSPO, arXiv:2507.18071",
         summary="The ratio of the whole answer, through which each token has a gradient and an advantage of its own.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "sequence_token",
-            "trust_region": "clip",
-            "kl": "loss",
-            "aggregation": "sequence_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std sequence_token clip loss sequence_mean auto none none"),
         use_when="GSPO is wanted, and advantages differ between the tokens of an answer.",
         avoid_when="There is one advantage per answer: GSPO is the same and says so.",
         differs=(
@@ -103,5 +69,5 @@ class GSPOToken(PolicyGradient):
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",
         },
-        metrics=clip_formulas(ratio="s") | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas(ratio="s"),
     )

@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.declared import row
+from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Finite, NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, weighted
 from posttrain.functional.baselines import center_by_group, reaches
-from posttrain.functional.ratios import log_ratio, sequence_log_ratio
+from posttrain.functional.ratios import sequence_log_ratio
 from posttrain.functional.reductions import sequence_mean, sequence_sum
 from posttrain.functional.shaping import kimi_length_reward
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -32,6 +33,7 @@ class KimiK15(PolicyGradient):
     key: ClassVar[str] = "kimi_k15"
     min_group_size: ClassVar[int] = 2
     auto_correction: ClassVar[str] = "bypass"
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
 
     tau: NonNegative = 0.1
     """Strength of the pull to the policy at the start of the update."""
@@ -40,10 +42,6 @@ class KimiK15(PolicyGradient):
     answer. Switch it on once the model solves the task."""
     correct_at: Finite = 1.0
     """Read only when length_coef > 0. A completion with at least this reward counts as correct."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.common_needs()
 
     @property
     def correct_from(self) -> float | None:
@@ -64,26 +62,15 @@ class KimiK15(PolicyGradient):
         square_B1 = sequence_log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT).square()
         loss_BT = weighted(-advantages_of(batch) * outputs.logprobs_BT, batch)
         pull = sequence_mean((self.tau / 2 * square_B1).expand(mask_BT.shape), mask_BT, totals.sequences)
-        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
-        metrics["policy/squared_log_ratio"] = mean_over(square_B1, mask_BT.any(dim=-1, keepdim=True))
         loss = sequence_sum(loss_BT, mask_BT, totals.sequences) + pull
-        return self.finish(loss, metrics, outputs, batch, totals)
+        mean = mean_over(square_B1, mask_BT.any(dim=-1, keepdim=True))
+        return self.finish(loss, outputs, batch, totals, {"policy/squared_log_ratio": mean})
 
     card: ClassVar[Card] = Card(
         title="Kimi k1.5 policy optimisation",
         paper="Kimi k1.5, arXiv:2501.12599",
         summary="The mean of the group as the baseline, and a squared log-ratio in place of a clip.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "none",
-            "ratio": "none",
-            "trust_region": "squared_log_ratio",
-            "kl": "none",
-            "aggregation": "sequence_sum",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean none none squared_log_ratio none sequence_sum auto none none"),
         use_when="Several updates are made per batch and the answers' lengths are moderate.",
         avoid_when="Answers are very long: l is a sum over the completion, and one update can move it far.",
         differs=(
@@ -98,5 +85,5 @@ class KimiK15(PolicyGradient):
             "length_coef": "0 here: the paper adds it late in training, with a weight that it does not state",
             "correct_at": "1: the full mark of the rewards that come with this library",
         },
-        metrics=RATIO_METRICS | SQUARED_LOG_RATIO | KL_METRICS | ENTROPY_METRICS,
+        metrics=SQUARED_LOG_RATIO,
     )

@@ -13,12 +13,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.declared import row
 from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Count, NonNegative, Positive, settings
 from posttrain.algorithms.shared import advantages_of, per_completion, weighted_completions
 from posttrain.functional.baselines import center_by_group
-from posttrain.functional.ratios import log_ratio, sequence_log_ratio
+from posttrain.functional.ratios import sequence_log_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.functional.shaping import budget_penalty
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -29,6 +30,7 @@ class KimiK2(PolicyGradient):
     key: ClassVar[str] = "kimi_k2"
     min_group_size: ClassVar[int] = 2
     auto_correction: ClassVar[str] = "bypass"
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
 
     tau: Positive = 0.1
     """Strength of the pull to the policy at the start of the update. The gradient is proportional to it, so with plain
@@ -39,11 +41,6 @@ class KimiK2(PolicyGradient):
     """Read only with token_budget. What is subtracted from the reward of a completion beyond the budget."""
     ptx_coef: NonNegative = 0.0
     """Weight of the next-token loss on other data that is added to each update, against forgetting. 0 is off."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        auxiliary = frozenset[Need]({"auxiliary"} if self.ptx_coef else ())
-        return frozenset[Need]({"old"}) | auxiliary | self.common_needs()
 
     @property
     def auxiliary_coef(self) -> float:
@@ -62,25 +59,15 @@ class KimiK2(PolicyGradient):
         log_ratio_B1 = sequence_log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
         residual_B1 = per_completion(advantages_of(batch), mask_BT) - self.tau * log_ratio_B1
         loss_BT = weighted_completions(residual_B1.square(), outputs, batch)
-        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
-        metrics["policy/squared_log_ratio"] = mean_over(log_ratio_B1.square(), mask_BT.any(dim=-1, keepdim=True))
-        return self.finish(sequence_mean(loss_BT, mask_BT, totals.sequences), metrics, outputs, batch, totals)
+        loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
+        mean = mean_over(log_ratio_B1.square(), mask_BT.any(dim=-1, keepdim=True))
+        return self.finish(loss, outputs, batch, totals, {"policy/squared_log_ratio": mean})
 
     card: ClassVar[Card] = Card(
         title="Kimi K2 policy optimisation",
         paper="Kimi K2, arXiv:2507.20534",
         summary="A squared error: the log-ratio of each answer is regressed on its reward above the group's mean.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "none",
-            "ratio": "none",
-            "trust_region": "regression",
-            "kl": "none",
-            "aggregation": "sequence_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean none none regression none sequence_mean auto none none"),
         use_when="Several updates are made per batch: the loss has its minimum where the policy should stop.",
         avoid_when="Answers are very long: l is a sum over the completion, and one update can move it far.",
         differs=(
@@ -95,5 +82,5 @@ class KimiK2(PolicyGradient):
             "budget_penalty": "1 here, the full mark of a reward; the paper does not state it",
             "ptx_coef": "0 here; the paper does not state it",
         },
-        metrics=RATIO_METRICS | SQUARED_LOG_RATIO | KL_METRICS | ENTROPY_METRICS,
+        metrics=SQUARED_LOG_RATIO,
     )

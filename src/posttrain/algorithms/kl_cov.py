@@ -14,11 +14,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
-from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, weighted
-from posttrain.algorithms.whole_update import require_whole_update
+from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, require_whole_update, weighted
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import log_ratio
 from posttrain.functional.reductions import token_mean
@@ -30,6 +29,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class KLCov(PolicyGradient):
     key: ClassVar[str] = "kl_cov"
     min_group_size: ClassVar[int] = 2
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"old", "current"})
 
     cov_share: UnitInterval = 2e-3
     """Share of the trained tokens of an update that is held, at least one: those of largest covariance."""
@@ -37,11 +37,6 @@ class KLCov(PolicyGradient):
     """Weight of |logprobs - old_logprobs| in the loss of the tokens that are held."""
     dynamic_sampling: bool = True
     """Replace prompts whose completions all earn the same reward by others, until the step is full."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        signal = frozenset[Need]({"signal"} if self.dynamic_sampling else ())
-        return frozenset[Need]({"old", "current"}) | signal | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -69,25 +64,14 @@ class KLCov(PolicyGradient):
         d_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
         held_BT = self.penalty * masked(d_BT.abs(), chosen_BT)
         loss = token_mean(weighted(-advantages_of(batch) * d_BT.exp(), batch) + held_BT, mask_BT, totals.tokens)
-        metrics = ratio_metrics(d_BT, mask_BT)
-        metrics["policy/selected_fraction"] = mean_over(chosen_BT.float(), mask_BT)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        share = mean_over(chosen_BT.float(), mask_BT)
+        return self.finish(loss, outputs, batch, totals, {"policy/selected_fraction": share})
 
     card: ClassVar[Card] = Card(
         title="KL-Cov: hold the tokens that make the entropy fall",
         paper="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv:2505.22617",
         summary="The tokens whose log-probability and advantage go together most are held near the old policy.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "token",
-            "trust_region": "kl_cov",
-            "kl": "none",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "signal",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std token kl_cov none token_mean auto signal none"),
         use_when="The entropy collapses early and answers stop differing, while the reward has not saturated.",
         avoid_when="Each batch is used for one update: nothing has moved, and the penalty has no gradient.",
         differs=(
@@ -102,8 +86,5 @@ class KLCov(PolicyGradient):
             "penalty": "1: the paper",
             "dynamic_sampling": "on: the paper's recipe",
         },
-        metrics={"policy/selected_fraction": "share of trained tokens that were chosen"}
-        | RATIO_METRICS
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        metrics={"policy/selected_fraction": "share of trained tokens that were chosen"},
     )

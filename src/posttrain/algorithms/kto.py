@@ -45,7 +45,7 @@ class KTO(LabelLoss):
         return replace(batch, offsets_B=reference_point(batch).expand(batch.num_rows))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        outputs = Outputs.of(outputs)
+        outputs = Outputs.of(outputs, batch)
         if batch.offsets_B is None:  # these rows are the whole update
             batch = self.prepare(batch)
         assert batch.offsets_B is not None

@@ -14,7 +14,7 @@ from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
 from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.preferences import summed
-from posttrain.types import Batch, Difference, Metrics, Outputs, Tensor, require_shape
+from posttrain.types import Batch, Difference, Metrics, Outputs, Tensor
 
 LABEL_METRICS = {
     "rewards/chosen": "mean of R over the desirable answers, R = beta * r, r = sum_t (logprobs - ref_logprobs)",
@@ -77,7 +77,6 @@ def labelled(logprobs_BT: Tensor, batch: Batch) -> Labelled:
     if batch.ref_logprobs_BT is None:
         raise no_reference()
     mask_BT = batch.completion_mask_BT
-    require_shape("logprobs_BT", logprobs_BT, mask_BT)
     logprobs_BT = masked(logprobs_BT, mask_BT)
     return Labelled(
         log_ratios_B=summed(logprobs_BT - masked(batch.ref_logprobs_BT.detach(), mask_BT), mask_BT),

@@ -16,7 +16,7 @@ from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
 from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.preferences import averaged, summed, tail_weighted
-from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals, require_shape, whole_pairs
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals, whole_pairs
 
 NLLNormalization = Literal["token_mean", "sequence_mean", "sum"]
 """RULE 35: over all chosen tokens of the step; of each answer the mean per token, or the sum, then over pairs."""
@@ -134,8 +134,7 @@ class Pairs:
 
 def pairs_of(outputs: Outputs | Tensor, batch: Batch) -> Pairs:
     """The pairs of these rows, wherever their rows stand."""
-    outputs = Outputs.of(outputs)
-    require_shape("logprobs_BT", outputs.logprobs_BT, batch.completion_mask_BT)
+    outputs = Outputs.of(outputs, batch)
     rows_2N, whole_N = torch.stack(batch.pairs), whole_pairs(batch)
     mask_2NT = batch.completion_mask_BT[rows_2N] & whole_N[:, None]
     ref_BT, entropy_BT = batch.ref_logprobs_BT, outputs.entropy_BT

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import row
+from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.settings import Count, Finite, NonNegative, settings
-from posttrain.algorithms.shared import clipped_policy_term, weighted
+from posttrain.algorithms.shared import advantages_of, weighted
 from posttrain.functional.baselines import pass_at_k_advantages, reaches
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -38,10 +40,6 @@ class PassAtK(PolicyGradient):
     """Raising a token's ratio above 1 + clip_high gains nothing more."""
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.common_needs()
-
-    @property
     def correct_from(self) -> float:
         return self.correct_at
 
@@ -58,25 +56,16 @@ class PassAtK(PolicyGradient):
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high)
         loss = token_mean(weighted(loss_BT, batch), batch.completion_mask_BT, totals.tokens)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="Pass@k training",
         paper="Pass@k Training, arXiv:2508.10751",
         summary="GRPO that rewards a group of k answers for its best one, so that exploring pays.",
-        choices={
-            "baseline": "pass_at_k",
-            "normalisation": "none",
-            "ratio": "token",
-            "trust_region": "clip",
-            "kl": "none",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("pass_at_k none token clip none token_mean auto none none"),
         use_when="Answers will be tried k at a time, or training on single answers has stopped exploring.",
         avoid_when="A single answer counts: a prompt with fewer than k wrong answers teaches nothing here.",
         differs=(
@@ -93,5 +82,5 @@ class PassAtK(PolicyGradient):
             "clip_low": "0.2: as GRPO",
             "clip_high": "0.2: as GRPO",
         },
-        metrics=clip_formulas() | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas(),
     )

@@ -21,12 +21,9 @@ from posttrain.algorithms.composition.parameters import Parameters
 from posttrain.algorithms.composition.ratios import Moved
 from posttrain.algorithms.composition.rules import refuse
 from posttrain.algorithms.composition.tables import Chosen, advantages_of, scored_by
-from posttrain.algorithms.metrics import ratio_metrics
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
-from posttrain.algorithms.shared import kl_term, weighted, weighted_completions
-from posttrain.algorithms.whole_update import require_whole_update
-from posttrain.functional.ratios import log_ratio
+from posttrain.algorithms.shared import kl_term, require_whole_update, weighted, weighted_completions
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals, count_totals
 
 
@@ -35,19 +32,19 @@ class ComposedPolicyGradient(Parameters):
     key: ClassVar[str] = "policy_gradient"
 
     baseline: Literal[
-        "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "greedy", "length_weighted", "constant",
-        "critic", "pass_at_k", "teacher",
+        "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "runner_up", "greedy", "length_weighted",
+        "constant", "critic", "pass_at_k", "teacher",
     ] = "group_mean"  # fmt: skip
     """What a reward is compared with. critic and teacher give each token an advantage of its own."""
-    normalisation: Literal["none", "group_std", "batch_std", "whiten_tokens", "per_reward", "nonzero_share"] = (
-        "group_std"
-    )
+    normalisation: Literal[
+        "none", "group_std", "batch_std", "mean_reward", "whiten_tokens", "per_reward", "nonzero_share"
+    ] = "group_std"
     """What advantages are divided by; per_reward normalises each reward function by itself."""
     ratio: Literal["none", "token", "sequence", "sequence_product", "sequence_token"] = "token"
     """Of the policy to the policy before the update: none is plain log-probabilities; sequence is a geometric mean."""
     trust_region: Literal[
         "none", "clip", "weight_clip", "soft_gate", "kernel", "divergence_mask", "clip_cov", "kl_cov", "log_clip",
-        "truncated_negatives", "squared_log_ratio", "regression",
+        "truncated_negatives", "squared_log_ratio", "token_squared_log_ratio", "regression",
     ] = "clip"  # fmt: skip
     """What keeps the policy near the one before the update."""
     kl: Literal["none", "reward", "reward_sequence", "loss"] = "loss"
@@ -131,7 +128,7 @@ class ComposedPolicyGradient(Parameters):
         outputs, batch = self.start(outputs, batch)
         p, chosen, mask_BT = self.values, self.chosen, batch.completion_mask_BT
         term = chosen.trust_region.term(self._moved(outputs, batch, totals))
-        metrics = term.metrics | ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
+        metrics = term.metrics
         whole = term.policy.shape != mask_BT.shape
         loss_BT = weighted_completions(term.policy, outputs, batch) if whole else weighted(term.policy, batch)
         if chosen.filter.drop is not None:
@@ -143,6 +140,6 @@ class ComposedPolicyGradient(Parameters):
         if chosen.baseline.returns is not None:
             value, value_metrics = critic_loss(p, outputs, batch, totals)
             loss, metrics = loss + value, metrics | value_metrics
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, metrics)
 
     card: ClassVar[Card] = POLICY_GRADIENT_CARD

@@ -45,7 +45,7 @@ class ProcessRewardModel(Algorithm):
         return StepReading(self.separator, self.aggregate)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        z_BT, y_BT, ends_BT = Outputs.of(outputs).scores_BT, batch.targets_BT, batch.completion_mask_BT
+        z_BT, y_BT, ends_BT = Outputs.of(outputs, batch).scores_BT, batch.targets_BT, batch.completion_mask_BT
         if z_BT is None or y_BT is None:
             raise ConfigError(
                 given="no scores of the forward pass, or no labels of the steps",

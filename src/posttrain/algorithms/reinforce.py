@@ -14,13 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.returns import policy_term, returns_needs, token_returns
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import row
+from posttrain.algorithms.metrics import clip_formulas
+from posttrain.algorithms.returns import token_returns
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
-from posttrain.algorithms.shared import refuse_half_a_clip, weighted
+from posttrain.algorithms.shared import advantages_of, refuse_half_a_clip, weighted
 from posttrain.functional.baselines import batch_mean
 from posttrain.functional.masks import masked
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -36,6 +38,7 @@ class MovingAverage:
 @settings
 class REINFORCE(PolicyGradient):
     key: ClassVar[str] = "reinforce"
+    kl_in_reward: ClassVar[bool] = True
 
     baseline: Literal["none", "batch_mean", "moving_average"] = "batch_mean"
     """What is subtracted from the return: nothing, the batch's mean reward, or a moving average of earlier batches."""
@@ -52,10 +55,6 @@ class REINFORCE(PolicyGradient):
 
     def __post_init__(self) -> None:
         refuse_half_a_clip(self.clip_low, self.clip_high)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return returns_needs(self.clip_low, self.kl_coef) | self.common_needs()
 
     def initial_state(self) -> MovingAverage:
         return MovingAverage()
@@ -81,25 +80,19 @@ class REINFORCE(PolicyGradient):
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = policy_term(outputs, batch, self.clip_low, self.clip_high)
+        ratio_BT, advantages_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), advantages_of(batch)
+        if self.clip_low is None or self.clip_high is None:
+            loss_BT = -advantages_BT * outputs.logprobs_BT
+        else:
+            loss_BT = clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high)
         loss = sequence_sum(weighted(loss_BT, batch), batch.completion_mask_BT, totals.sequences)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="REINFORCE",
         paper="Williams 1992, Simple statistical gradient-following algorithms",
         summary="Raise the probability of what was rewarded more than the baseline, token by token.",
-        choices={
-            "baseline": "batch_mean",
-            "normalisation": "none",
-            "ratio": "none",
-            "trust_region": "none",
-            "kl": "reward",
-            "aggregation": "sequence_sum",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("batch_mean none none none reward sequence_sum auto none none"),
         use_when="There is one answer per prompt, or a reference point is wanted to compare other estimators with.",
         avoid_when="Prompts differ much in difficulty: a baseline per prompt (RLOO, GRPO) has far less variance.",
         differs=(
@@ -118,5 +111,5 @@ class REINFORCE(PolicyGradient):
             "kl_coef": "0: the definition",
             "gamma": "1: all public implementations",
         },
-        metrics=RATIO_METRICS | clip_formulas() | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas(),
     )

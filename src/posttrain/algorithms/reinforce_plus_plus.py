@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.returns import returns_needs, token_returns
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import clip_formulas
+from posttrain.algorithms.returns import token_returns
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
-from posttrain.algorithms.shared import clipped_policy_term, weighted
+from posttrain.algorithms.shared import advantages_of, weighted
 from posttrain.functional.baselines import whiten
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -27,6 +28,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class ReinforcePlusPlus(PolicyGradient):
     key: ClassVar[str] = "reinforce_plus_plus"
+    kl_in_reward: ClassVar[bool] = True
 
     clip_low: NonNegative = 0.2
     """Lowering a token's ratio below 1 - clip_low gains nothing more."""
@@ -40,35 +42,22 @@ class ReinforcePlusPlus(PolicyGradient):
     """What counts once in the mean and the variance of the returns: each token, so that long completions dominate, or
     each completion."""
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return returns_needs(self.clip_low, self.kl_coef) | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         returns_BT = token_returns(experience, self.kl_coef, self.gamma)
         return whiten(returns_BT, experience.scored_mask_BT, over=self.whiten_over)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high)
         loss = token_mean(weighted(loss_BT, batch), batch.completion_mask_BT, totals.tokens)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="REINFORCE++",
         paper="REINFORCE++, arXiv:2501.03262",
         summary="Returns are normalised over all tokens of the batch, so that neither a critic nor a group is needed.",
-        choices={
-            "baseline": "none",
-            "normalisation": "whiten_tokens",
-            "ratio": "token",
-            "trust_region": "clip",
-            "kl": "reward",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("none whiten_tokens token clip reward token_mean auto none none"),
         use_when="There is one answer per prompt, or a reward model scores everything on one scale.",
         avoid_when="Prompts differ much in difficulty: one mean for all of them rewards easy prompts and punishes hard "
         "ones (then REINFORCE++-baseline, RLOO or GRPO).",
@@ -87,5 +76,5 @@ class ReinforcePlusPlus(PolicyGradient):
             "gamma": "1: OpenRLHF, verl",
             "whiten_over": "tokens: the paper's implementations",
         },
-        metrics=clip_formulas() | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas(),
     )

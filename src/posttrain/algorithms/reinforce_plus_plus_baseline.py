@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.returns import discounted
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
-from posttrain.algorithms.shared import clipped_policy_term, kl_term, weighted
+from posttrain.algorithms.shared import advantages_of, kl_term, weighted
 from posttrain.functional.baselines import center_by_group, whiten
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -44,11 +45,6 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
     """Subtract the mean over the batch a second time, as the paper does. The mean over tokens is not 0 when lengths
     differ, so a group of equal rewards gets a small advantage; with false it is exactly 0."""
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        reference = frozenset[Need]({"reference"} if self.kl_coef else ())
-        return frozenset[Need]({"old"}) | reference | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         centered_BT = discounted(experience, center_by_group(experience.rewards_PG, experience.scored_PG), self.gamma)
@@ -57,26 +53,17 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = clipped_policy_term(outputs, batch, self.clip_low, self.clip_high)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high)
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, "k2")
         loss = token_mean(loss_BT, batch.completion_mask_BT, totals.tokens)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="REINFORCE++-baseline",
         paper="REINFORCE++, arXiv:2501.03262",
         summary="The mean of the group is the baseline; the scale is that of the whole batch and not of the group.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "whiten_tokens",
-            "ratio": "token",
-            "trust_region": "clip",
-            "kl": "loss",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean whiten_tokens token clip loss token_mean auto none none"),
         use_when="Rewards can be verified and groups are small: a standard deviation per group would be mostly noise.",
         avoid_when="Many groups have no signal and lengths differ: then set center = false, or use GRPO or Dr. GRPO.",
         differs=(
@@ -93,5 +80,5 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
             "whiten_over": "tokens: the paper's implementations",
             "center": "true: the paper",
         },
-        metrics=clip_formulas() | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas(),
     )

@@ -15,12 +15,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.returns import policy_term, returns_needs, token_returns
+from posttrain.algorithms.declared import row
+from posttrain.algorithms.metrics import clip_formulas
+from posttrain.algorithms.returns import token_returns
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
-from posttrain.algorithms.shared import refuse_half_a_clip, weighted
+from posttrain.algorithms.shared import advantages_of, refuse_half_a_clip, weighted
 from posttrain.errors import ConfigError
 from posttrain.functional.masks import masked
+from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -28,6 +30,8 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class ReMax(PolicyGradient):
     key: ClassVar[str] = "remax"
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"greedy_reward"})
+    kl_in_reward: ClassVar[bool] = True
 
     clip_low: NonNegative | None = None
     """None: no ratio, as in the paper. A number clips the token ratio from below at 1 - clip_low."""
@@ -41,11 +45,6 @@ class ReMax(PolicyGradient):
     def __post_init__(self) -> None:
         refuse_half_a_clip(self.clip_low, self.clip_high)
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        greedy = frozenset[Need]({"greedy_reward"})
-        return greedy | returns_needs(self.clip_low, self.kl_coef) | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         greedy_P1 = greedy_rewards_of(experience)
         compared = with_baseline(experience)
@@ -58,25 +57,19 @@ class ReMax(PolicyGradient):
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
-        loss_BT, metrics = policy_term(outputs, batch, self.clip_low, self.clip_high)
+        ratio_BT, advantages_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), advantages_of(batch)
+        if self.clip_low is None or self.clip_high is None:
+            loss_BT = -advantages_BT * outputs.logprobs_BT
+        else:
+            loss_BT = clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high)
         loss = sequence_sum(weighted(loss_BT, batch), batch.completion_mask_BT, totals.sequences)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
 
     card: ClassVar[Card] = Card(
         title="ReMax",
         paper="ReMax, arXiv:2310.10505",
         summary="The reward of the greedy answer to the same prompt takes the place of a critic.",
-        choices={
-            "baseline": "greedy",
-            "normalisation": "none",
-            "ratio": "none",
-            "trust_region": "none",
-            "kl": "reward",
-            "aggregation": "sequence_sum",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("greedy none none none reward sequence_sum auto none none"),
         use_when="One sampled answer per prompt is all that is affordable, and a baseline per prompt is wanted.",
         avoid_when="Several answers per prompt are sampled anyway: their mean (RLOO, GRPO) is the better baseline.",
         differs=(
@@ -90,7 +83,7 @@ class ReMax(PolicyGradient):
             "kl_coef": "0 here: without it no reference model is loaded",
             "gamma": "1: the paper",
         },
-        metrics=RATIO_METRICS | clip_formulas() | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas(),
     )
 
 

@@ -1,22 +1,12 @@
-"""What the relatives of REINFORCE share: returns with a KL in the reward, and a policy term with a clip or without."""
+"""What the relatives of REINFORCE share: returns with a KL in the reward, discounts, and a teacher's log-ratio."""
 
 from __future__ import annotations
 
-from posttrain.algorithms.declared import Need
-from posttrain.algorithms.metrics import ratio_metrics
-from posttrain.algorithms.shared import advantages_of, clipped_policy_term, sampled_kl
+from posttrain.algorithms.shared import sampled_kl
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import place_on_last_token, return_to_go
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import log_ratio
-from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor
-
-
-def returns_needs(clip_low: float | None, kl_coef: float) -> frozenset[Need]:
-    """The KL is computed before the first update; the ratio of a clip only where a batch has several."""
-    penalty = frozenset[Need]({"old_for_advantages", "reference"} if kl_coef else ())
-    ratio = frozenset[Need]() if clip_low is None else frozenset[Need]({"old"})
-    return ratio | penalty
+from posttrain.types import Experience, Tensor
 
 
 def token_returns(experience: Experience, kl_coef: float, gamma: float) -> Tensor:
@@ -32,16 +22,6 @@ def discounted(experience: Experience, advantages_PG: Tensor, gamma: float) -> T
     """`[B, T]` the advantage of the completion on each trained token, times gamma for each trained token after it."""
     mask_BT = experience.scored_mask_BT
     return return_to_go(place_on_last_token(advantages_PG.reshape(-1), mask_BT), mask_BT, gamma)
-
-
-def policy_term(
-    outputs: Outputs, batch: Batch, clip_low: float | None, clip_high: float | None
-) -> tuple[Tensor, Metrics]:
-    """`[B, T]` -A * logprobs without bounds, PPO's clipped loss with them; and its metrics."""
-    if clip_low is not None and clip_high is not None:
-        return clipped_policy_term(outputs, batch, clip_low, clip_high)
-    log_ratio_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
-    return -advantages_of(batch) * outputs.logprobs_BT, ratio_metrics(log_ratio_BT, batch.completion_mask_BT)
 
 
 def teacher_log_ratio(experience: Experience, floor: float) -> Tensor:

@@ -39,7 +39,7 @@ class RewardModel(Algorithm):
         return frozenset({"scores", "margins"} if self.margin == "data" else {"scores"})
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        scores_B = Outputs.of(outputs).scores_B
+        scores_B = Outputs.of(outputs, batch).scores_B
         if scores_B is None:
             raise ConfigError(
                 given="the forward pass gave no scores",

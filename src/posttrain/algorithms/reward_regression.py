@@ -40,7 +40,7 @@ class RewardRegression(Algorithm):
         return frozenset[Need]({"scores"}) | scale[self.regress]
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        scores_B, targets_B = Outputs.of(outputs).scores_B, batch.targets_B
+        scores_B, targets_B = Outputs.of(outputs, batch).scores_B, batch.targets_B
         if scores_B is None or targets_B is None:
             raise ConfigError(
                 given="no scores of the forward pass, or no ratings of the rows",

@@ -12,15 +12,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import (
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    clip_formulas,
-    clip_metrics,
-    ratio_metrics,
-)
+from posttrain.algorithms.base import Card, PolicyGradient
+from posttrain.algorithms.declared import row
+from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.returns import discounted
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import (
@@ -34,7 +28,7 @@ from posttrain.algorithms.shared import (
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import has_signal, leave_one_out_mean
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import clipped_surrogate, log_ratio, sequence_product_ratio
+from posttrain.functional.ratios import clipped_surrogate, sequence_product_ratio
 from posttrain.functional.reductions import sequence_mean, sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -43,6 +37,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class RLOO(PolicyGradient):
     key: ClassVar[str] = "rloo"
     min_group_size: ClassVar[int] = 2
+    kl_in_reward: ClassVar[bool] = True
 
     clip_low: NonNegative | None = None
     """None: no ratio, as in the paper. A number clips the ratio of the whole completion from below at 1 - clip_low."""
@@ -62,12 +57,6 @@ class RLOO(PolicyGradient):
                 fix="Leave gamma out, or clip_low and clip_high.",
             )
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        penalty = frozenset[Need]({"old_for_advantages", "reference"} if self.kl_coef else ())
-        ratio = frozenset[Need]() if self.clip_low is None else frozenset[Need]({"old"})
-        return ratio | penalty | self.common_needs()
-
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
@@ -80,34 +69,20 @@ class RLOO(PolicyGradient):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
         mask_BT = batch.completion_mask_BT
-        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
         if self.clip_low is None or self.clip_high is None:
             loss_BT = weighted(-advantages_of(batch) * outputs.logprobs_BT, batch)
-            loss = sequence_sum(loss_BT, mask_BT, totals.sequences)
-        else:
-            advantage_B1 = per_completion(advantages_of(batch), mask_BT)
-            ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
-            nonempty_B1 = mask_BT.any(dim=-1, keepdim=True)
-            loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
-            loss = sequence_mean(weighted_completions(loss_B1, outputs, batch), mask_BT, totals.sequences)
-            metrics |= clip_metrics(ratio_B1, advantage_B1, nonempty_B1, self.clip_low, self.clip_high)
-        return self.finish(loss, metrics, outputs, batch, totals)
+            return self.finish(sequence_sum(loss_BT, mask_BT, totals.sequences), outputs, batch, totals)
+        ratio_B1 = sequence_product_ratio(outputs.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+        advantage_B1 = per_completion(advantages_of(batch), mask_BT)
+        loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
+        loss = sequence_mean(weighted_completions(loss_B1, outputs, batch), mask_BT, totals.sequences)
+        return self.finish(loss, outputs, batch, totals, clipped=ratio_B1)
 
     card: ClassVar[Card] = Card(
         title="RLOO: REINFORCE Leave-One-Out",
         paper="Back to Basics, arXiv:2402.14740",
         summary="REINFORCE whose baseline is the mean reward of the other answers to the same prompt: unbiased.",
-        choices={
-            "baseline": "leave_one_out",
-            "normalisation": "none",
-            "ratio": "none",
-            "trust_region": "none",
-            "kl": "reward_sequence",
-            "aggregation": "sequence_sum",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("leave_one_out none none none reward_sequence sequence_sum auto none none"),
         use_when="An unbiased, simple estimator with few settings is wanted and each batch is used for one update.",
         avoid_when="Several updates are made per batch on long answers: the ratio of a whole completion leaves the "
         "clip range at once.",
@@ -122,5 +97,5 @@ class RLOO(PolicyGradient):
             "kl_coef": "0 here; the paper uses 0.03, TRL 0.05, OpenRLHF 0.01",
             "gamma": "1: the paper",
         },
-        metrics=RATIO_METRICS | clip_formulas("completions", "q") | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas("completions", "q"),
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card
-from posttrain.algorithms.composition.row import Row, row
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, clip_formulas
-from posttrain.algorithms.settings import AboveOne, NonNegative, settings
-from posttrain.algorithms.shared import KLInLoss
+from posttrain.algorithms.composition.row import Row
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
+from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, settings
 
 
 @settings
@@ -56,7 +55,7 @@ class LitePPO(Row):
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",
         },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas() | DUAL_CLIP_METRICS,
     )
 
 
@@ -91,7 +90,7 @@ class LUSPO(Row):
             biased(0.894, 0.821),
         ),
         sources={"clip_low": "2e-3: the paper", "clip_high": "2.5e-3: the paper"},
-        metrics=clip_formulas("completions", "s") | RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+        metrics=clip_formulas("completions", "s"),
     )
 
 
@@ -116,7 +115,6 @@ class OPO(Row):
         use_when="Each batch is used for one update, and answers to one prompt differ in length.",
         avoid_when="Several updates are made per batch: nothing holds the ratio.",
         differs=("The baseline contains the answer itself, with the weight of its length.", biased(0.979, 0.951)),
-        metrics=RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
     )
 
 
@@ -141,5 +139,107 @@ class GPG(Row):
         use_when="Rewards are 0 or 1, and the step shall not shrink while few answers are right.",
         avoid_when="A reward of 0 is an ordinary value: the share of zeros then means nothing.",
         differs=("Counts rewards that are not 0, as verl does; verl's extra constant f is 1.", biased(0.997, 0.993)),
-        metrics=RATIO_METRICS | KL_METRICS | ENTROPY_METRICS,
+    )
+
+
+@settings
+class MaxRL(Row):
+    """MaxRL: maximum likelihood reinforcement learning (arXiv:2602.02710).
+
+        A_i = (R_i - mean(R)) / (mean(R) + 1e-6)                      over the G completions of a prompt; 0 if all fail
+        L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  rho = exp(logprobs - old_logprobs)
+
+    Mean over all tokens of the step. With rewards of 0 and 1 the mean estimates the probability p to solve the prompt,
+    and the gradient that of log p where that of REINFORCE is p's: what a prompt weighs is 1 / p.
+    """
+
+    key: ClassVar[str] = "maxrl"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 0.2
+    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    clip_high: NonNegative = 0.2
+    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+
+    card: ClassVar[Card] = Card(
+        title="MaxRL: Maximum Likelihood Reinforcement Learning",
+        paper="MaxRL, arXiv:2602.02710",
+        summary="A prompt that is rarely solved weighs more, by one over its share of solved answers.",
+        choices=row("group_mean mean_reward token clip none token_mean auto none none"),
+        use_when="Rewards are 0 or 1, many prompts are hard, and pass@k counts as much as pass@1.",
+        avoid_when="Rewards can be negative, which is refused, or a success may be luck: rare ones weigh most.",
+        differs=(
+            "The paper's estimator averages the scores of the solved answers of a prompt and subtracts the mean score: "
+            "the same number as this advantage, but for 1e-6.",
+        ),
+        sources={"clip_low": "0.2: as GRPO", "clip_high": "0.2: as GRPO"},
+        metrics=clip_formulas(),
+    )
+
+
+@settings
+class DRO(Row):
+    """DRO, token by token: a squared log-ratio in place of a clip (arXiv:2405.19107, as verl has it).
+
+        A_i = R_i - mean of the group
+        d   = logprobs - old_logprobs                                 per token
+        L   = -A_i * logprobs + tau / 2 * d^2
+
+    Mean over all tokens of the step.
+    """
+
+    key: ClassVar[str] = "dro"
+    min_group_size: ClassVar[int] = 2
+
+    tau: NonNegative = 0.1
+    """Strength of the pull of each token to the policy at the start of the update."""
+
+    card: ClassVar[Card] = Card(
+        title="DRO: Direct Reward Optimisation",
+        paper="DRO, arXiv:2405.19107",
+        summary="Kimi k1.5's loss with the square on each token in place of their sum.",
+        choices=row("group_mean none none token_squared_log_ratio none token_mean auto none none"),
+        use_when="Several updates are made per batch, and answers are too long for a square of the whole completion.",
+        avoid_when="Each batch is used for one update: the square is then 0, and this is the plain policy gradient.",
+        differs=(
+            "The paper learns a value function from offline data of one answer per prompt and squares the log-ratio of "
+            "the whole answer; the form here is that of verl's loss dro, with any advantage and one square per token.",
+            "The mean of the group is the advantage here; in verl it is whatever its estimator gives.",
+        ),
+        sources={"tau": "0.1: as kimi_k15; verl calls it beta"},
+        metrics={"policy/squared_log_ratio": "mean over the trained tokens of d^2"},
+    )
+
+
+@settings
+class GRPOPassK(Row):
+    """verl's pass@k: only the best answer of a group is raised, by its lead over the second (arXiv:2503.19595).
+
+        A_i = (R_max - R_second) / (std(R) + 1e-6)                    for the best of a group; 0 for others and at a tie
+        L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  rho = exp(logprobs - old_logprobs)
+
+    Mean over all tokens of the step.
+    """
+
+    key: ClassVar[str] = "grpo_passk"
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: NonNegative = 0.2
+    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    clip_high: NonNegative = 0.2
+    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+
+    card: ClassVar[Card] = Card(
+        title="GRPO for pass@k",
+        paper="arXiv:2503.19595; verl, adv_estimator = grpo_passk",
+        summary="Only the best answer of a group is raised, by how much it leads the second.",
+        choices=row("runner_up group_std token clip none token_mean auto none none"),
+        use_when="One good answer among several is what counts, and rewards are graded.",
+        avoid_when="Rewards are 0 or 1: two right answers are a tie and teach nothing (pass_at_k is exact).",
+        differs=(
+            "The paper does not divide by a deviation; verl does unless norm_adv_by_std_in_grpo is off.",
+            "At a tie verl raises the first of the best by 0, which is the same.",
+        ),
+        sources={"clip_low": "0.2: verl", "clip_high": "0.2: verl"},
+        metrics=clip_formulas(),
     )

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Positive, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
-from posttrain.functional.ratios import log_ratio
+from posttrain.functional.ratios import token_ratio
 from posttrain.functional.reductions import sequence_mean
 from posttrain.functional.trust_regions import soft_gate
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -28,15 +28,12 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class SAPO(PolicyGradient):
     key: ClassVar[str] = "sapo"
     min_group_size: ClassVar[int] = 2
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
 
     tau_pos: Positive = 1.0
     """How fast the gradient fades as the ratio leaves 1, for tokens with a positive advantage."""
     tau_neg: Positive = 1.05
     """The same for negative advantages: faster, because lowering one token raises all others of the vocabulary."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -45,27 +42,16 @@ class SAPO(PolicyGradient):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, batch = self.start(outputs, batch)
         mask_BT, advantages_BT = batch.completion_mask_BT, advantages_of(batch)
-        d_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
-        gate_BT = soft_gate(d_BT.exp(), advantages_BT, self.tau_pos, self.tau_neg)
+        ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
+        gate_BT = soft_gate(ratio_BT, advantages_BT, self.tau_pos, self.tau_neg)
         loss = sequence_mean(weighted(-gate_BT * advantages_BT, batch), mask_BT, totals.sequences)
-        metrics = ratio_metrics(d_BT, mask_BT) | {"policy/gate_mean": mean_over(gate_BT, mask_BT)}
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, {"policy/gate_mean": mean_over(gate_BT, mask_BT)})
 
     card: ClassVar[Card] = Card(
         title="SAPO: Soft Adaptive Policy Optimization",
         paper="Soft Adaptive Policy Optimization, arXiv:2511.20347",
         summary="A smooth gate in place of the clip: tokens far from the old policy count less, none is cut off.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "token",
-            "trust_region": "soft_gate",
-            "kl": "none",
-            "aggregation": "sequence_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std token soft_gate none sequence_mean auto none none"),
         use_when="A batch is used for several updates and a hard clip throws too many tokens away, as with mixtures of "
         "experts.",
         avoid_when="Each batch is used for one update: then it is GRPO, as no ratio leaves 1.",
@@ -76,8 +62,5 @@ class SAPO(PolicyGradient):
             biased(0.897, 0.588),
         ),
         sources={"tau_pos": "1.0: the paper", "tau_neg": "1.05: the paper"},
-        metrics={"policy/gate_mean": "mean of f over the trained tokens"}
-        | RATIO_METRICS
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        metrics={"policy/gate_mean": "mean of f over the trained tokens"},
     )

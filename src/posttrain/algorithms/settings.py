@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -32,6 +32,22 @@ BelowHalf = Annotated[float, Field(ge=0, lt=0.5), _NotBool]
 PositiveBelowHalf = Annotated[float, Field(gt=0, lt=0.5), _NotBool]
 CountOrZero = Annotated[int, Field(ge=0), _NotBool]
 Count = Annotated[int, Field(ge=1), _NotBool]
+
+
+def _refuse_k1(value: Any) -> Any:
+    """RULE 13: the expected gradient of k1 in the loss is zero."""
+    if value == "k1":
+        raise ConfigError(
+            given="kl_estimator = 'k1' in the loss, whose expected gradient is zero",
+            allowed="k2, k3, k1_corrected, k2_corrected, k3_corrected",
+            fix="Use k3_corrected for an unbiased gradient of KL(policy || reference).",
+        )
+    return value
+
+
+KLEstimator = Literal["k1", "k2", "k3", "k1_corrected", "k2_corrected", "k3_corrected"]
+KLInReward = Literal["k1", "k2", "k3"]
+KLInLoss = Annotated[Literal["k2", "k3", "k1_corrected", "k2_corrected", "k3_corrected"], BeforeValidator(_refuse_k1)]
 
 C = TypeVar("C", bound=type)
 

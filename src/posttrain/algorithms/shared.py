@@ -1,21 +1,18 @@
-"""What several algorithm files call: the policy term, the KL term, the entropy bonus."""
+"""What several algorithm files call: advantages, off-policy weights, the KL term, the entropy bonus."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
 
 import torch
 
-from posttrain.algorithms.metrics import clip_metrics, ratio_metrics
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import center_by_group, group_std
 from posttrain.functional.kl import k1, kl_estimate
 from posttrain.functional.masks import masked
-from posttrain.functional.ratios import clipped_surrogate, log_ratio
 from posttrain.functional.reductions import split_over_tokens, token_mean
 from posttrain.functional.trust_regions import random_numbers
-from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
+from posttrain.types import Batch, Experience, Outputs, Tensor, Totals
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation, not under the root (RULE 11)."""
@@ -26,7 +23,7 @@ def on_trained_tokens(outputs: Outputs | Tensor, batch: Batch) -> Outputs:
 
     The reductions mask values, which is not enough: the backward pass of `exp(nan)` is `0 * nan`.
     """
-    outputs, mask_BT = Outputs.of(outputs), batch.completion_mask_BT
+    outputs, mask_BT = Outputs.of(outputs, batch), batch.completion_mask_BT
     values_BT = None if outputs.values_BT is None else masked(outputs.values_BT, mask_BT)
     return replace(outputs, logprobs_BT=masked(outputs.logprobs_BT, mask_BT), values_BT=values_BT)
 
@@ -53,6 +50,14 @@ def per_completion(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return masked(x_BT, mask_BT).sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
+def as_ratio(ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Advantages and mask in the shape of a ratio: per token, or `[B, 1]` per completion."""
+    advantages_BT, mask_BT = advantages_of(batch), batch.completion_mask_BT
+    if ratio.shape == mask_BT.shape:
+        return advantages_BT, mask_BT
+    return per_completion(advantages_BT, mask_BT), mask_BT.any(dim=-1, keepdim=True)
+
+
 def draw_for(batch: Batch, seed: int) -> Tensor:
     """`[B, T]` random numbers: of each token its own, by seed, policy version, row and position (RULE 24)."""
     rows, columns = batch.completion_mask_BT.shape
@@ -70,6 +75,28 @@ def weighted_completions(loss_B1: Tensor, outputs: Outputs, batch: Batch) -> Ten
     if batch.correction_BT is None:
         return loss_B1.expand(batch.completion_mask_BT.shape)
     return batch.correction_BT * split_over_tokens(loss_B1, outputs.logprobs_BT, batch.completion_mask_BT)
+
+
+def require_whole_update(batch: Batch, totals: Totals, missing: str) -> None:
+    """Refuse a part of an update where its rows depend on each other: every split would give other numbers."""
+    in_loss = int(batch.completion_mask_BT.sum())
+    if in_loss == totals.tokens:
+        return
+    rejected = 0
+    if batch.correction_BT is not None:
+        rejected = int(((batch.correction_BT == 0) & ~batch.completion_mask_BT).sum())
+    if rejected and in_loss + rejected == totals.tokens:
+        raise ConfigError(
+            given=f"totals that count {totals.tokens} tokens, {rejected} of which the correction rejects and takes out "
+            "of the denominator",
+            allowed="totals of the batch that algorithm.prepare returns",
+            fix=f"Call batch = algorithm.prepare(batch) with {missing}, then count_totals(batch), then the loss.",
+        )
+    raise ConfigError(
+        given="some rows of an update whose rows depend on each other, and nothing that was computed over all",
+        allowed="the whole update, or a batch from algorithm.to_batch and algorithm.prepare",
+        fix=f"Call algorithm.prepare(batch) with {missing} before the batch is split.",
+    )
 
 
 def reference_of(batch: Batch, setting: str) -> Tensor:
@@ -101,32 +128,6 @@ def sampled_kl(experience: Experience) -> Tensor:
             fix="Pass old_logprobs_BT and ref_logprobs_BT, or set kl_coef = 0.",
         )
     return masked(k1(experience.old_logprobs_BT, experience.ref_logprobs_BT), experience.completion_mask_BT)
-
-
-KLInLoss = Literal["k1", "k2", "k3", "k1_corrected", "k2_corrected", "k3_corrected"]
-"""Estimators by name. k1 is a name only so that the refusal can give the reason."""
-
-
-def refuse_k1_in_loss(kl_estimator: KLInLoss) -> None:
-    """RULE 13: the expected gradient of k1 in the loss is zero."""
-    if kl_estimator == "k1":
-        raise ConfigError(
-            given="kl_estimator = 'k1' in the loss, whose expected gradient is zero",
-            allowed=", ".join(name for name in get_args(KLInLoss) if name != "k1"),
-            fix="Use k3_corrected for an unbiased gradient of KL(policy || reference).",
-        )
-
-
-def clipped_policy_term(
-    outputs: Outputs, batch: Batch, clip_low: float, clip_high: float, dual_clip: float | None = None
-) -> tuple[Tensor, Metrics]:
-    """`[B, T]` PPO's clipped loss with token ratios, and its metrics."""
-    advantages_BT = advantages_of(batch)
-    log_ratio_BT = log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)
-    ratio_BT = log_ratio_BT.exp()
-    loss_BT = clipped_surrogate(ratio_BT, advantages_BT, clip_low, clip_high, dual_clip)
-    metrics = clip_metrics(ratio_BT, advantages_BT, batch.completion_mask_BT, clip_low, clip_high, dual_clip)
-    return loss_BT, metrics | ratio_metrics(log_ratio_BT, batch.completion_mask_BT)
 
 
 def kl_term(outputs: Outputs, batch: Batch, kl_coef: float, kl_estimator: str) -> Tensor | float:

@@ -2,7 +2,7 @@
 
     a(y) = sum_t logprobs / |y|                                   mean log-probability of an answer y
     h    = beta * (a(chosen) - a(rejected)) - gamma
-    L    = -log sigmoid(h)
+    L    = -(1 - label_smoothing) log sigmoid(h) - label_smoothing log sigmoid(-h)
 
 Mean over the pairs of the step. No reference; gamma is the margin by which the chosen answer should win. With alpha,
 a becomes (1 - exp(-alpha a)) / alpha (AlphaPO, arXiv:2501.03884).
@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import PairLoss, pairs_of, reward_formulas
-from posttrain.algorithms.settings import Finite, NonNegative, Positive, settings
+from posttrain.algorithms.settings import BelowHalf, Finite, NonNegative, Positive, settings
 from posttrain.errors import ConfigError
-from posttrain.functional.preferences import logistic, shaped_reward
+from posttrain.functional.preferences import logistic, shaped_reward, smoothed
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 DEFAULT_RATIO = 0.25
@@ -36,6 +36,9 @@ class SimPO(PairLoss):
     alpha: Finite = 0.0
     """Shape of the reward (AlphaPO): 0 is the mean log-probability itself, above 0 unlikely answers weigh more."""
 
+    label_smoothing: BelowHalf = 0.0
+    """Probability that a label is the wrong way round."""
+
     def __post_init__(self) -> None:
         if self.gamma is not None and self.gamma_beta_ratio is not None:
             raise ConfigError(
@@ -53,7 +56,7 @@ class SimPO(PairLoss):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)
         chosen_N, rejected_N = reward_2N = self.beta * shaped_reward(pairs.mean_log_probs(), self.alpha)
-        loss_N = logistic(chosen_N - rejected_N - self.target_margin)
+        loss_N = smoothed(logistic, chosen_N - rejected_N - self.target_margin, self.label_smoothing)
         return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
 
     card: ClassVar[Card] = Card(
@@ -79,6 +82,7 @@ class SimPO(PairLoss):
             "gamma": "none: the ratio decides; TRL 0.5, which is the same at beta 2",
             "gamma_beta_ratio": "0.25: the authors' code; 0.1 to 0.8 in the paper, by model",
             "alpha": "0: SimPO; AlphaPO takes 0.25",
+            "label_smoothing": "0: the paper and the authors' code, which has the same setting; TRL's CPO likewise",
         },
         metrics=reward_formulas("beta * a, a = mean over the answer of logprobs (shaped by alpha)"),
     )

@@ -16,11 +16,12 @@ from typing import ClassVar
 import torch
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.declared import row
+from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import advantages_of, per_completion, weighted
 from posttrain.functional.masks import without_gradient
-from posttrain.functional.ratios import log_ratio, sequence_product_ratio
+from posttrain.functional.ratios import sequence_product_ratio
 from posttrain.functional.reductions import sequence_sum
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
@@ -29,14 +30,11 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class TOPR(PolicyGradient):
     key: ClassVar[str] = "topr"
     auto_correction: ClassVar[str] = "bypass"
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
 
     baseline: Finite = 0.0
     """The constant that is subtracted from every reward. It sets how much positive completions weigh against negative
     ones, which off-policy is not neutral: with rewards of 0 and 1, a baseline of 0 learns from right answers alone."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         return experience.broadcast(experience.rewards_PG - self.baseline)
@@ -46,25 +44,15 @@ class TOPR(PolicyGradient):
         mask_BT, advantages_BT = batch.completion_mask_BT, advantages_of(batch)
         weight_B1 = truncated_negatives(outputs, batch)
         loss_BT = weighted(-weight_B1 * advantages_BT * outputs.logprobs_BT, batch)
-        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
-        metrics["policy/weight_mean"] = mean_over(weight_B1, mask_BT.any(dim=-1, keepdim=True))
-        return self.finish(sequence_sum(loss_BT, mask_BT, totals.sequences), metrics, outputs, batch, totals)
+        loss = sequence_sum(loss_BT, mask_BT, totals.sequences)
+        mean = mean_over(weight_B1, mask_BT.any(dim=-1, keepdim=True))
+        return self.finish(loss, outputs, batch, totals, {"policy/weight_mean": mean})
 
     card: ClassVar[Card] = Card(
         title="TOPR: Tapered Off-Policy REINFORCE",
         paper="Tapered Off-Policy REINFORCE, arXiv:2503.14286",
         summary="REINFORCE on old data: positives count fully, negatives fade as the policy leaves them.",
-        choices={
-            "baseline": "constant",
-            "normalisation": "none",
-            "ratio": "sequence_product",
-            "trust_region": "truncated_negatives",
-            "kl": "none",
-            "aggregation": "sequence_sum",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("constant none sequence_product truncated_negatives none sequence_sum auto none none"),
         use_when="Completions are used many times, or come from an older policy, and should not be thrown away.",
         avoid_when="Data is fresh: then it is REINFORCE with a constant baseline, and RLOO has less variance.",
         differs=(
@@ -74,10 +62,7 @@ class TOPR(PolicyGradient):
             "On-policy it is the exact gradient; off-policy it is biased on purpose.",
         ),
         sources={"baseline": "0 here; the paper tunes it for the balance of positives and negatives"},
-        metrics=RATIO_METRICS
-        | {"policy/weight_mean": "mean over the completions of w: 1 where none is truncated"}
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        metrics={"policy/weight_mean": "mean over the completions of w: 1 where none is truncated"},
     )
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased
-from posttrain.algorithms.metrics import ENTROPY_METRICS, KL_METRICS, RATIO_METRICS, mean_over, ratio_metrics
+from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
-from posttrain.functional.ratios import log_ratio, sequence_product_ratio
+from posttrain.functional.ratios import sequence_product_ratio
 from posttrain.functional.reductions import token_mean
 from posttrain.functional.trust_regions import kernel
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -29,6 +29,7 @@ class VESPO(PolicyGradient):
     key: ClassVar[str] = "vespo"
     min_group_size: ClassVar[int] = 2
     auto_correction: ClassVar[str] = "bypass"
+    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
 
     k_pos: NonNegative = 2.0
     """Power of q for advantages of 0 and above: how fast the weight falls as the completion becomes less likely."""
@@ -38,10 +39,6 @@ class VESPO(PolicyGradient):
     """Power of q for negative advantages."""
     lambda_neg: NonNegative = 2.0
     """Decay for negative advantages."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset[Need]({"old"}) | self.common_needs()
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -61,25 +58,13 @@ class VESPO(PolicyGradient):
         )
         loss_BT = weighted(-weight_BT * advantages_BT * outputs.logprobs_BT, batch)
         loss = token_mean(loss_BT, mask_BT, totals.tokens)
-        metrics = ratio_metrics(log_ratio(outputs.logprobs_BT, batch.old_logprobs_BT), mask_BT)
-        metrics["policy/kernel_mean"] = mean_over(weight_BT, mask_BT)
-        return self.finish(loss, metrics, outputs, batch, totals)
+        return self.finish(loss, outputs, batch, totals, {"policy/kernel_mean": mean_over(weight_BT, mask_BT)})
 
     card: ClassVar[Card] = Card(
         title="VESPO: Variational Sequence-level Soft Policy Optimization",
         paper="VESPO, arXiv:2602.10693",
         summary="A smooth weight of the whole answer, derived from a variational bound, in place of a clip.",
-        choices={
-            "baseline": "group_mean",
-            "normalisation": "group_std",
-            "ratio": "sequence_product",
-            "trust_region": "kernel",
-            "kl": "none",
-            "aggregation": "token_mean",
-            "correction": "auto",
-            "filter": "none",
-            "shaping": "none",
-        },
+        choices=row("group_mean group_std sequence_product kernel none token_mean auto none none"),
         use_when="Data is stale by several updates and answers are not too long.",
         avoid_when="Answers have thousands of tokens: the product of their ratios leaves the range where phi is not 0.",
         differs=(
@@ -95,8 +80,5 @@ class VESPO(PolicyGradient):
             "k_neg": "3: the paper, TRL",
             "lambda_neg": "2: the paper, TRL",
         },
-        metrics={"policy/kernel_mean": "mean of phi over the trained tokens"}
-        | RATIO_METRICS
-        | KL_METRICS
-        | ENTROPY_METRICS,
+        metrics={"policy/kernel_mean": "mean of phi over the trained tokens"},
     )

@@ -38,6 +38,7 @@ from posttrain.cli import (
 from posttrain.cli.output import silence_libraries
 from posttrain.cli.refused import refusal
 from posttrain.errors import PosttrainError
+from posttrain.importing import defer
 
 UsageError: Any = typer.BadParameter.__base__
 """The error of click for a command line that cannot be parsed; newer releases of typer contain their own click."""
@@ -83,6 +84,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code. Whatever goes wrong is reported, never raised."""
     silence_libraries()
+    defer("torch")
     as_json = "--json" in arguments
     try:
         return _invoke(arguments)

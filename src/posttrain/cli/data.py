@@ -29,6 +29,13 @@ class Facts(NamedTuple):
     context_length: int | None = None
 
 
+def _named(given: str) -> tuple[str, str]:
+    ours, equals, theirs = given.partition("=")
+    if not (ours and equals and theirs):
+        raise typer.BadParameter(f"{given!r}: write the name here, =, and the name in the data, as in chosen=better")
+    return ours, theirs
+
+
 @data_app.command("check", no_args_is_help=True)
 def check(
     source: Annotated[
@@ -47,6 +54,9 @@ def check(
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
     answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="What the data calls a column, for example chosen=better; more than once.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Split of a Hugging Face dataset; train or eval for a task.")] = "train",
     json: AsJson = False,
 ) -> int:
@@ -57,12 +67,14 @@ def check(
       posttrain data check gsm8k_train.jsonl
       posttrain data check svamp.jsonl --prompt "{Body} {Question}"
       posttrain data check ultrafeedback.jsonl --as ratings
+      posttrain data check judged.csv --column chosen=good_reply --column rejected=bad_reply
       posttrain data check sft.jsonl --model Qwen/Qwen3-0.6B --max-length 2048 --json
     """
     from posttrain.config import DataConfig
     from posttrain.data.inspect import inspect_data
 
-    config = DataConfig(train=source, prompt=prompt, answer=answer_column, split=split)
+    columns = dict(_named(one) for one in column or ())
+    config = DataConfig(train=source, columns=columns, prompt=prompt, answer=answer_column, split=split)
     facts = _facts(model)
     report = inspect_data(
         source,

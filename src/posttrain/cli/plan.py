@@ -99,7 +99,7 @@ def _planned(
     config: str | None, overrides: list[str], how: dict[str, Any], *, probe: bool, gpus: str | None, **named: str | None
 ) -> Any:
     """What there is to show: the plan of a run or of a pipeline, or one beside what was measured."""
-    from posttrain.config.pipeline_stages import holds_stages
+    from posttrain.config.pipeline import holds_stages
     from posttrain.lab.plan.api import make_plan
 
     staged = config is not None and holds_stages(config)

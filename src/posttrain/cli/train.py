@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posttrain.cli.output import AsJson, Quiet, ShowSamples, answer, finish, view_for
 from posttrain.errors import ConfigError
 from posttrain.importing import uncollected
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
 
 OPTIONS = ("--output", "--dry-run", "--show-samples", "--quiet", "--json", "--help")
 
@@ -46,7 +49,7 @@ def train(
       posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
       posttrain train pipeline.yaml stages.dpo.train.steps=50 seed=1
     """
-    from posttrain.config.pipeline_stages import holds_stages
+    from posttrain.config.pipeline import holds_stages
     from posttrain.config.text import write_value
 
     path, overrides = split_arguments([config, *(settings or [])])
@@ -59,12 +62,9 @@ def train(
 def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
     from posttrain.config import check, load_config, to_yaml
 
-    resolved = load_config(path, overrides)
+    resolved = load_config(path, overrides, checks=[_names_are_known])
+    check(resolved, _names_are_known)  # before anything heavy is imported
     if dry_run:
-        from posttrain.rewards.making import check_names
-
-        check(resolved.config)
-        check_names([*resolved.config.rewards, *resolved.config.check])
         everything = {"config": resolved.config.model_dump(mode="json"), "origins": dict(resolved.origins)}
         answer(everything, to_yaml(resolved).rstrip(), as_json=json)
         return 0
@@ -75,15 +75,17 @@ def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json
     return finish(run, as_json=json)
 
 
+def _names_are_known(config: RunConfig) -> None:
+    from posttrain.rewards.making import check_names
+
+    check_names([*config.rewards, *config.check])
+
+
 def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
     from posttrain.config.pipeline import read_pipeline, to_yaml
 
-    pipeline = read_pipeline(path, overrides)
+    pipeline = read_pipeline(path, overrides, checks=[_names_are_known])
     if dry_run:
-        from posttrain.rewards.making import check_names
-
-        for stage in pipeline.stages:
-            check_names([*stage.config.rewards, *stage.config.check])
         stages = [{"name": stage.name, "config": stage.config.model_dump(mode="json")} for stage in pipeline.stages]
         everything = {**pipeline.settings.model_dump(mode="json"), "stages": stages}
         answer(everything, to_yaml(pipeline, pipeline.settings.output).rstrip(), as_json=json)

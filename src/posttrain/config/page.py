@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from posttrain.config import PRESETS, describe_fields
 from posttrain.config import presets as config_presets
-from posttrain.config.names import FAMILIES, FOREIGN, ByAlgorithm, Entry, Nothing
-from posttrain.config.rules import RULES
+from posttrain.config.load import RULES
+from posttrain.config.names import FAMILIES, ByAlgorithm, Entry, Nothing, peers
 from posttrain.config.schema import FieldDoc
 from posttrain.config.text import dotted, leaves, show
 
 _HEAD = """\
 # Configuration
 
-This page is written from `src/posttrain/config*.py` by `python -m posttrain.config.page`; a test compares the two.
+This page is written from `src/posttrain/config/` by `python -m posttrain.config.page`; a test compares the two.
 
 A run is one YAML or TOML file. Four things have no default: the model, the algorithm, the data and the number of steps.
 
@@ -86,18 +86,19 @@ _FOREIGN_HEAD = (
 
 
 def _foreign() -> list[str]:
-    tables = {
-        project or "Common": [(f"`{n}`", _here(e)) for n, e in names.items()] for project, names in FOREIGN.items()
-    }
-    tables["Names that begin with"] = [(f"`{beginning}`", entry.reason) for beginning, entry in FAMILIES.items()]
-    return [f"### {title}\n\n{_table(('name', 'here'), rows)}" for title, rows in tables.items()]
+    titles = {FAMILIES: "Names that begin with"}
+    tables = {titles.get(project, project): names.items() for project, names in peers().items()}
+    return [
+        f"### {title}\n\n{_table(('name', 'here'), [(f'`{name}`', _here(entry)) for name, entry in names])}"
+        for title, names in tables.items()
+    ]
 
 
 def _here(entry: Entry) -> str:
     if isinstance(entry, Nothing):
         return entry.reason
     if isinstance(entry, ByAlgorithm):
-        return "by algorithm: " + ", or ".join(_here(choice) for choice in entry.choices)
+        return f"by algorithm: {entry}"
     return f"`{entry.key}`{f' ({entry.note})' if entry.note else ''}"
 
 

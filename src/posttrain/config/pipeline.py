@@ -11,25 +11,39 @@
 A stage is a run like any other; its settings go before the shared ones, and those of the command line before both. It
 starts with the model of the last stage that trained a policy, unless it names another. `stage:NAME` stands for the
 model of an earlier stage wherever a model may be named. Everything that is wrong with any stage is said at once, before
-the first one trains. Imports no torch until an algorithm is named.
+the first one trains.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from posttrain.config import Part, PathText, Resolved, RunConfig, check, load_config, saved_tree
-from posttrain.config.layers import Layers
-from posttrain.config.pipeline_links import MARK, links_of, refuse_unmarked, wants_policy
-from posttrain.config.pipeline_stages import STAGES, Changes, Draft, drafts_of, listed_stages, with_start
+from posttrain.config.load import Check, Layers, Resolved, check, load_config, saved_tree
+from posttrain.config.run import RunConfig, models_named
 from posttrain.config.schema import Problem, combine
-from posttrain.config.text import COMMENT, read_mapping, write_tree
+from posttrain.config.text import COMMENT, dotted, leaves, read_mapping, read_override, show, write_tree
+from posttrain.config.values import Part, PathText
 from posttrain.errors import ConfigError
+
+STAGES = "stages"
+"""The key that makes a file a pipeline."""
+MARK = "stage:"
+"""What stands before the name of a stage where a path may stand."""
+
+_REFERENCE = re.compile(rf"{MARK}(\S*)")
+_TAKES_POLICY = re.compile(r"(reference|teacher)\.path|(rewards|check)\.\d+\.judge\.model|reward_model\.model(\.path)?")
+_TAKES_SCORES = re.compile(r"(rewards|check)\.\d+\.model")
+_TAKES_EITHER = re.compile(r"critic\.path")
+
+Entries = Sequence[dict[str, Any]]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class ExportConfig(Part):
@@ -76,7 +90,7 @@ class Stage:
     @property
     def makes(self) -> Literal["text", "scores", "steps"]:
         """What the model that it trains gives: text, a score of a whole answer, or one of each of its steps."""
-        algorithm = self.config.algorithm.declared
+        algorithm = self.config.algorithm.build()
         if "scores" not in algorithm.needs:
             return "text"
         return "steps" if algorithm.data_kind == "steps" else "scores"
@@ -126,13 +140,17 @@ class PipelineConfig:
 
 
 def read_pipeline(
-    source: str | PathLike[str] | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
+    source: str | PathLike[str] | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    checks: Sequence[Check] = (),
 ) -> PipelineConfig:
     """The pipeline of a YAML or TOML file (or a mapping).
 
     Overrides: `stages.NAME.train.steps=5` for one stage (by its name, or by its place in the list, from 0), `model=...`
     for the model that the pipeline starts with, `train.steps=5` for every stage, `output=...` and what else a
-    `PipelineSettings` has for the pipeline. Raises ConfigError with everything that is wrong with any stage.
+    `PipelineSettings` has for the pipeline. Raises ConfigError with everything that is wrong with any stage, and with
+    what `checks` raise of each.
     """
     from_file = isinstance(source, (str, PathLike))
     given = read_mapping(source) if from_file else {str(key): value for key, value in source.items()}
@@ -147,7 +165,7 @@ def read_pipeline(
     settings = PipelineSettings(**layers.tree)
     for change in changes.of_start:
         given = with_start(given, change)
-    builder = _Builder(shared=given, origin=f"file:{path}" if path else "caller", changes=changes)
+    builder = _Builder(shared=given, origin=f"file:{path}" if path else "caller", changes=changes, checks=checks)
     for draft in drafts_of(listed):
         builder.add(draft)
     builder.finish(path or "the pipeline", settings)
@@ -194,7 +212,7 @@ def notes(pipeline: PipelineConfig) -> list[str]:
     found: list[str] = []
     imitating: Stage | None = None
     for stage in filter(lambda stage: stage.trains_policy, pipeline.stages):
-        if stage.config.algorithm.declared.data_kind == "examples":
+        if stage.config.algorithm.build().data_kind == "examples":
             imitating = stage
         elif imitating is not None and (stage.config.lora is None) == (imitating.config.lora is None):
             rate, before = stage.config.train.learning_rate, imitating.config.train.learning_rate
@@ -217,6 +235,7 @@ class _Builder:
     shared: Mapping[str, Any]
     origin: str
     changes: Changes
+    checks: Sequence[Check] = ()
     stages: list[Stage] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     """What `stage:` may name so far -> the stage: the base name of a repeated one is its last round."""
@@ -231,11 +250,12 @@ class _Builder:
                 raise draft.problem
             given = _with_model(draft.given, self.last_policy)
             shared = _without_another_algorithm(self.shared, given)
-            resolved = load_config(given, self.changes.of_stage(draft), shared=shared, origin=self.origin)
+            overrides, at = self.changes.of_stage(draft), (STAGES, draft.place)
+            resolved = load_config(given, overrides, shared=shared, origin=self.origin, at=at, checks=self.checks)
             stage = Stage(name=draft.name, number=self.number, resolved=resolved, uses=dict(links_of(resolved.config)))
             stage = self._linked(stage)
             refuse_unmarked(resolved.config, self.names)
-            check(resolved.config)
+            check(resolved, *self.checks)
         except ConfigError as error:
             self.problems.append((draft.name, error))
             self.last_policy = draft.name  # as good as any: the pipeline does not run
@@ -313,3 +333,241 @@ def _without_another_algorithm(shared: Mapping[str, Any], given: Mapping[str, An
     other = name(given.get("algorithm"))
     drop = other is not None and other != name(shared.get("algorithm"))
     return {key: value for key, value in shared.items() if key != "algorithm" or not drop}
+
+
+# --- the stages as they were given -----------------------------------------------------------------------------------
+
+
+class Draft(NamedTuple):
+    """A stage as it was given, one for each round."""
+
+    name: str
+    base: str
+    """The name without the number of the round."""
+    place: int
+    """Of its entry in the file, from 0."""
+    given: dict[str, Any]
+    problem: ConfigError | None = None
+
+
+def holds_stages(source: Any) -> bool:
+    """Is this file or mapping a pipeline? Raises ConfigError for a file that cannot be read."""
+    given = read_mapping(source) if isinstance(source, (str, PathLike)) else source
+    return isinstance(given, Mapping) and STAGES in given
+
+
+def listed_stages(listed: Any) -> list[dict[str, Any]]:
+    """The entries under `stages`; ConfigError where they are no list of settings."""
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, Mapping) for entry in listed):
+        raise ConfigError(
+            given=f"stages = {show(listed)}",
+            allowed="a list with the settings of one run in each entry",
+            fix="Write stages: [{algorithm: sft, data: ..., train: ...}, {algorithm: dpo, data: ..., train: ...}].",
+        )
+    return [{str(key): value for key, value in entry.items()} for entry in listed]
+
+
+def _base_names(listed: Entries) -> list[str]:
+    """The names that are given; else that of the algorithm, with a number where it is taken."""
+    names: list[str] = []
+    for entry in listed:
+        algorithm = entry.get("algorithm")
+        algorithm = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+        name = str(entry.get("name") or getattr(algorithm, "key", algorithm) or "stage")
+        if "name" not in entry:
+            wanted, number = name, 2
+            while name in names:
+                name, number = f"{wanted}-{number}", number + 1
+        names.append(name)
+    return names
+
+
+def drafts_of(listed: Entries) -> Iterator[Draft]:
+    """Every stage, a repeated one once for each of its rounds."""
+    taken: set[str] = set()
+    for place, (base, entry) in enumerate(zip(_base_names(listed), listed, strict=True)):
+        given = {key: value for key, value in entry.items() if key not in ("name", "repeat")}
+        repeat = entry.get("repeat")
+        problem = _fault(base, repeat, given)
+        rounds = [None] if repeat is None or problem else range(1, repeat + 1)
+        for number in rounds:
+            name = base if number is None else f"{base}-{number}"
+            if name in taken:
+                problem = ConfigError(
+                    given=f"two stages are called {name}", allowed="a name for each", fix=f"Set name: {name}-again."
+                )
+            taken.add(name)
+            yield Draft(name, base, place, given if number is None else _in_round(given, number), problem)
+
+
+def _fault(name: str, repeat: Any, given: Mapping[str, Any]) -> ConfigError | None:
+    if not _NAME.fullmatch(name):
+        return ConfigError(
+            given=f"name = {show(name)}",
+            allowed="letters, digits, - and _, since it names a folder",
+            fix=f"Set name: {re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'first'}.",
+        )
+    if repeat is not None and (isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1):
+        return ConfigError(given=f"repeat = {show(repeat)}", allowed="an integer of at least 1", fix="Set repeat: 3.")
+    for setting in ("output", "export", "stop_if_worse", STAGES):
+        if setting in given:
+            return ConfigError(
+                given=f"{setting} is set in a stage",
+                allowed=f"{setting} beside the stages, for all of them",
+                fix="A stage is a run in the pipeline's folder; move it to the top level or remove it.",
+            )
+    return None
+
+
+def _in_round(value: Any, number: int) -> Any:
+    """The value with `{round}` in its texts replaced."""
+    if isinstance(value, str):
+        return value.replace("{round}", str(number))
+    if isinstance(value, Mapping):
+        return {key: _in_round(inner, number) for key, inner in value.items()}
+    return [_in_round(inner, number) for inner in value] if isinstance(value, list) else value
+
+
+# --- overrides -------------------------------------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    key: str
+    value: Any
+    text: str = ""
+    """As it stood on the command line, from the key on."""
+
+
+@dataclass(kw_only=True)
+class Changes:
+    """Overrides, by what they change."""
+
+    of_pipeline: list[Change] = field(default_factory=list)
+    of_start: list[Change] = field(default_factory=list)
+    """The model that the pipeline starts with; of a later stage only its own entry says so."""
+    of_stages: list[tuple[str, Change]] = field(default_factory=list)
+    """(name, base name or place of a stage; empty for all of them, change)."""
+
+    @staticmethod
+    def of(overrides: Sequence[str] | Mapping[str, Any], listed: Entries, own: Collection[str]) -> Changes:
+        """Sorted; `own` are the settings that a pipeline has beside its stages."""
+        found = Changes()
+        for change in _changes(overrides):
+            first, *rest = change.key.split(".")
+            if first == STAGES:
+                target, inner = _aimed_at(change, listed)
+                found.of_stages.append((target, inner))
+            elif first.replace("-", "_") in own:
+                found.of_pipeline.append(change)
+            elif first == "model" and (not rest or rest[0].replace("-", "_") in ("path", "gguf_file", "revision")):
+                found.of_start.append(change)
+            else:
+                found.of_stages.append(("", change))
+        return found
+
+    def of_stage(self, draft: Draft) -> list[str] | dict[str, Any]:
+        """Those of one stage, as `load_config` takes them: those of all stages first, those of its round last."""
+        targets = dict.fromkeys(("", str(draft.place), draft.base, draft.name))
+        mine = [change for wanted in targets for target, change in self.of_stages if target == wanted]
+        if any(change.text for change in mine):
+            return [change.text for change in mine]
+        return {change.key: change.value for change in mine}
+
+
+def _changes(overrides: Sequence[str] | Mapping[str, Any]) -> Iterator[Change]:
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            if key == STAGES and isinstance(value, Mapping):
+                yield from (Change(f"{STAGES}.{name}", inner) for name, inner in value.items())
+            else:
+                yield Change(str(key), value)
+        return
+    for text in [overrides] if isinstance(overrides, str) else overrides:
+        key, value = read_override(text)
+        yield Change(key, value, f"{key}={text.partition('=')[2]}")
+
+
+def _aimed_at(change: Change, listed: Entries) -> tuple[str, Change]:
+    """The stage that `stages.NAME.setting` names, and the change of that setting."""
+    drafts = list(drafts_of(listed))
+    known = [
+        *dict.fromkeys(name for draft in drafts for name in (draft.base, draft.name)),
+        *map(str, range(len(listed))),
+    ]
+    _, _, rest = change.key.partition(".")
+    target, _, setting = rest.partition(".")
+    if target not in known:
+        close = difflib.get_close_matches(target, known, n=1)
+        raise ConfigError(
+            given=f"{change.key}: there is no stage {target!r}",
+            allowed=f"stages.NAME.setting with one of {', '.join(dict.fromkeys(draft.name for draft in drafts))}",
+            fix=f"Did you mean {close[0]}?" if close else "Or its place in the list, counted from 0.",
+        )
+    if setting:
+        return target, Change(setting, change.value, change.text.removeprefix(f"{STAGES}.{target}."))
+    if isinstance(change.value, Mapping) and not change.text and len(change.value) == 1:
+        (setting, value), *_ = change.value.items()
+        return target, Change(setting, value)
+    raise ConfigError(
+        given=f"{change.key} = {show(change.value)}",
+        allowed="a setting of the stage",
+        fix=f"Write {STAGES}.{target}.train.steps=5, for example.",
+    )
+
+
+def with_start(shared: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    """The shared settings with another model to start from."""
+    below = shared.get("model", {})
+    below = {"path": fspath(below)} if isinstance(below, (str, PathLike)) else dict(below)
+    value = change.value
+    new = {change.key.partition(".")[2].replace("-", "_"): value} if "." in change.key else value
+    new = {"path": fspath(new)} if isinstance(new, (str, PathLike)) else dict(new)
+    return {**shared, "model": below | new}
+
+
+# --- the models of earlier stages ------------------------------------------------------------------------------------
+
+
+def links_of(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(dotted setting, what stands behind `stage:`); ConfigError for one where no model is named."""
+    for path, value in leaves(config.model_dump(mode="json")):
+        setting = dotted(path)
+        for text in value if isinstance(value, list) else [value]:
+            match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
+            if match is None:
+                continue
+            if not _takes_model(setting):
+                raise ConfigError(
+                    given=f"{setting} = {show(value)}",
+                    allowed=f"{MARK}NAME in model, reference, teacher, critic.path, rewards.N.model and check.N.model",
+                    fix="Write a path here: what a stage hands over is its model.",
+                )
+            yield setting, match[1]
+
+
+def refuse_unmarked(config: RunConfig, names: Collection[str]) -> None:
+    """Raise ConfigError for the bare name of an earlier stage where a model may stand, and no such folder is there."""
+    for setting, path in models_named(config):
+        if path in names and not Path(path).exists():
+            raise ConfigError(
+                given=f"{setting} = {path}, which is the name of an earlier stage, and no folder",
+                allowed=f"{MARK}{path} for the model of that stage, or a model",
+                fix=f"Set {setting} = {MARK}{path}; a model of that name on the Hub needs another name of the stage.",
+            )
+
+
+def wants_policy(setting: str, *, trains_policy: bool) -> bool | None:
+    """Must the model there be a policy (True), one that scores (False), or either (None)?
+
+    `trains_policy`: does the stage that asks train one?
+    """
+    if _TAKES_SCORES.fullmatch(setting):
+        return False
+    if setting == "model.path":
+        return True if trains_policy else None
+    return True if _TAKES_POLICY.fullmatch(setting) else None
+
+
+def _takes_model(setting: str) -> bool:
+    known = (_TAKES_POLICY, _TAKES_SCORES, _TAKES_EITHER)
+    return setting == "model.path" or any(pattern.fullmatch(setting) for pattern in known)

@@ -6,47 +6,29 @@ What a single section can say about itself is in its model; what an algorithm sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.config.gates import wrong_gate
-from posttrain.config.schema import Problem, combine
-from posttrain.config.stages import reward_model_config, uses_of_reward_model
+from posttrain.config.run import RunConfig, uses_of_reward_model
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from posttrain.config import RunConfig
-    from posttrain.config.algorithm import Declared
+    from posttrain.algorithms import Algorithm
 
-    Rule = Callable[[RunConfig, Declared], ConfigError | None]
-
-
-def check(config: RunConfig) -> None:
-    """The rules that span parts; raises ConfigError with all that are broken, before any model is loaded."""
-    algorithm = config.algorithm.declared
-    errors = [error for rule in RULES if (error := rule(config, algorithm))]
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise combine(
-            [Problem(path=(), given=e.given, allowed=e.allowed, fix=e.fix) for e in errors], "the configuration"
-        )
+    Rule = Callable[[RunConfig, Algorithm], ConfigError | None]
 
 
 def _needing_no_group() -> str:
     """The first algorithm that samples and compares nothing within a group."""
-    from posttrain.config.algorithm import SOURCE
-
-    source = SOURCE.get()
-    declared = (source.declared(name, {}) for name in source.names())
-    return next(a.key for a in declared if a.data_kind == "prompts" and a.group_size_needed == 1)
+    return next(key for key, a in ALGORITHMS.items() if a.data_kind == "prompts" and a().group_size_needed == 1)
 
 
-def _samples(algorithm: Declared) -> bool:
+def _samples(algorithm: Algorithm) -> bool:
     return algorithm.data_kind == "prompts"
 
 
-def _group_is_large_enough(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _group_is_large_enough(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An algorithm that compares completions of the same prompt needs sampling.group_size of at least 2."""
     size, needed = config.sampling.group_size, algorithm.group_size_needed
     if not _samples(algorithm) or size >= needed:
@@ -60,7 +42,7 @@ def _group_is_large_enough(config: RunConfig, algorithm: Declared) -> ConfigErro
     )
 
 
-def _there_is_a_reward(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _there_is_a_reward(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An algorithm that learns from rewards needs at least one entry in rewards."""
     if not _samples(algorithm) or not algorithm.learns_from_rewards or config.rewards:
         return None
@@ -71,7 +53,7 @@ def _there_is_a_reward(config: RunConfig, algorithm: Declared) -> ConfigError | 
     )
 
 
-def _rewards_are_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _rewards_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An algorithm that learns from examples takes no rewards and no check: its evaluations measure the loss."""
     scorers = {"rewards": config.rewards, "check": config.check}
     given = [f"{name} = {', '.join(s.metric_name for s in those)}" for name, those in scorers.items() if those]
@@ -85,7 +67,7 @@ def _rewards_are_used(config: RunConfig, algorithm: Declared) -> ConfigError | N
     )
 
 
-def _pairs_can_be_sampled(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _pairs_can_be_sampled(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """The section sampled_pairs: an algorithm that trains a policy on pairs, rewards, and answers that can differ."""
     sampling, name = config.sampling, config.algorithm.name
     if config.sampled_pairs is None:
@@ -112,7 +94,7 @@ def _pairs_can_be_sampled(config: RunConfig, algorithm: Declared) -> ConfigError
     )
 
 
-def _whole_distribution(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _whole_distribution(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """Training samples from the whole distribution: top_p, top_k and min_p are off."""
     sampling, off = config.sampling, {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
     given = {name: getattr(sampling, name) for name, value in off.items() if getattr(sampling, name) != value}
@@ -126,7 +108,7 @@ def _whole_distribution(config: RunConfig, algorithm: Declared) -> ConfigError |
     )
 
 
-def _training_explores(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _training_explores(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """Training samples with a temperature above 0."""
     if not _samples(algorithm) or config.sampling.temperature > 0:
         return None
@@ -137,7 +119,7 @@ def _training_explores(config: RunConfig, algorithm: Declared) -> ConfigError | 
     )
 
 
-def _evaluation_samples_differ(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _evaluation_samples_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """Sampled evaluations need a temperature above 0; evaluation.samples = 0 is greedy only."""
     evaluation = config.evaluation
     if evaluation.samples == 0 or evaluation.temperature > 0:
@@ -149,7 +131,7 @@ def _evaluation_samples_differ(config: RunConfig, algorithm: Declared) -> Config
     )
 
 
-def _is_synchronous(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _is_synchronous(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.max_staleness is 0 in this version."""
     if config.train.max_staleness == 0:
         return None
@@ -161,7 +143,7 @@ def _is_synchronous(config: RunConfig, algorithm: Declared) -> ConfigError | Non
     )
 
 
-def _minibatches_have_rows(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _minibatches_have_rows(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.minibatches is at most the rows of a step."""
     train, group = config.train, config.sampling.group_size if _samples(algorithm) else 1
     rows = train.prompts_per_step * group
@@ -177,7 +159,7 @@ def _minibatches_have_rows(config: RunConfig, algorithm: Declared) -> ConfigErro
     )
 
 
-def _updates_have_a_reference_point(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _updates_have_a_reference_point(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An algorithm that compares each row with answers to other prompts has at least two rows in each update."""
     train, name = config.train, config.algorithm.name
     if "mismatched" not in algorithm.needs or train.prompts_per_step // train.minibatches != 1:
@@ -190,7 +172,7 @@ def _updates_have_a_reference_point(config: RunConfig, algorithm: Declared) -> C
     )
 
 
-def _warm_up_ends(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _warm_up_ends(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.warmup_steps is at most train.steps."""
     train = config.train
     if train.warmup_steps <= train.steps:
@@ -202,7 +184,7 @@ def _warm_up_ends(config: RunConfig, algorithm: Declared) -> ConfigError | None:
     )
 
 
-def _schedule_has_an_end(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _schedule_has_an_end(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.min_learning_rate_ratio needs a schedule that falls."""
     train = config.train
     if train.min_learning_rate_ratio == 0 or train.schedule != "constant":
@@ -214,7 +196,7 @@ def _schedule_has_an_end(config: RunConfig, algorithm: Declared) -> ConfigError 
     )
 
 
-def _labels_differ(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _labels_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """No two entries of rewards, and no two of check, have the same name in the metrics."""
     for section, entries in (("rewards", config.rewards), ("check", config.check)):
         names = [entry.metric_name for entry in entries]
@@ -228,12 +210,12 @@ def _labels_differ(config: RunConfig, algorithm: Declared) -> ConfigError | None
     return None
 
 
-def _gates_lead_to_rewards(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _gates_lead_to_rewards(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """Each gate names another entry of rewards, and following gates comes to an end."""
     return wrong_gate({entry.metric_name: entry.gate.label if entry.gate else None for entry in config.rewards})
 
 
-def _stale_data_is_sampled(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _stale_data_is_sampled(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.publish_every above 1 needs an algorithm that samples."""
     every = config.train.publish_every
     if every == 1 or _samples(algorithm):
@@ -245,7 +227,7 @@ def _stale_data_is_sampled(config: RunConfig, algorithm: Declared) -> ConfigErro
     )
 
 
-def _rounds_are_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _rounds_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.max_sampling_rounds is for algorithms that replace groups without signal."""
     rounds, default = config.train.max_sampling_rounds, type(config.train).model_fields["max_sampling_rounds"].default
     if rounds == default or "signal" in algorithm.needs:
@@ -258,7 +240,7 @@ def _rounds_are_used(config: RunConfig, algorithm: Declared) -> ConfigError | No
     )
 
 
-def _teacher_is_there(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _teacher_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An algorithm that learns from a teacher has one, and no other algorithm has."""
     needed, given = "teacher" in algorithm.needs, config.teacher
     if needed == (given is not None):
@@ -276,7 +258,7 @@ def _teacher_is_there(config: RunConfig, algorithm: Declared) -> ConfigError | N
     )
 
 
-def _reference_is_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _reference_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """The section reference is for algorithms that hold the policy to one."""
     if config.reference is None or "reference" in algorithm.needs:
         return None
@@ -287,7 +269,7 @@ def _reference_is_used(config: RunConfig, algorithm: Declared) -> ConfigError | 
     )
 
 
-def _auxiliary_data_is_there(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _auxiliary_data_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An algorithm that adds a next-token loss on other data has such data, and no other algorithm has."""
     data, name = config.data, config.algorithm.name
     needed, default = "auxiliary" in algorithm.needs, type(data).model_fields["auxiliary_rows"].default
@@ -308,7 +290,7 @@ def _auxiliary_data_is_there(config: RunConfig, algorithm: Declared) -> ConfigEr
     )
 
 
-def _reward_model_is_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _reward_model_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """The section reward_model and entries `{model: reward_model}` go together."""
     uses, given = uses_of_reward_model(config), config.reward_model is not None
     if given == bool(uses):
@@ -326,18 +308,7 @@ def _reward_model_is_used(config: RunConfig, algorithm: Declared) -> ConfigError
     )
 
 
-def _reward_model_can_be_trained(config: RunConfig, algorithm: Declared) -> ConfigError | None:
-    """The section reward_model is a valid run of its own."""
-    if config.reward_model is None:
-        return None
-    try:
-        reward_model_config(config, Path())
-    except ConfigError as error:
-        return error
-    return None
-
-
-def _critic_is_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _critic_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """The section critic is for algorithms that have one."""
     if config.critic is None or "values" in algorithm.needs:
         return None
@@ -348,7 +319,7 @@ def _critic_is_used(config: RunConfig, algorithm: Declared) -> ConfigError | Non
     )
 
 
-def _critic_has_its_settings(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _critic_has_its_settings(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """critic.path is for kind separate; critic.rank, critic.alpha are for kind lora, which needs a policy with lora."""
     if config.critic is None:
         return None
@@ -371,7 +342,7 @@ def _critic_has_its_settings(config: RunConfig, algorithm: Declared) -> ConfigEr
     return None
 
 
-def _critic_warms_up_in_time(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _critic_warms_up_in_time(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """critic.warmup_steps is below train.steps, so that the policy learns, too."""
     if config.critic is None or config.critic.warmup_steps < config.train.steps:
         return None
@@ -383,7 +354,7 @@ def _critic_warms_up_in_time(config: RunConfig, algorithm: Declared) -> ConfigEr
     )
 
 
-def _forgetting_needs_language(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _forgetting_needs_language(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """evaluation.forgetting measures a language model: one that scores predicts no text."""
     if config.evaluation.forgetting is None or "scores" not in algorithm.needs:
         return None
@@ -395,7 +366,7 @@ def _forgetting_needs_language(config: RunConfig, algorithm: Declared) -> Config
     )
 
 
-def _judges_have_something_to_compare(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _judges_have_something_to_compare(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """A judge that compares the answers of a group needs groups: in training and in evaluations, never in check."""
     in_rewards = [n for n, entry in enumerate(config.rewards) if entry.judge and entry.judge.compares_groups]
     in_check = [n for n, entry in enumerate(config.check) if entry.judge and entry.judge.compares_groups]
@@ -420,7 +391,7 @@ def _judges_have_something_to_compare(config: RunConfig, algorithm: Declared) ->
     )
 
 
-def _alarms_are_used(config: RunConfig, algorithm: Declared) -> ConfigError | None:
+def _alarms_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """A setting of alarms that is given has something to watch: rewards, a check, evaluations, enough steps."""
     alarms = config.alarms
     given = {name for name, f in type(alarms).model_fields.items() if getattr(alarms, name) != f.default}
@@ -482,7 +453,6 @@ RULES: tuple[Rule, ...] = (
     _critic_warms_up_in_time,
     _auxiliary_data_is_there,
     _reward_model_is_used,
-    _reward_model_can_be_trained,
     _judges_have_something_to_compare,
     _forgetting_needs_language,
     _alarms_are_used,

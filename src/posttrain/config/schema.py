@@ -16,10 +16,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from posttrain.config.names import suggest
-from posttrain.config.text import dotted, leaves, show
-from posttrain.errors import ConfigError
+from posttrain.config.text import Steps, dotted, leaves, show
+from posttrain.errors import ConfigError, PosttrainError
 
-Path = tuple[str | int, ...]
 Schema = Mapping[str, Any]
 
 SHOWN_PROBLEMS = 20
@@ -30,7 +29,7 @@ SHOWN_PROBLEMS = 20
 class Problem:
     """One mistake, at one place."""
 
-    path: Path
+    path: Steps
     given: str
     allowed: str = ""
     fix: str = ""
@@ -38,10 +37,20 @@ class Problem:
     """For an unknown key: the key of ours that was probably meant."""
     missing: bool = False
     """Nothing was given at all."""
+    example: Any = None
+    """A value that may stand there."""
+    place: str = ""
+    """The line of a file, or the argument, that gave the value."""
 
-    def error(self, source: str = "") -> ConfigError:
-        """`source` names the file or the command line that the value came from."""
-        given = f"{self.given} ({source})" if source else self.given
+    @classmethod
+    def of(cls, error: PosttrainError, place: str = "") -> Problem:
+        """What an error says of no setting in particular."""
+        return cls(path=(), given=error.given, allowed=error.allowed, fix=error.fix, place=place)
+
+    def error(self, around: str = "") -> ConfigError:
+        """With the place of the value, shortened where it stands in the file that `around` names."""
+        place = self.place.removeprefix(f"{around}, ") if self.place != around else ""
+        given = f"{self.given} ({place})" if place else self.given
         return ConfigError(given=given, allowed=self.allowed, fix=self.fix)
 
 
@@ -94,7 +103,7 @@ class Walker:
         """May a user choose the keys here?"""
         return any(v.get("additionalProperties", False) and not v.get("properties") for v in self.variants(node))
 
-    def clean(self, location: Iterable[str | int]) -> tuple[Path, Schema]:
+    def clean(self, location: Iterable[str | int]) -> tuple[Steps, Schema]:
         """A location of pydantic without the names of its union members, and the node that it leads to."""
         node, path = self.root, []
         for step in location:
@@ -185,7 +194,7 @@ def explain(
     error: ValidationError,
     walker: Walker,
     known: Callable[[], Iterable[str]],
-    prefix: Path = (),
+    prefix: Steps = (),
     own: Callable[[], Collection[str]] = list,
 ) -> list[Problem]:
     """Each mistake that pydantic found, with its path and in our words.
@@ -193,7 +202,7 @@ def explain(
     `known` names all settings that exist, `own` those that exist under the chosen algorithm; both are only called when
     a key is unknown. `prefix` is where the schema hangs.
     """
-    found: dict[Path, list[Problem]] = {}
+    found: dict[Steps, list[Problem]] = {}
     for detail in error.errors():
         inner, node = walker.clean(detail["loc"])
         path = (*prefix, *inner)
@@ -214,12 +223,12 @@ def explain(
     return [problem for path in found for problem in found[path] if not _has_deeper(path, found)]
 
 
-def _has_deeper(path: Path, paths: Iterable[Path]) -> bool:
+def _has_deeper(path: Steps, paths: Iterable[Steps]) -> bool:
     """A value that fits no alternative is reported once, where it is most precise."""
     return any(len(other) > len(path) and other[: len(path)] == path for other in paths)
 
 
-def unknown(path: Path, value: Any, known: Iterable[str], own: Collection[str] = ()) -> list[Problem]:
+def unknown(path: Steps, value: Any, known: Iterable[str], own: Collection[str] = ()) -> list[Problem]:
     """One problem for each leaf below a key that does not exist."""
     known = list(known)
     problems = []
@@ -232,20 +241,21 @@ def unknown(path: Path, value: Any, known: Iterable[str], own: Collection[str] =
     return problems
 
 
-def _refused(path: Path, cause: ConfigError) -> Problem:
+def _refused(path: Steps, cause: ConfigError) -> Problem:
     given = f"{dotted(path)}: {cause.given}" if path else cause.given
     return Problem(path=path, given=given, allowed=cause.allowed, fix=cause.fix)
 
 
-def missing(path: Path, node: Schema, walker: Walker) -> Problem:
+def missing(path: Steps, node: Schema, walker: Walker) -> Problem:
     """A required setting that nobody gave."""
     example = node.get("examples", [None])[0]
     fix = f"Set {dotted(path)} = {show(example)}, for example." if example is not None else f"Set {dotted(path)}."
     given = f"{dotted(path)} is missing"
-    return Problem(path=path, given=given, allowed=walker.describe(node), fix=fix, missing=True)
+    allowed = walker.describe(node)
+    return Problem(path=path, given=given, allowed=allowed, fix=fix, missing=True, example=example)
 
 
-def mistyped(path: Path, node: Schema, value: Any, walker: Walker) -> Problem:
+def mistyped(path: Steps, node: Schema, value: Any, walker: Walker) -> Problem:
     """A value of the wrong type or size, with the likeliest way to put it right."""
     name = dotted(path) or "the configuration"
     fix = _fix(name, node, value, walker)
@@ -289,17 +299,15 @@ def _valid_value(name: str, node: Schema, types: set[str | None]) -> str:
     return f"Leave {name} out, or write one of these."
 
 
-def combine(problems: Sequence[Problem], where: str, source: Callable[[Path], str] = lambda path: "") -> ConfigError:
+def combine(problems: Sequence[Problem], where: str) -> ConfigError:
     """All problems as one error. What is only missing because it was misspelt is not reported twice."""
     meant = [problem.meant for problem in problems if problem.meant]
     problems = [p for p in problems if not (p.missing and any(_covers(dotted(p.path), key) for key in meant))]
     if len(problems) == 1:
-        return problems[0].error(source(problems[0].path))
+        return problems[0].error()
     lines = []
     for number, problem in enumerate(problems[:SHOWN_PROBLEMS], 1):
-        origin = source(problem.path)
-        text = str(problem.error(origin if origin != where else ""))
-        lines.append(f"{number}. " + textwrap.indent(text, "   ").lstrip())
+        lines.append(f"{number}. " + textwrap.indent(str(problem.error(where)), "   ").lstrip())
     if len(problems) > SHOWN_PROBLEMS:
         lines.append(f"... and {len(problems) - SHOWN_PROBLEMS} more.")
     return ConfigError(given=f"{len(problems)} problems in {where}", fix="\n  ".join(lines))

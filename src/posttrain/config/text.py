@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,13 @@ SUFFIXES = (".yaml", ".yml", ".toml")
 REDACTED = "<redacted>"
 COMMENT = "  # "
 """What stands between a value and its comment."""
+MAX_BYTES, MAX_LEVELS, MAX_VALUES = 4 * 2**20, 64, 100_000
+"""Of a configuration; what an alias stands for counts as often as it is used. One that is larger was not meant, or was
+meant to harm."""
+MAX_INTEGER = 2**64 - 1
+MAX_LINES = 2000
+"""Of a TOML file, in which the place of a mistake is looked for."""
+Steps = tuple[str | int, ...]
 
 _INTEGER = r"(?:0|[1-9](?:_?[0-9])*)"
 _EXPONENT = r"(?:[eE][-+]?[0-9]+)"
@@ -52,6 +60,13 @@ class _Reader(yaml.SafeLoader):
             lines[key] = line
         return super().construct_mapping(node, deep=True)
 
+    def construct_whole(self, node: yaml.ScalarNode) -> int:
+        try:
+            return self.construct_yaml_int(node)
+        except ValueError:  # too many digits, or none under an explicit tag
+            problem = f"{self.construct_scalar(node)[:20]!r}... is no integer that fits into 64 bits"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
     def construct_list(self, node: yaml.SequenceNode) -> list:
         return self.construct_sequence(node, deep=True)  # all at once, so that a list that holds itself is an error
 
@@ -71,6 +86,12 @@ def _write_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 for _class in (_Reader, _Writer):
     for _tag, (_pattern, _first) in _SCALARS.items():
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+_Reader.yaml_constructors = {  # no dates, sets and bytes: what JSON knows
+    tag: constructor
+    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in ("null", "bool", "float", "str")
+}
+_Reader.add_constructor("tag:yaml.org,2002:int", _Reader.construct_whole)
 _Reader.add_constructor("tag:yaml.org,2002:map", _Reader.construct_mapping)
 _Reader.add_constructor("tag:yaml.org,2002:seq", _Reader.construct_list)
 _Writer.add_representer(str, _write_text)
@@ -109,16 +130,20 @@ def show(value: Any, key: str = "", limit: int = 60) -> str:
         text = write_value(redact(value, key))
     except yaml.YAMLError:  # a Python object that no file can hold
         text = repr(value)
+    return _shortened(text, limit)
+
+
+def _shortened(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def read_value(text: str, where: str) -> Any:
     """The value that a piece of YAML spells; `where` names it in the error."""
     try:
-        return _parse(text)
+        return usable(_parse(text), where)
     except yaml.YAMLError as error:
         raise ConfigError(
-            given=f"{where} is not YAML: {_problem(error)}",
+            given=f"{show(where)} is not YAML: {_problem(error)}",
             allowed="a value as it would stand in a YAML file",
             fix="Put text with braces, colons, # or quotes in quotes, inside those of the shell: 'a.b=\"...\"'.",
         ) from None
@@ -133,8 +158,8 @@ def read_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     key = key.strip().removeprefix("--")
     form = {"allowed": "section.key=value", "fix": "For example train.learning_rate=1e-6."}
-    if not equals or not key or "" in key.split("."):
-        raise ConfigError(given=f"{text!r} is not an override", **form)
+    if not equals or not key or "" in key.split(".") or key.count(".") >= MAX_LEVELS:
+        raise ConfigError(given=f"{_shortened(repr(text))} is not an override", **form)
     if not value.strip():
         raise ConfigError(given=f"{text!r} has no value", allowed=form["allowed"], fix=f"Write {key}=null for none.")
     return key, read_value(value, text)
@@ -144,9 +169,7 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
     """The content of a YAML or TOML file, as plain dicts, lists and scalars."""
     path = Path(path)
     text = _read_text(path)
-    if path.suffix == ".toml":
-        return _read_toml(text, path)
-    content = _read_yaml(text, path)
+    content = usable(_read_toml(text, path) if path.suffix == ".toml" else _read_yaml(text, path), str(path))
     if content is None:
         raise ConfigError(
             given=f"{path} is empty",
@@ -175,6 +198,14 @@ def _read_text(path: Path) -> str:
     if path.suffix not in SUFFIXES:
         raise ConfigError(given=f"{path} ends in {path.suffix!r}", allowed=", ".join(SUFFIXES), fix="Rename the file.")
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            given = f"{path} is a pipe, a socket or a device"
+            raise ConfigError(given=given, allowed="a regular file", fix="Write the settings to a file, and name it.")
+        if status.st_size > MAX_BYTES:
+            given = f"{path} has {status.st_size:,} bytes"
+            fix = "Name the file of settings; data belongs into files of its own."
+            raise ConfigError(given=given, allowed=f"at most {MAX_BYTES:,} bytes of settings", fix=fix)
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         near = [p.name for p in path.parent.glob("*") if p.suffix in SUFFIXES] if path.parent.is_dir() else []
@@ -194,6 +225,9 @@ def _read_toml(text: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(given=f"{path} is not TOML: {error}", allowed="TOML 1.0", fix="Correct that line.") from None
+    except (ValueError, RecursionError) as error:
+        problem = "too many levels" if isinstance(error, RecursionError) else "a number has too many digits"
+        raise ConfigError(given=f"{path} is not usable TOML: {problem}", allowed=_USABLE) from None
 
 
 def _read_yaml(text: str, path: Path) -> Any:
@@ -214,11 +248,126 @@ def _read_yaml(text: str, path: Path) -> Any:
         raise ConfigError(given=given, allowed="YAML in UTF-8", fix=fix) from None
 
 
+_USABLE = f"at most {MAX_LEVELS} levels and {MAX_VALUES:,} values, integers of 64 bits, and text that UTF-8 can hold"
+
+
+def usable(value: Any, where: str) -> Any:
+    """The value itself; ConfigError for plain data that would break what reads, compares or saves it."""
+    left: list[tuple[Any, Steps]] = [(value, ())]
+    for _ in range(MAX_VALUES):
+        if not left:
+            return value
+        here, path = left.pop()
+        problem = _unusable(here, path)
+        if problem:
+            shown = dotted(path[:8]).encode(errors="backslashreplace").decode()
+            given = f"{where}: {shown}{'...' if len(path) > 8 else ''} {problem}" if path else f"{where} {problem}"
+            raise ConfigError(given=given, allowed=_USABLE)
+        if isinstance(here, Mapping):
+            left += [(inner, (*path, key)) for key, inner in here.items()]
+        elif isinstance(here, (list, tuple)):
+            left += [(inner, (*path, place)) for place, inner in enumerate(here)]
+    raise ConfigError(
+        given=f"{where} has more than {MAX_VALUES:,} values, with what its aliases repeat", allowed=_USABLE
+    )
+
+
+def _unusable(value: Any, path: Steps) -> str:
+    if len(path) > MAX_LEVELS:
+        return f"is more than {MAX_LEVELS} levels deep"
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        return f"is an integer of {value.bit_length()} bits"
+    if any(isinstance(text, str) and re.search("[\ud800-\udfff]", text) for text in (value, *path[-1:])):
+        return "holds half of a surrogate pair, which is no character"
+    return ""
+
+
+# --- the lines of a file ---------------------------------------------------------------------------------------------
+
+
+def line_of(file: str | PathLike[str], at: Steps, path: Steps) -> int | None:
+    """The line in which a setting stands, or the section around it: below `at`, else beside it. None where the file
+    says nothing of it."""
+    try:
+        text = _read_text(Path(file))
+        find = _line_in_toml if Path(file).suffix == ".toml" else _line_in_yaml
+        return find(text, (*at, *path), len(at) + 1) or find(text, path, 1)
+    except (ConfigError, yaml.YAMLError, ValueError, RecursionError):  # the file has changed meanwhile
+        return None
+
+
+def _line_in_yaml(text: str, path: Steps, least: int) -> int | None:
+    """`least`: so many steps of the path have to be there."""
+    node, line = yaml.compose(text, _Reader), None
+    for depth, step in enumerate(path):
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if key.value == str(step)), None)
+        else:
+            entries = node.value if isinstance(node, yaml.SequenceNode) else []
+            found = (entries[step],) * 2 if isinstance(step, int) and step < len(entries) else None
+        if found is None:
+            return line if depth >= least else None
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line
+
+
+def _line_in_toml(text: str, path: Steps, least: int) -> int | None:
+    """TOML is read statement by statement: each ends with the first line with which it is valid by itself."""
+    table: Steps = ()
+    last: dict[Steps, int] = {}  # of each array of tables, the number of its last entry
+    seen: dict[Steps, int] = {}
+    statement, first = "", 0
+    for number, line in enumerate(text.splitlines()[:MAX_LINES], 1):
+        statement, first = (f"{statement}\n{line}", first) if statement else (line, number)
+        try:
+            parsed = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        if statement.lstrip().startswith("["):
+            *above, name = _only_path(parsed)
+            table = (*_in_last_entries(above, last), name)
+            if statement.lstrip().startswith("[["):
+                last[table] = last.get(table, -1) + 1
+            table = _in_last_entries(table, last)
+            parsed = {}
+        for leaf, _ in leaves(parsed):
+            for length in range(len(leaf) + 1):
+                seen.setdefault((*table, *leaf[:length]), first)
+        statement = ""
+    return next((seen[path[:length]] for length in range(len(path), least - 1, -1) if path[:length] in seen), None)
+
+
+def _only_path(table: Any) -> Steps:
+    """The keys of a tree without branches.
+
+    >>> _only_path({"a": {"b": [{}]}})
+    ('a', 'b')
+    """
+    path: list[str | int] = []
+    while table:
+        if isinstance(table, dict):
+            key, table = next(iter(table.items()))
+            path.append(key)
+        else:
+            table = table[0]
+    return tuple(path)
+
+
+def _in_last_entries(path: Iterable[str | int], last: Mapping[Steps, int]) -> Steps:
+    placed: Steps = ()
+    for step in path:
+        placed = (*placed, step)
+        placed = (*placed, last[placed]) if placed in last else placed
+    return placed
+
+
 def _parse(text: str) -> Any:
     try:
         return yaml.load(text, _Reader)  # a SafeLoader: builds plain data only
     except RecursionError:
         raise yaml.YAMLError("too many levels") from None
+    except (ValueError, KeyError):  # an explicit tag, and a text that is none of it
+        raise yaml.YAMLError("a value is not what its tag says") from None
 
 
 def _problem(error: yaml.YAMLError) -> str:
@@ -237,30 +386,73 @@ def _yaml_fix(problem: str) -> str:
     return 'Check the indentation, and put text with braces, ": " or " #" in quotes, as in prompt: "{question}".'
 
 
-_SECRET_KEY = re.compile(r"(?:^|_)(?:api_?keys?|secrets?|passwords?|passwd|credentials?|private_key)$", re.IGNORECASE)
-_TOKEN_KEY = re.compile(r"(?:^|_)(?:tokens?|keys?|auth|authorization|bearer)$", re.IGNORECASE)
-_RANDOM_TEXT = re.compile(r"(?:Bearer |Basic )?[A-Za-z0-9+/=_.\-]{16,}")
-_SECRET_TEXT = re.compile(
-    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_\-]{12,}|\bBearer \S{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+_SECRET_WORDS = (
+    r"(?:api_?keys?|secrets?|pass(?:words?|wd|phrases?|code)?|pwd|pw|credentials?|"
+    r"(?:secret|private|access|signing|encryption|account|client)_?(?:access_?)?(?:keys?|secrets?))"
 )
+_SECRET_KEY = re.compile(rf"(?:^|_){_SECRET_WORDS}$", re.IGNORECASE)
+_TOKEN_KEY = re.compile(r"(?:^|_)(?:tokens?|keys?|auth|authorization|bearer|cookie|sig|signature)$", re.IGNORECASE)
+_RANDOM_TEXT = re.compile(r"(?:(?:Bearer|Basic|Token) )?[A-Za-z0-9+/=_.\-]{16,}")
+_SECRET_TEXT = re.compile(
+    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_\-]{12,}|\b(?:Bearer|Basic) \S{12,}"
+    r"|(?<=://)(?:[^/\s:@\"']*:[^/\s@\"']+|[A-Za-z0-9_.\-]{20,})(?=@)"
+)
+_ADDRESS = re.compile(r"(?<=://)[^\s\"'<>]*:[^\s\"'<>]+(?=@[\w\[])")
+"""Of a data base, whose password may hold any sign: up to the last @."""
+_WEB = re.compile(r"\b(?:https?|wss?|file|git|ssh)://", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"(?<![A-Za-z0-9])(?:[A-Za-z0-9]+[_-])*?{_SECRET_WORDS}\s?=\s?(?P<value>[^\s;,&\"']+)", re.IGNORECASE
+)
+"""`password=...` of a connection string, a query or a command."""
+_NAMES, _FLAG = ("name", "key", "header", "field"), re.compile(r"-{0,2}[A-Za-z][\w-]*")
 
 
 def redact(value: Any, key: str = "") -> Any:
     """The value with everything that looks like a secret replaced by `<redacted>`, at any depth.
 
+    A key says that its value is one, in a mapping, in a pair and on a command line. So do an address with a password
+    and an assignment within a text.
+
     >>> redact({"api_key": "abc", "stop_token": "</answer>", "url": "https://me:pass@host/v1"})
     {'api_key': '<redacted>', 'stop_token': '</answer>', 'url': 'https://<redacted>@host/v1'}
+    >>> redact([["--password", "abc"], {"name": "api-key", "value": "abc"}, "host=h password=abc"])
+    [['--password', '<redacted>'], {'name': 'api-key', 'value': '<redacted>'}, 'host=h password=<redacted>']
     """
     if isinstance(value, Mapping):
-        return {k: redact(v, str(k)) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact(v, key) for v in value]
-    if not isinstance(value, str) or not value:
+        named = next((str(value[name]) for name in _NAMES if isinstance(value.get(name), str)), "")
+        said = {k: named if named and k not in _NAMES and _opens(named, value[k]) else str(k) for k in value}
+        return {k: redact(v, key if _SECRET_KEY.search(_words(key)) else said[k]) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else list(value)
+        keys = [key, *(one if _FLAG.fullmatch(str(one)) and isinstance(one, str) else key for one in items)]
+        return [redact(v, before if _opens(before, v) else key) for before, v in zip(keys, items, strict=False)]
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if value is None or isinstance(value, bool) or value == "":
         return value
-    key = re.sub(r"[-\s]", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key))
-    if _SECRET_KEY.search(key) or (_TOKEN_KEY.search(key) and _RANDOM_TEXT.fullmatch(value)):
+    if _opens(key, value):
         return REDACTED
-    return _SECRET_TEXT.sub(REDACTED, value)
+    return _without_secrets(value) if isinstance(value, str) else value
+
+
+def _words(key: str) -> str:
+    return re.sub(r"[-\s]", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key.lstrip("-")))
+
+
+def _opens(key: str, value: Any) -> bool:
+    """Whether a key says that this value is a secret."""
+    words = _words(key)
+    token = (
+        isinstance(value, str) and _RANDOM_TEXT.fullmatch(value) is not None and _TOKEN_KEY.search(words) is not None
+    )
+    return token or _SECRET_KEY.search(words) is not None
+
+
+def _without_secrets(text: str) -> str:
+    if "://" in text and not _WEB.search(text):
+        text = _ADDRESS.sub(REDACTED, text)
+    text = _ASSIGNED.sub(lambda found: found[0].removesuffix(found["value"]) + REDACTED, text)
+    return _SECRET_TEXT.sub(REDACTED, text)
 
 
 def is_section(value: Any) -> bool:
@@ -270,7 +462,7 @@ def is_section(value: Any) -> bool:
     return isinstance(value, Mapping) and bool(value)
 
 
-def leaves(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def leaves(tree: Any, path: Steps = ()) -> Iterator[tuple[Steps, Any]]:
     """Every (path, value) of a tree; a list of scalars is one leaf, and so is an empty section.
 
     >>> list(leaves({"train": {"steps": 3}, "rewards": [{"name": "math"}], "stop": ["a", "b"]}))
@@ -288,7 +480,7 @@ def write_tree(tree: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     return "\n".join(_lines(tree, comments, (), 0)) + "\n"
 
 
-def _lines(tree: Any, comments: Mapping[str, str], path: tuple[str | int, ...], depth: int) -> Iterator[str]:
+def _lines(tree: Any, comments: Mapping[str, str], path: Steps, depth: int) -> Iterator[str]:
     indent = "  " * depth
     for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
         here = (*path, key)
@@ -307,5 +499,5 @@ def _comment(text: str) -> str:
     return COMMENT + "".join(c if c.isprintable() else "?" for c in text) if text else ""
 
 
-def dotted(path: tuple[str | int, ...]) -> str:
+def dotted(path: Steps) -> str:
     return ".".join(map(str, path))

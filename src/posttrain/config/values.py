@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -80,15 +81,16 @@ class Part(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    setting_names: ClassVar[Callable[..., list[str]]] = staticmethod(lambda algorithm=None: [])
+    """Dotted names of all settings, which only the whole of the sections knows: it puts its function here."""
+
     if not TYPE_CHECKING:  # type checkers keep the keyword arguments that pydantic declares
 
         def __init__(self, /, **values: Any) -> None:
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                from posttrain.config import setting_names  # which imports the sections, and they this file
-
-                problems = explain(error, Walker(type(self).model_json_schema()), setting_names)
+                problems = explain(error, Walker(type(self).model_json_schema()), self.setting_names)
                 raise combine(problems, type(self).__name__) from None
 
         __init__.__pydantic_base_init__ = (

@@ -66,7 +66,7 @@ def number(values: Values, column: str) -> float:
     value = cell(values, column)
     try:
         found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
         raise Unusable(f"{column} is not a finite number")

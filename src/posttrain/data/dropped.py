@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posttrain.errors import DataError
+
+if TYPE_CHECKING:
+    from posttrain.data.read import Row
 
 CURES = (
     (
@@ -55,6 +58,8 @@ class Kept:
     """Base of the records that hold what is usable of a dataset, under a name of their own, and what was left out."""
 
     dropped: Sequence[Dropped] = ()
+    source: Sequence[Row] = ()
+    """The rows that were read."""
 
     @property
     def usable(self) -> Sequence[Any]:
@@ -90,10 +95,15 @@ def summary(dropped: Sequence[Dropped], total: int) -> str:
 def refuse_too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> None:
     """Raises `DataError` when a larger share than `max_dropped` was left out, or everything."""
     if len(dropped) == total or len(dropped) > max_dropped * total:
-        cure = next((cure for fault, cure in CURES if any(reason.startswith(fault) for _, reason in dropped)), MEND)
-        share = f"at most {max_dropped:.0%} dropped rows, and " if max_dropped < 1 else ""
-        raise DataError(
-            given=f"{what}: {summary(dropped, total)}",
-            allowed=f"{share}at least one left",
-            fix=f"{cure}." if len(dropped) == total else f"{cure}; or raise data.max_dropped if they may go.",
-        )
+        raise too_many(dropped, total, max_dropped, what)
+
+
+def too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> DataError:
+    """The error that so much was left out of the `total` rows that were looked at."""
+    cure = next((cure for fault, cure in CURES if any(reason.startswith(fault) for _, reason in dropped)), MEND)
+    share = f"at most {max_dropped:.0%} dropped rows, and " if max_dropped < 1 else ""
+    return DataError(
+        given=f"{what}: {summary(dropped, total)}",
+        allowed=f"{share}at least one left",
+        fix=f"{cure}." if len(dropped) == total else f"{cure}; or raise data.max_dropped if they may go.",
+    )

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
+from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.forms import Form, detect
+from posttrain.data.limits import refuse_long
 from posttrain.data.masks import Segment, Tools, assistant_segments, closed
 from posttrain.data.messages import Text
 from posttrain.data.prompts import Renderer
@@ -46,9 +47,8 @@ def render_examples(
     """Every row as an `Example`, or counted as dropped with the reason. Raises `DataError` as `render_prompts` does."""
     form = detect(rows, "examples")
     render = partial(render_example, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
-    examples, dropped = collect(rows, render, Example)
-    refuse_too_many(dropped, len(rows), max_dropped, what)
-    return ExampleSet(examples=examples, form=form.name, dropped=dropped)
+    examples, dropped = collect(rows, render, Example, max_dropped=max_dropped, what=what)
+    return ExampleSet(examples=examples, form=form.name, dropped=dropped, source=rows)
 
 
 def detect_form(rows: Sequence[Row]) -> str:
@@ -64,6 +64,7 @@ def render_example(
     if isinstance(values, Dropped):
         return values
     try:
+        refuse_long(values, max_length, renderer.tokenizer)
         segments = _segments(values, renderer, eos_ids, row.origin)
     except Unusable as reason:
         return Dropped(row.origin, str(reason))

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
 from posttrain.data import layouts as read
+from posttrain.data.columns import PROMPT_NAMES, Names, other_names, renamed, two_answers, verdict_column
 from posttrain.data.dropped import Dropped, Unusable
+from posttrain.data.limits import refuse_half_characters
 from posttrain.data.messages import is_dialogue
 from posttrain.data.read import Row
 from posttrain.errors import DataError
@@ -55,6 +57,8 @@ class Form:
     """Reads texts that are conversations as messages, for a model with a chat template."""
     looks_like: Callable[[Mapping[str, Any]], bool] = lambda values: True
     """Whether a row's content agrees."""
+    columns: Names = field(default_factory=dict)
+    """What the data calls some of the columns."""
     answer: str | None = None
     """Of prompts: the column of the gold answer, which rewards receive as `answer`."""
 
@@ -64,14 +68,18 @@ class Form:
         >>> FORMS[0].name
         'messages'
         """
-        return " + ".join(self.needs)
+        return " + ".join(f"{n} ({self.columns[n]})" if self.columns.get(n, n) != n else n for n in self.needs)
 
     def read(self, row: Row, *, chat: bool = False) -> dict[str, Any] | Dropped:
         """The row's canonical values, or why it cannot be used; `chat`: for a model with a chat template."""
         try:
-            found = (self.chat_reader or self.reader if chat else self.reader)(row.values)
+            values = renamed(row.values, self.columns) if self.columns else row.values
+            found = (self.chat_reader or self.reader if chat else self.reader)(values)
+            refuse_half_characters(row.values if self.kind == "prompts" else found)
         except Unusable as reason:
             return Dropped(row.origin, str(reason))
+        except RecursionError:
+            return Dropped(row.origin, "lists or objects that are nested too deep")
         if self.kind != "prompts":
             return found
         others = {name: value for name, value in row.values.items() if name not in self.needs[:1]}
@@ -79,7 +87,7 @@ class Form:
 
     def unused(self, columns: Iterable[str]) -> tuple[str, ...]:
         """Columns of the data that this form does not read; rewards of sampled answers receive them."""
-        read_here = {*self.needs, *self.may_have, self.answer}
+        read_here = {*self.needs, *self.may_have, *self.columns.values(), self.answer}
         return tuple(name for name in columns if name not in read_here)
 
 
@@ -162,7 +170,7 @@ FORMS: tuple[Form, ...] = (
 )  # fmt: skip
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("question", "problem", "instruction", "query", "input", "context"),
+    "prompt": PROMPT_NAMES[1:],
     "completion": ("answer", "response", "solution", "output", "target", "reply"),
     "completions": ("steps", "solution_steps"),
     "chosen": ("accepted", "preferred", "better", "winner", "chosen_response", "response_chosen", "preferred_output"),
@@ -173,7 +181,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "score": ("rating", "reward"),
     "text": ("content", "document"),
 }
-"""What other data calls these columns: an error then says which to rename."""
+"""What other data calls these columns: an error then says what to set in data.columns."""
 
 MEANT: Mapping[Kind, str] = {
     "prompts": "training with rewards",
@@ -194,9 +202,15 @@ TAKEN_BY: Mapping[Kind, str] = {
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:
-    """All columns, in the order of their first occurrence; streamed rows know them."""
-    known: list[str] | None = getattr(rows, "columns", None)
-    return known if known is not None else list(dict.fromkeys(name for row in rows for name in row.values))
+    """All columns, in the order of their first occurrence; streamed rows know them. Half characters are spelt out."""
+    known: Iterable[str] | None = getattr(rows, "columns", None)
+    names = known if known is not None else dict.fromkeys(name for row in rows for name in row.values)
+    return list(map(in_whole_characters, names))
+
+
+def in_whole_characters(name: str) -> str:
+    """The name of a column as it can be shown."""
+    return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
 def forms_of(kind: Kind) -> tuple[Form, ...]:
@@ -224,12 +238,36 @@ def fits(rows: Iterable[Row], kind: Kind) -> bool:
 
 
 def _fitting(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> Form | None:
+    """By its columns; else by what other data calls them; else, of pairs, two answers with a verdict."""
+    sample = [row.values for row in islice(rows, LOOKED_AT)]
+    found = _by_columns(kind, columns, sample)
+    if found is None and (names := other_names(kind, columns, sample)):
+        values = [renamed(one, names) for one in sample]
+        form = _by_columns(kind, list(renamed(dict.fromkeys(columns), names)), values)
+        if form is not None and any(not isinstance(form.read(Row(one, "")), Dropped) for one in values):
+            found = replace(form, columns=names)
+    return found or (_compared(columns, sample) if kind == "pairs" else None)
+
+
+def _by_columns(kind: Kind, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> Form | None:
     for form in forms_of(kind):
         if set(form.needs) <= set(columns) and not set(form.unless) & set(columns):
-            sample = [row.values for row in islice(rows, LOOKED_AT) if all(n in row.values for n in form.needs)]
-            if not sample or any(form.looks_like(values) for values in sample):
+            complete = [values for values in sample if all(name in values for name in form.needs)]
+            if not complete or any(form.looks_like(values) for values in complete):
                 return form
     return None
+
+
+def _compared(columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> Form | None:
+    """Two answers in columns of their own, and a column that says which one is better."""
+    sides = two_answers(columns)
+    verdict = verdict_column(sides, columns, sample) if sides else None
+    prompt = next((name for name in PROMPT_NAMES if name in columns), None)
+    if sides is None or verdict is None or prompt is None:
+        return None
+    reader = partial(read.read_compared, prompt=prompt, sides=sides, verdict=verdict)
+    needs = " ".join((prompt, *sides, verdict))
+    return _form("pairs", needs, "two answers and a verdict", reader, "input system history tools")
 
 
 def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataError:
@@ -261,9 +299,10 @@ def _renaming(kind: Kind, columns: Sequence[str]) -> str:
         if all(known.values()) and len(set(known.values())) == len(missing) and len(missing) < (len(best) or 9):
             best = {old: new for new, old in known.items() if old}
     if best:
-        return f"Rename {' and '.join(f'{old} to {new}' for old, new in best.items())}."
+        return f"Set data.columns = {{{', '.join(f'{new}: {old}' for old, new in best.items())}}}."
     usual = {"examples": "prompt + completion", "pairs": "prompt + chosen + rejected"}.get(kind, forms_of(kind)[0].name)
-    return f"Rename the columns of the data to {usual.replace(' + ', ', ')}."
+    example = f"{{{usual.partition(' ')[0]}: {next(iter(columns), 'name')}, ...}}"
+    return f"Say in data.columns which columns are {usual.replace(' + ', ', ')}: {example}."
 
 
 def _under_another_name(name: str, columns: Sequence[str]) -> str | None:

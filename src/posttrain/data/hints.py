@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
+from posttrain.data.columns import two_answers
 from posttrain.data.forms import ANSWER_COLUMNS, LOOKED_AT, MEANT, TAKEN_BY, Kind, columns_of, detect
 from posttrain.data.read import Row
 from posttrain.data.survey import Finding
@@ -15,8 +16,6 @@ SHOWN_VALUES = 4
 _ANSWER = re.compile(
     r"output|response|answer|completion|reply|generation|target|conversation|summary|ref", re.IGNORECASE
 )
-_SIDE = re.compile(r"(?P<what>.+?)[_ ]?(?P<side>[0-9]|[a-hA-H])")
-_SIDES = ({"0", "1"}, {"1", "2"}, {"a", "b"})
 _VERDICT = re.compile(r"prefer|winner|better|label|choice", re.IGNORECASE)
 
 
@@ -56,24 +55,10 @@ def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
         return []
     message = f"{texts[0]} looks like an answer, and only reward functions would receive it"
     fix = (
-        f"Rename {texts[0]} to completion to imitate it with sft, or to answer where it is the gold answer of rewards."
+        f"Set data.columns = {{completion: {texts[0]}}} to imitate it with sft, or data.answer = {texts[0]} where it "
+        "is the gold answer of rewards."
     )
     return [Finding(message=message, fix=fix)]
-
-
-def two_answers(columns: Iterable[str]) -> tuple[str, str] | None:
-    """Two columns that differ in a last 1 and 2, 0 and 1, or a and b; three of them are choices, not a pair.
-
-    >>> two_answers(["instruction", "output_1", "output_2", "preference"])
-    ('output_1', 'output_2')
-    """
-    found: dict[str, dict[str, str]] = {}
-    for name in columns:
-        match = _SIDE.fullmatch(name)
-        if match and _ANSWER.search(match["what"]):
-            found.setdefault(match["what"], {})[match["side"].lower()] = name
-    pairs = (tuple(sides[side] for side in sorted(sides)) for sides in found.values() if set(sides) in _SIDES)
-    return next(((first, second) for first, second in pairs), None)
 
 
 def _two_answers(sides: tuple[str, str], columns: Sequence[str]) -> Finding:
@@ -82,6 +67,6 @@ def _two_answers(sides: tuple[str, str], columns: Sequence[str]) -> Finding:
     message += f", and {told} like the verdict; nothing reads them so" if told else "; nothing reads them so"
     fix = (
         f"For {TAKEN_BY['pairs']}, write the better answer to a column chosen, the other one to rejected and the "
-        "question to prompt; leave ties out."
+        f"question to prompt, or the verdict as {sides[0]}, {sides[1]} or tie."
     )
     return Finding(message=message, fix=fix)

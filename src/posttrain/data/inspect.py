@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posttrain.config import DataConfig
 from posttrain.data.dropped import Dropped
-from posttrain.data.forms import Kind, columns_of, detect
+from posttrain.data.forms import Kind, columns_of, detect, in_whole_characters
 from posttrain.data.hints import looks_like, passed_over
 from posttrain.data.looks import LOOKS, Looking, take
 from posttrain.data.prompts import Renderer
@@ -229,10 +229,10 @@ def _columns(rows: Iterable[Row], unread: Sequence[str]) -> tuple[Column, ...]:
     for row in rows:
         count += 1
         for name, value in row.values.items():
-            known = types.setdefault(name, {})
+            known = types.setdefault(in_whole_characters(name), {})
             if value is not None:
                 known[type(value).__name__] = None
-                present[name] += 1
+                present[in_whole_characters(name)] += 1
     return tuple(
         Column(name=name, types=tuple(found), missing=count - present[name], read=name not in unread)
         for name, found in types.items()

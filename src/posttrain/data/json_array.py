@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -14,6 +15,34 @@ PIECE = 1 << 20
 NEAR_THE_END = 12
 """A fault so few characters before the end of what was read may be a word or an escape that was cut."""
 SPACE = re.compile(r"\s*")
+
+
+LONGEST_VALUE = 100_000_000
+"""Characters of one element."""
+MAX_DEPTH = 100
+"""Arrays and objects inside of one another; what goes through rows one by one stands on Python's stack."""
+_NESTING = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
+
+
+def refuse_deep(text: str) -> None:
+    """Raise RecursionError for JSON that is nested deeper than `MAX_DEPTH`.
+
+    >>> refuse_deep("[" * 100 + "]" * 100)
+    """
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for match in _NESTING.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        if depth > MAX_DEPTH:
+            raise RecursionError
+
+
+def hostile_json(error: Exception) -> str:
+    """What is wrong with JSON that is not broken and still cannot be read."""
+    if isinstance(error, RecursionError):
+        return f"JSON that is nested more than {MAX_DEPTH} deep"
+    return f"an integer with more digits than Python reads ({sys.get_int_max_str_digits():,})"
 
 
 class Readable(Protocol):
@@ -33,7 +62,7 @@ def iter_array(file: Readable, name: str) -> Iterator[Any]:
         return
     if start != "[":
         found = text.value()
-        raise text.broken("Extra data", text.at) if text.peek() else _no_array(found, name)
+        raise text.broken("broken JSON (Extra data)", text.at) if text.peek() else _no_array(found, name)
     text.at += 1
     if text.peek() != "]":
         yield text.value()
@@ -42,10 +71,10 @@ def iter_array(file: Readable, name: str) -> Iterator[Any]:
             text.peek()
             yield text.value()
     if text.peek() != "]":
-        raise text.broken("Expecting ',' delimiter", text.at)
+        raise text.broken("broken JSON (Expecting ',' delimiter)", text.at)
     text.at += 1
     if text.peek():
-        raise text.broken("Extra data", text.at)
+        raise text.broken("broken JSON (Extra data)", text.at)
 
 
 class _Text:
@@ -69,16 +98,23 @@ class _Text:
     def value(self) -> Any:
         """The JSON value that begins here."""
         while True:
+            complete, found, end = False, None, self.at
             try:
                 found, end = self.decoder.raw_decode(self.window, self.at)
+                complete = end < len(self.window) or self.ended
+                if complete:
+                    refuse_deep(self.window[self.at : end])
             except json.JSONDecodeError as error:
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.window) - NEAR_THE_END
                 if self.ended or not cut:
-                    raise self.broken(error.msg, error.pos) from None
-            else:
-                if end < len(self.window) or self.ended:
-                    self.at = end
-                    return found
+                    raise self.broken(f"broken JSON ({error.msg})", error.pos) from None
+            except (ValueError, RecursionError) as error:
+                raise self.broken(hostile_json(error), self.at) from None
+            if complete:
+                self.at = end
+                return found
+            if len(self.window) > LONGEST_VALUE:
+                raise self.broken(f"JSON of more than {LONGEST_VALUE:,} characters in one value", self.at)
             self.more()
 
     def more(self) -> None:
@@ -92,13 +128,13 @@ class _Text:
         self.ended = not piece
         self.window += piece
 
-    def broken(self, message: str, place: int) -> DataError:
+    def broken(self, reason: str, place: int) -> DataError:
         before = self.window[:place]
         line = self.lines + before.count("\n") + 1
         column = place - before.rfind("\n") + (0 if "\n" in before else self.columns)
-        hint = " It looks like JSONL: rename it to .jsonl." if message == "Extra data" else ""
+        hint = " It looks like JSONL: rename it to .jsonl." if "Extra data" in reason else ""
         return DataError(
-            given=f"{self.name}, line {line}, column {column}: broken JSON ({message})",
+            given=f"{self.name}, line {line}, column {column}: {reason}",
             allowed="a JSON array of objects",
             fix=f"Mend the file.{hint}",
         )

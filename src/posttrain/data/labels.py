@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
+import numpy as np
+
+from posttrain.data.dataset import numbers_of
+from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.forms import Form, detect, fits
+from posttrain.data.limits import refuse_long
 from posttrain.data.pairs import render_answer, render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -47,9 +50,14 @@ class Unpaired(Sequence[LabelledExample]):
         return 2 * len(self.pairs)
 
     @property
-    def numbers(self) -> Sequence[float]:
-        """The labels, without reading an answer."""
-        return array("d", (1.0, 0.0)) * len(self.pairs)
+    def numbers(self) -> np.ndarray:
+        """1 for each desirable answer, 0 for the others."""
+        return np.tile([1.0, 0.0], len(self.pairs))
+
+    def __iter__(self) -> Iterator[LabelledExample]:
+        for pair in self.pairs:
+            for side in (pair.chosen, pair.rejected):
+                yield LabelledExample(index=pair.index, example=side, label=side is pair.chosen)
 
     def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
         pair, side = divmod(range(len(self))[place], 2)  # IndexError past the end, where iteration stops
@@ -73,21 +81,19 @@ def render_labels(
     if not fits(rows, "labels") and fits(rows, "pairs"):
         limits = {"eos_ids": eos_ids, "max_length": max_length, "max_dropped": max_dropped, "what": what}
         found = render_pairs(rows, renderer, **limits)
-        return LabelledSet(rows=Unpaired(found.pairs), form=found.form, dropped=found.dropped, pairs=found.pairs)
+        return LabelledSet(
+            rows=Unpaired(found.pairs), form=found.form, dropped=found.dropped, pairs=found.pairs, source=rows
+        )
     form = detect(rows, "labels")
     render = partial(render_label, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
-    usable, dropped = collect(rows, render, LabelledExample)
-    refuse_too_many(dropped, len(rows), max_dropped, what)
-    return LabelledSet(rows=usable, form=form.name, dropped=dropped)
+    usable, dropped = collect(rows, render, LabelledExample, max_dropped=max_dropped, what=what)
+    return LabelledSet(rows=usable, form=form.name, dropped=dropped, source=rows)
 
 
 def only_class(rows: Sequence[LabelledExample]) -> str:
     """What all answers are, where they are all the same; "" where there are both kinds, or none."""
-    labels = (row.label for row in rows)
-    first = next(labels, None)
-    if first is None or any(label != first for label in labels):
-        return ""
-    return "desirable" if first else "undesirable"
+    labels = set(numbers_of(rows)) if len(rows) else set()
+    return "" if len(labels) != 1 else "desirable" if labels.pop() else "undesirable"
 
 
 def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
@@ -111,6 +117,7 @@ def render_label(
         return values
     answer, tools = values["completion"], values.get("tools")
     try:
+        refuse_long((values["prompt"], answer), max_length, renderer.tokenizer)
         example = render_answer(
             values["prompt"], answer, renderer, eos_ids, index=index, origin=row.origin, tools=tools
         )

@@ -21,6 +21,7 @@ from posttrain.data.cells import (
     text_or_messages,
     with_tools,
 )
+from posttrain.data.columns import better_side, is_tie
 from posttrain.data.dropped import Unusable, a_type
 from posttrain.data.messages import (
     Messages,
@@ -51,7 +52,10 @@ def asked(values: Values, column: str = "instruction") -> Text:
     if not question.strip():
         raise Unusable("empty prompt")
     turns: Messages = []
-    for pair in values.get("history") or ():
+    history = values.get("history") or ()
+    if not isinstance(history, Sequence):
+        raise Unusable("history: not pairs of question and answer")
+    for pair in history:
         if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(said, str) for said in pair):
             raise Unusable("history: not pairs of question and answer")
         turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
@@ -134,6 +138,18 @@ def read_matching_pair(values: Values) -> dict[str, Any]:
     """Model-written evaluations: the answer that shows the behaviour is the chosen one."""
     answers = answer_cells(values, "answer_matching_behavior", "answer_not_matching_behavior")
     return preference(prompt_cell(values, "question"), answers, values)
+
+
+def read_compared(values: Values, prompt: str, sides: tuple[str, str], verdict: str) -> dict[str, Any]:
+    """Two answers, and a column that says which one is better."""
+    said = cell(values, verdict)
+    if is_tie(said):
+        raise Unusable("a tie")
+    better = better_side(said, sides)
+    if better is None:
+        raise Unusable(f"{verdict} names neither of the answers")
+    question = asked(values) if prompt == "instruction" else prompt_cell(values, prompt)
+    return preference(question, answer_cells(values, sides[better], sides[1 - better]), values)
 
 
 def read_dialogue_pair(values: Values, *, chat: bool) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from posttrain.data.dropped import Dropped
 from posttrain.data.examples import render_examples
 from posttrain.data.forms import MEANT, Kind
 from posttrain.data.labels import render_labels
+from posttrain.data.limits import texts_in
 from posttrain.data.marked import stretches
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.ratings import render_ratings
 from posttrain.data.read import Row
-from posttrain.data.special import injected, texts_in
+from posttrain.data.special import injected
 from posttrain.data.steps import render_steps
 from posttrain.data.survey import PLACES, Finding, Lengths, Sample, Seen, Survey, Use
 from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
@@ -86,6 +87,7 @@ def take(look: Looking, kind: Kind) -> Use:
     survey = Survey()
     for record in records:
         survey.add(how.see(record))
+    dropped = getattr(getattr(records, "pairs", records), "dropped", dropped)  # of streamed rows only now
     first = [*islice(records, SAMPLES)]
     rows = look.some(record.index for record in first)
     return Use(

@@ -11,6 +11,11 @@ Parts = Sequence[tuple[str, bool]]
 """Stretches of text, and whether their tokens are trained."""
 SHOWN_CHARACTERS = 500
 """Of each stretch, or of each message in it."""
+CONTROLS = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""What moves the cursor of a terminal, or turns the direction of its text, is spelt out."""
 SHOWN_TURNS = 8
 """So many messages of a stretch are shown, at least."""
 
@@ -43,5 +48,5 @@ def _each_cut(text: str, long: Iterable[str]) -> str:
 
 def cut(text: str, limit: int = SHOWN_CHARACTERS) -> str:
     """With its beginning and its end, where it is long: the end shows whether there is an EOS."""
-    tail = limit // 4
+    tail, text = limit // 4, text.translate(CONTROLS)
     return text if len(text) <= limit else f"{text[: limit - tail]} […] {text[-tail:]}"

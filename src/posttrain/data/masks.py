@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posttrain.data.dropped import Unusable
-from posttrain.data.special import eos_pattern, texts_in
+from posttrain.data.limits import texts_in
+from posttrain.data.special import eos_pattern
 from posttrain.errors import DataError
 
 if TYPE_CHECKING:

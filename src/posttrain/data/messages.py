@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.data.dropped import Unusable, a_type
+from posttrain.data.json_array import hostile_json, refuse_deep
 
 Messages = list[dict[str, Any]]
 Text = str | Messages
@@ -77,8 +78,8 @@ def as_message(given: Any) -> dict[str, Any]:
     content = given.get("content") if given.get("content") is not None else given.get("value")
     if said is None:
         raise Unusable("message without role and content")
-    if said not in ROLES:
-        raise Unusable(f"unknown role {said!r}")
+    if not isinstance(said, str) or said not in ROLES:
+        raise Unusable(f"unknown role {str(said)[:60]!r}")
     calls = content if said in CALLS else given.get("tool_calls") or given.get("function_call")
     if calls is None and content is None:
         raise Unusable("message without role and content")
@@ -96,9 +97,9 @@ def as_content(content: Any) -> str:
         return content
     if not isinstance(content, list):
         raise Unusable(f"content is {a_type(content)}, not text")
-    kinds = {part.get("type") if isinstance(part, dict) else type(part).__name__ for part in content}
+    kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in content}
     if kinds - {"text"}:
-        raise Unusable(f"content with parts that are not text ({', '.join(sorted(map(str, kinds - {'text'})))})")
+        raise Unusable(f"content with parts that are not text ({', '.join(sorted(kinds - {'text'}))[:60]})")
     return "".join(str(part.get("text") or "") for part in content)
 
 
@@ -136,7 +137,10 @@ def as_tools(given: Any) -> list[dict[str, Any]] | None:
     if not isinstance(found, list):
         raise Unusable(f"tools: {a_type(found)}, not a list")
     tools = [tool if not isinstance(tool, dict) or "function" in tool else _tool(tool) for tool in found]
-    named = [isinstance(tool, dict) and isinstance(tool["function"].get("name"), str) for tool in tools]
+    named = [
+        isinstance(tool, dict) and isinstance(tool["function"], dict) and isinstance(tool["function"].get("name"), str)
+        for tool in tools
+    ]
     if not all(named):
         raise Unusable("tools: one has no name")
     return tools or None
@@ -150,9 +154,12 @@ def _parsed(given: Any, what: str) -> Any:
     if not isinstance(given, str):
         return given
     try:
+        refuse_deep(given)
         return json.loads(given)
-    except ValueError:
+    except json.JSONDecodeError:
         raise Unusable(f"{what}: broken JSON") from None
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"{what}: {hostile_json(error)}") from None
 
 
 def _continues(messages: Messages, message: Mapping[str, Any]) -> bool:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
+from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.examples import answer_segments
 from posttrain.data.forms import Form, detect
+from posttrain.data.limits import refuse_long
 from posttrain.data.masks import Tools
 from posttrain.data.messages import Text, implicit_prompt
 from posttrain.data.prompts import Renderer
@@ -52,9 +53,8 @@ def render_pairs(
     """
     form = detect(rows, "pairs")
     render = partial(render_pair, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
-    pairs, dropped = collect(rows, render, Pair)
-    refuse_too_many(dropped, len(rows), max_dropped, what)
-    return PairSet(pairs=pairs, form=form.name, dropped=dropped)
+    pairs, dropped = collect(rows, render, Pair, max_dropped=max_dropped, what=what)
+    return PairSet(pairs=pairs, form=form.name, dropped=dropped, source=rows)
 
 
 def render_pair(
@@ -67,6 +67,8 @@ def render_pair(
     if isinstance(values, Dropped):
         return values
     try:
+        for side in ("chosen", "rejected"):
+            refuse_long((values["prompt"], values[side]), max_length, renderer.tokenizer)
         chosen, rejected = (_side(values, name, index, row, renderer, eos_ids) for name in ("chosen", "rejected"))
     except Unusable as reason:
         return Dropped(row.origin, str(reason))

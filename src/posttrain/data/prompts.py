@@ -5,17 +5,19 @@ from __future__ import annotations
 import difflib
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from jinja2 import TemplateError
-
 from posttrain.data.cells import cell
-from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
+from posttrain.data.dropped import Dropped, Kept, Unusable
 from posttrain.data.forms import ANSWER_COLUMNS, Form, columns_of, detect
 from posttrain.data.layouts import read_prompt
+from posttrain.data.limits import limited_time, refuse_long, try_template
 from posttrain.data.read import Row
+from posttrain.data.stream import StreamedRecords, collect
 from posttrain.errors import DataError
 from posttrain.types import Prompt
 
@@ -29,13 +31,21 @@ if TYPE_CHECKING:
 class PromptSet(Kept):
     """The usable prompts, and what was left out of them."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     columns: str = ""
     """Where the prompt and the gold answer come from, in words."""
 
     @property
     def usable(self) -> Sequence[Prompt]:
         return self.prompts
+
+
+_TALK = [
+    {"role": role, "content": said}
+    for role, said in (("user", "One?"), ("assistant", "Two."), ("user", "Three?"), ("assistant", "Four."))
+]
+_TRIED: set[str] = set()
+"""Chat templates that have kept within their limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +70,17 @@ class Renderer:
                 allowed="true only with a chat template",
                 fix="Set data.chat = false, or give model.chat_template the path of a Jinja file.",
             )
-        return Renderer(
+        renderer = Renderer(
             tokenizer=tokenizer,
             chat=has_template if config.chat == "auto" else config.chat,
             system_prompt=config.system_prompt,
             template_kwargs=template_kwargs,
             train_on=config.train_on,
         )
+        if has_template and str(tokenizer.chat_template) not in _TRIED:
+            try_template(renderer.render_samples)
+            _TRIED.add(str(tokenizer.chat_template))
+        return renderer
 
     def messages(self, prompt: str | Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...] | None:
         """The chat messages of a prompt; None when it is plain text. One that brings a system turn keeps it."""
@@ -97,6 +111,12 @@ class Renderer:
         """The messages under the chat template. Raises `Unusable` for what the template refuses."""
         return str(self._apply(messages, tools, tokenize=False, add_generation_prompt=add_generation_prompt))
 
+    def render_samples(self) -> None:
+        """Conversations of one, two and four turns under the chat template."""
+        for turns in (1, 2, 4):
+            with suppress(Unusable):
+                self.render(_TALK[:turns], add_generation_prompt=turns == 1)
+
     def encode_marked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Mapping[str, Any]:
@@ -115,13 +135,19 @@ class Renderer:
             )
         options |= dict(self.template_kwargs or {}) | ({} if tools is None else {"tools": list(tools)})
         try:
-            return self.tokenizer.apply_chat_template([dict(message) for message in messages], **options)
-        except (TemplateError, TypeError, ValueError) as error:  # a program: it refuses, or trips over a value
-            raise Unusable(f"the chat template refuses it ({error})") from error
+            with limited_time():
+                return self.tokenizer.apply_chat_template([dict(message) for message in messages], **options)
+        except DataError:  # beyond its limits
+            raise
+        except Exception as error:  # a program: it refuses, or trips over a value
+            raise Unusable(f"the chat template refuses it ({str(error)[:200]})") from error
 
     def ids(self, text: str, *, is_chat: bool) -> tuple[int, ...]:
         """A template writes its own BOS; plain text gets what the tokenizer puts in front, and never a closing EOS."""
-        ids = list(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
+        try:
+            ids = list(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
+        except (TypeError, UnicodeEncodeError):  # a template may write what data may not hold
+            raise Unusable("text with half a character (a lone surrogate)") from None
         if not is_chat and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()
         return tuple(ids)
@@ -137,23 +163,32 @@ def render_prompts(
     """
     limit = min(max_prompt_length, config.max_prompt_length or max_prompt_length)
     form = prompt_form(rows, config)
-    prompts, dropped = [], []
-    for index, row in enumerate(rows):
-        found = render_prompt(row, index, form, renderer, max_length=limit)
-        (prompts if isinstance(found, Prompt) else dropped).append(found)
-    refuse_too_many(dropped, len(rows), config.max_dropped, what)
-    [whole] = with_all_columns(PromptSet(prompts=tuple(prompts), dropped=tuple(dropped), columns=describe(form)))
+    render = partial(render_prompt, form=form, renderer=renderer, max_length=limit)
+    prompts, dropped = collect(rows, render, Prompt, max_dropped=config.max_dropped, what=what)
+    [whole] = with_all_columns(PromptSet(prompts=prompts, dropped=dropped, columns=describe(form), source=rows))
     return whole
 
 
 def with_all_columns(*parts: PromptSet) -> list[PromptSet]:
     """Every prompt that lacks columns which others of these parts have is told their names."""
-    names = tuple(dict.fromkeys(name for part in parts for prompt in part.prompts for name in prompt.columns))
+    found = (
+        part.prompts.columns
+        if isinstance(part.prompts, StreamedRecords)
+        else (name for prompt in part.prompts for name in prompt.columns)
+        for part in parts
+    )
+    names = tuple(dict.fromkeys(chain.from_iterable(found)))
 
     def told(prompt: Prompt) -> Prompt:
         return prompt if len(prompt.columns) == len(names) else replace(prompt, columns_of_data=names)
 
-    return [replace(part, prompts=tuple(map(told, part.prompts))) for part in parts]
+    def all_told(part: PromptSet) -> PromptSet:
+        if isinstance(part.prompts, StreamedRecords):
+            part.prompts.finish = told
+            return part
+        return replace(part, prompts=tuple(map(told, part.prompts)))
+
+    return list(map(all_told, parts))
 
 
 def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_length: int) -> Prompt | Dropped:
@@ -164,10 +199,11 @@ def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_l
     prompt = columns.pop("prompt")
     messages = renderer.messages(prompt)
     try:
+        refuse_long(prompt, max_length, renderer.tokenizer, "prompt longer")
         text = renderer.text(prompt, tools=None if isinstance(prompt, str) else columns.get("tools"))
+        ids = renderer.ids(text, is_chat=messages is not None)
     except Unusable as reason:
         return Dropped(row.origin, str(reason))
-    ids = renderer.ids(text, is_chat=messages is not None)
     if not ids:
         return Dropped(row.origin, "prompt without tokens")
     if len(ids) > max_length:
@@ -245,7 +281,9 @@ def _no_column(missing: str, allowed: str, columns: Sequence[str], wanted: str =
     )
 
 
-def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> int:
+def overlap(train: PromptSet, heldout: PromptSet) -> int:
     """How many held-out prompts stand, word for word, in the training data too."""
-    seen = {prompt.text for prompt in train}
-    return sum(prompt.text in seen for prompt in heldout)
+    if isinstance(train.prompts, StreamedRecords):
+        return train.prompts.shared_with(heldout.source)
+    seen = {prompt.text for prompt in train.prompts}
+    return sum(prompt.text in seen for prompt in heldout.prompts)

@@ -9,6 +9,7 @@ from typing import Any
 from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.forms import columns_of, detect
 from posttrain.data.layouts import number
+from posttrain.data.limits import refuse_long
 from posttrain.data.pairs import render_answer
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -77,15 +78,12 @@ def _side(row: Row, pair: dict[str, Any], side: str) -> dict[str, Any] | Dropped
 def _render(
     values: dict[str, Any], index: int, row: Row, renderer: Renderer, eos_ids: Collection[int], max_length: int
 ) -> RatedExample | Dropped:
-    example = render_answer(
-        values["prompt"],
-        values["completion"],
-        renderer,
-        eos_ids,
-        index=index,
-        origin=row.origin,
-        tools=values.get("tools"),
-    )
+    prompt, answer, tools = values["prompt"], values["completion"], values.get("tools")
+    try:
+        refuse_long((prompt, answer), max_length, renderer.tokenizer)
+        example = render_answer(prompt, answer, renderer, eos_ids, index=index, origin=row.origin, tools=tools)
+    except Unusable as reason:
+        return Dropped(row.origin, str(reason))
     if len(example.input_ids) > max_length:
         return Dropped(row.origin, f"longer than {max_length} tokens")
     if not any(example.completion_mask):

@@ -14,16 +14,16 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from posttrain.data.hub import hub_dataset, is_saved
-from posttrain.data.json_array import iter_array
+from posttrain.data.json_array import hostile_json, iter_array, refuse_deep
 from posttrain.errors import DataError
 from posttrain.sources import ROWS
 
@@ -35,12 +35,13 @@ TASK_ROWS = {"train": 4096, "eval": 512}
 
 COMPRESSION = 4
 """By which a file is taken to grow when it is unpacked."""
+LONGEST_LINE = 100_000_000
+"""Bytes of one line, or of one row of an array: no file is taken to be one line without end."""
 PARQUET_ROWS = 1024
 """Rows of a Parquet file that are in memory at once, beside the pages that they lie in."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One row, and where it stands: what an error calls it."""
 
     values: dict[str, Any]
@@ -192,10 +193,34 @@ def _text(path: Path) -> io.TextIOBase:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
+    return (row for row, *_ in jsonl_places(path))
+
+
+def jsonl_places(path: Path) -> Iterator[tuple[Row, int, int, int]]:
+    """Each row, where its line begins and ends in the file (unpacked), and the number of the line."""
+    begin = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
-            if line := _decoded(raw, path, number).rstrip():
-                yield _as_row(_parse(line, path, number), f"{path.name}:{number}")
+        for number, raw in enumerate(iter(partial(lines.readline, LONGEST_LINE), b""), start=1):
+            if len(raw) == LONGEST_LINE:
+                raise DataError(
+                    given=f"{path.name}, line {number}: more than {LONGEST_LINE:,} bytes in one line",
+                    allowed="one JSON object per line",
+                    fix="Break the file into lines, one for each row.",
+                )
+            if not raw.isspace():
+                yield jsonl_row(raw, path, number), begin, begin + len(raw), number
+            begin += len(raw)
+
+
+def jsonl_row(raw: bytes, path: Path, number: int) -> Row:
+    """The row of one line."""
+    return _as_row(parse_json(_decoded(raw, path, number).rstrip(), path.name, number), f"{path.name}:{number}")
+
+
+def plain_jsonl(source: str) -> list[Path] | None:
+    """The files of a source that are read in place, line by line; None for any other source."""
+    paths = None if source.startswith("task:") else _paths(source)
+    return paths if paths and all(path.suffix == ".jsonl" for path in paths) else None
 
 
 def _decoded(raw: bytes, path: Path, number: int) -> str:
@@ -209,17 +234,22 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
         ) from None
 
 
-def _parse(line: str, path: Path, number: int) -> Any:
+def parse_json(line: str, name: str, number: int) -> Any:
+    """The value in a line of a file. Raises `DataError` for what is broken, or no machine should hold."""
     try:
+        refuse_deep(line)
         return json.loads(line)
     except json.JSONDecodeError as error:
         begin = max(error.pos - 30, 0)
         snippet = line[begin : error.pos + 30].strip()
-        raise DataError(
-            given=f"{path.name}, line {number}, column {error.colno}: broken JSON ({error.msg}) near {snippet!r}",
-            allowed="one JSON object per line",
-            fix=f"Mend or remove line {number} of {path.name}; the rows before it were read.",
-        ) from None
+        column, reason = f", column {error.colno}", f"broken JSON ({error.msg}) near {snippet!r}"
+    except (ValueError, RecursionError) as error:
+        column, reason = "", hostile_json(error)
+    raise DataError(
+        given=f"{name}, line {number}{column}: {reason}",
+        allowed="one JSON object per line",
+        fix=f"Mend or remove line {number} of {name}; the rows before it were read.",
+    )
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -230,6 +260,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     with _text(path) as file:
+        csv.field_size_limit(LONGEST_LINE)
         reader = csv.DictReader(file, strict=True)
         try:
             for values in reader:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.data.dropped import Dropped
 from posttrain.data.forms import Form, Kind, detect, fits
+from posttrain.data.limits import texts_in
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair
 
@@ -30,18 +31,6 @@ def special_pattern(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int]
 def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
     longest_first = sorted({name for name in names if name}, key=lambda name: (-len(name), name))
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """All texts in messages, tool calls and whatever else data is made of."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from texts_in(one)
-    elif isinstance(value, Sequence):
-        for one in value:
-            yield from texts_in(one)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from posttrain.data.columns import renamed_rows, require_columns
+from posttrain.data.forms import columns_of
 from posttrain.data.read import Row, read_rows, size_of
 from posttrain.data.sampled_pairs import is_sampled_pair
 from posttrain.data.stream import STREAMED_FROM, RowSource, StreamedRows
@@ -57,10 +59,17 @@ def _eligible(rows: Sequence[Row]) -> np.ndarray:
 def open_rows(config: DataConfig, source: str | list[str], split: str, seed: int) -> Sequence[Row]:
     """The rows of a source: in memory, or streamed as `data.streaming` says."""
     streams = size_of(source, split=split) > STREAMED_FROM if config.streaming == "auto" else config.streaming
+    names = {} if _is_task(source) else config.columns
     if not streams:
-        return read_rows(source, split=split, max_rows=config.max_rows, seed=seed)
+        rows = read_rows(source, split=split, max_rows=config.max_rows, seed=seed)
+        if names and source == config.train:
+            require_columns(names, columns_of(rows))
+        return list(renamed_rows(rows, names))
     paths = (source,) if isinstance(source, str) else tuple(source)
-    return StreamedRows.open(RowSource(paths=paths, split=split, max_rows=config.max_rows, seed=seed))
+    streamed = StreamedRows.open(RowSource(paths=paths, split=split, max_rows=config.max_rows, seed=seed))
+    if names and source == config.train:
+        require_columns(names, streamed.columns)
+    return streamed.named(names) if names else streamed
 
 
 def read_auxiliary(config: DataConfig, seed: int) -> list[Row]:
@@ -77,6 +86,11 @@ def _part(rows: Sequence[Row], number: int, parts: int) -> Sequence[Row]:
             fix=f"Use at most {len(rows)} parts.",
         )
     return rows[(number - 1) * len(rows) // parts : number * len(rows) // parts]
+
+
+def first_rows(rows: Sequence[Row], needed: int) -> Sequence[Row]:
+    """Of streamed rows so many that `needed` of them can be expected to be usable, in memory; else all."""
+    return list(rows[: 2 * needed]) if isinstance(rows, StreamedRows) else rows
 
 
 def _is_task(source: str | list[str]) -> bool:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from posttrain.data.dropped import Dropped, Kept, refuse_too_many
+from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.forms import detect
+from posttrain.data.limits import MOST_CHARACTERS, refuse_long
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.errors import ConfigError
@@ -117,7 +118,13 @@ def split_steps(text: str, separator: str) -> list[str]:
 def _render(
     values: dict[str, Any], index: int, row: Row, renderer: Renderer, separator: str, max_length: int
 ) -> StepExample | Dropped:
-    solution = render_solution(values["prompt"], values["steps"], renderer, separator)
+    try:
+        refuse_long((values["prompt"], values["steps"][:1]), max_length, renderer.tokenizer)
+        if sum(map(len, values["steps"])) > MOST_CHARACTERS:
+            raise Unusable(f"more than {MOST_CHARACTERS:,} characters")
+        solution = render_solution(values["prompt"], values["steps"], renderer, separator)
+    except Unusable as reason:
+        return Dropped(row.origin, str(reason))
     steps = zip(solution.ends, values["labels"], strict=True)
     known = [(end, float(label)) for end, label in steps if label is not None and end < max_length]
     if not known:

@@ -1,50 +1,61 @@
-"""Data larger than memory: rows that are read whenever they are asked for, and what they render to, kept on disk.
+"""Data larger than memory: rows that are read, and records that are tokenised, whenever they are asked for.
 
-A row is read twice in all: once to count, and to find what is broken before a model is loaded; once to be rendered.
-What comes of that lies in a store (store.py) in the cache folder, under a key of everything that it depends on: a run
-that resumes, or another run on the same data, finds it ready.
+Before the run all rows are read twice, and none is kept: once to find where each begins and what is broken, once to
+find those that cannot be used as this kind of data. Of a row stay some forty bytes. Tokenised beforehand are a sample
+and the longest rows; any other row is tokenised in the step that takes it, and one that then turns out to be unusable
+is left out, counted and named, and the next row stands in for it: still a pure function of the data, the seed and
+the step.
+
+JSONL is read where it lies. Any other source is first written to the cache folder as JSONL, under a key of its content.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
-import tokenizers
-import transformers
 
 from posttrain.cache import cache_folder, code_key, tokenizer_key
-from posttrain.data.dropped import Dropped
+from posttrain.data.columns import Names, renamed, renamed_rows
+from posttrain.data.dropped import Dropped, counted, refuse_too_many, too_many
 from posttrain.data.forms import Form
-from posttrain.data.prompts import Renderer
-from posttrain.data.read import Row, content_key, iter_rows
+from posttrain.data.read import Row, content_key, iter_rows, jsonl_places, plain_jsonl
 from posttrain.data.sampled_pairs import is_sampled_pair
-from posttrain.data.store import open_store, write_store
 from posttrain.errors import DataError, DoesNotFit
 from posttrain.files import write_atomically
+from posttrain.types import Prompt
 
-STREAMED_FROM = 200_000_000
-"""Bytes of text from which on `data.streaming: auto` streams: in memory they would take some ten times as much."""
-ON_DISK = ("examples", "pairs", "labels")
-"""Kinds of data that are kept on disk once they are tokenised, if their rows are streamed; others are in memory."""
-
+STREAMED_FROM = 20_000_000
+"""Bytes of text from which on `data.streaming: auto` streams: some ten seconds of tokenising, and 200 MB in memory."""
+SAMPLE, LONGEST = 1_000, 4_000
+"""Rows that are tokenised before the run: some from all over the data, and the longest of those that may not fit."""
+AT_ONCE = 1_000
+"""Rows between two looks at whether a file was changed."""
+SHOWN = 8
+"""Rows left out during the run that are told one by one."""
 CODE = "data/*.py"
-"""The modules that read and render."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowSource:
-    """What `iter_rows` is asked for."""
+    """What `iter_rows` is asked for, under the names of `data.columns`."""
 
     paths: tuple[str, ...]
     split: str
@@ -55,166 +66,446 @@ class RowSource:
         return iter_rows(self.paths, split=self.split, max_rows=self.max_rows, seed=self.seed)
 
     def key(self) -> str:
-        return content_key(self.paths, split=self.split, max_rows=self.max_rows, seed=self.seed)
+        """Changes with any byte of the data, and with the code that reads it."""
+        content = content_key(self.paths, split=self.split, max_rows=self.max_rows, seed=self.seed)
+        return hashlib.sha256(f"{content} {code_key(CODE)}".encode()).hexdigest()[:32]
+
+    def jsonl(self) -> list[list[Path]] | None:
+        """The files of each part of the source, where all can be read in place."""
+        parts = [plain_jsonl(path) for path in self.paths]
+        return None if None in parts else [part for part in parts if part]
+
+
+# --- where rows stand -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowIndex:
+    """Where each row of some files of lines begins and ends, and which file and line that is."""
+
+    files: Sequence[Path]
+    begins_N: np.ndarray
+    ends_N: np.ndarray
+    lines_N: np.ndarray
+    files_N: np.ndarray
+    columns: Sequence[str]
+    """Of any row."""
+    sampled_N: np.ndarray
+    """Which rows are pairs that an earlier run sampled."""
+    copied: bool
+    """The file is a copy in the cache, whose lines hold where a row stood, and the row."""
+
+    ARRAYS = ("begins_N", "ends_N", "lines_N", "files_N", "sampled_N")
+
+    @staticmethod
+    def open(source: RowSource) -> RowIndex:
+        """From the cache, or by reading everything. Raises `DataError` for a row that cannot be read."""
+        folder, key, parts = cache_folder("data"), source.key(), source.jsonl()
+        copy = folder / f"{key}.rows.jsonl"
+        files = [copy] if parts is None else [path for part in parts for path in part]
+        with suppress(Exception):  # it is not there, or damaged
+            return RowIndex.read(folder / f"{key}.npz", files, copied=parts is None)
+        if parts is None:
+            found = _index(_copied(source.rows(), copy))
+        else:
+            found = _index(_in_place(parts, source.max_rows))
+        if not len(found["begins_N"]):
+            next(source.rows())  # raises what is wrong with a source without rows
+        index = RowIndex(files=files, copied=parts is None, **found)
+        with suppress(OSError, DoesNotFit):  # else the next run reads it all again
+            index.write(folder / f"{key}.npz")
+        return index
+
+    def write(self, file: Path) -> None:
+        content = io.BytesIO()
+        about = {"columns": list(self.columns), "sizes": [path.stat().st_size for path in self.files]}
+        np.savez(content, about=json.dumps(about), **{name: getattr(self, name) for name in self.ARRAYS})
+        write_atomically(file, content.getvalue())
+
+    @staticmethod
+    def read(file: Path, files: Sequence[Path], *, copied: bool) -> RowIndex:
+        with np.load(file, allow_pickle=False) as content:  # whose parts have checksums
+            about = json.loads(str(content["about"]))
+            assert about["sizes"] == [path.stat().st_size for path in files]
+            arrays = {name: content[name] for name in RowIndex.ARRAYS}
+        return RowIndex(files=files, columns=about["columns"], copied=copied, **arrays)
+
+
+Place = tuple[Row, int, int, int, int]
+"""A row, the number of its file, where its line begins and ends there, and the number of the line."""
+
+
+def _in_place(parts: Sequence[Sequence[Path]], max_rows: int | None) -> Iterator[Place]:
+    number = -1
+    for part in parts:
+        left = max_rows
+        for path in part:
+            number += 1
+            for row, begin, end, line in islice(jsonl_places(path), left):
+                yield row, number, begin, end, line
+                left = None if left is None else left - 1
+
+
+def _copied(rows: Iterable[Row], file: Path) -> Iterator[Place]:
+    """Write the rows to a file while they are read. Raises `DoesNotFit` where there is no room."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(file)
+        with draft.open("wb") as out:
+            begin = 0
+            for number, row in enumerate(rows):
+                line = json.dumps([row.origin, row.values], default=partial(_as_json, row)).encode() + b"\n"
+                out.write(line)
+                yield row, 0, begin, begin + len(line), number
+                begin += len(line)
+        draft.rename(file)
+    except OSError as error:
+        raise DoesNotFit(
+            given=f"rows cannot be written to {file.parent} ({error.strerror})",
+            allowed="a folder that can be written, with room for the rows as JSONL",
+            fix="Make room, name another folder in the environment variable POSTTRAIN_CACHE, or set "
+            "data.streaming = false if the data fits into memory.",
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _remove_abandoned(file: Path) -> None:
+    """What a process that was killed has left."""
+    for draft in file.parent.glob(f"{file.name}.*.part"):
+        with suppress(ValueError, OSError):
+            writer = int(draft.name.split(".")[-2])
+            try:
+                os.kill(writer, 0)
+            except ProcessLookupError:
+                draft.unlink(missing_ok=True)
+
+
+def _index(places: Iterator[Place]) -> dict[str, Any]:
+    columns, sampled = dict[str, None](), bytearray()
+    begins, ends, lines, files = array("q"), array("q"), array("q"), array("i")
+    for row, file, begin, end, line in places:
+        columns.update(dict.fromkeys(row.values))
+        sampled.append("prompt_ids" in row.values and is_sampled_pair(row))
+        begins.append(begin)
+        ends.append(end)
+        lines.append(line)
+        files.append(file)
+    return {
+        "columns": list(columns),
+        "begins_N": np.asarray(begins),
+        "ends_N": np.asarray(ends),
+        "lines_N": np.asarray(lines),
+        "files_N": np.asarray(files),
+        "sampled_N": np.frombuffer(sampled, dtype=np.bool_),
+    }
+
+
+# --- values that JSON has no form for ---------------------------------------------------------------------------------
+
+_CODECS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
+    "date": (date, date.isoformat, date.fromisoformat),
+    "time": (time, time.isoformat, time.fromisoformat),
+    "decimal": (Decimal, str, Decimal),
+    "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], lambda d: timedelta(*d)),
+}
+"""By name: the type, how it is written, and how it is read."""
+_MARK = "\0type "
+_MARK_IN_JSON = json.dumps(_MARK).strip('"').encode()
+
+
+def _as_json(row: Row, value: Any) -> Any:
+    for name, (kind, write, _) in _CODECS.items():
+        if isinstance(value, kind):
+            return {_MARK + name: write(value)}
+    raise DataError(
+        given=f"{row.origin} holds a {type(value).__name__}, which cannot be streamed",
+        allowed="text, numbers, true, false, null, dates, bytes, and lists and objects of these",
+        fix="Leave its column out, or set data.streaming = false if the data fits into memory.",
+    )
+
+
+def _from_json(found: dict[str, Any]) -> Any:
+    name = next(iter(found), "") if len(found) == 1 else ""
+    return _CODECS[name.removeprefix(_MARK)][2](found[name]) if name.startswith(_MARK) else found
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 class StreamedRows(Sequence[Row]):
-    """The rows of a source, or those of them that `kept_N` marks, read anew by every loop over them.
+    """The rows of a source, or those of them at `places_N`, each read when it is asked for; a slice reads nothing."""
 
-    A slice reads nothing; a single row costs reading all rows before it.
-    """
-
-    def __init__(
-        self, source: RowSource, *, key: str, columns: list[str], kept_N: np.ndarray, sampled_N: np.ndarray
-    ) -> None:
-        """`sampled_N` marks the pairs that an earlier run sampled; like `kept_N`, among all rows of the source."""
-        self.source, self.key, self.columns, self.kept_N, self._sampled_N = source, key, columns, kept_N, sampled_N
-        self.size = int(kept_N.sum())
+    def __init__(self, index: RowIndex, places_N: np.ndarray, names: Names = MappingProxyType({})) -> None:
+        """`names` are those of `data.columns`."""
+        self.row_index, self.places_N, self.names = index, places_N, names
+        self.columns = list(renamed(dict.fromkeys(index.columns), names))
+        self._open = [path.open("rb", buffering=0) for path in index.files]  # read on where files are replaced
+        self._files = [file.fileno() for file in self._open]
+        self._names = [f"{path.name}:" for path in index.files]
+        self._known = self._states()
 
     @staticmethod
     def open(source: RowSource) -> StreamedRows:
-        """Counted, by reading all of it where no earlier run has. Raises `DataError` for a row that cannot be read."""
-        key = source.key()
-        file = cache_folder("data") / f"{key}.json"
-        try:
-            counted = Counted.from_json(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
-            counted = Counted.of(source.rows())
-            _remember(file, counted.to_json())
-        return StreamedRows(
-            source,
-            key=key,
-            columns=counted.columns,
-            kept_N=np.ones(len(counted.sampled_N), dtype=np.bool_),
-            sampled_N=counted.sampled_N,
-        )
+        """Raises `DataError` for a row that cannot be read."""
+        index = RowIndex.open(source)
+        return StreamedRows(index, np.arange(len(index.begins_N)))
 
     @property
     def sampled_N(self) -> np.ndarray:
         """True for the pairs that an earlier run sampled, with an entry for each of these rows."""
-        return self._sampled_N[self.kept_N]
+        return self.row_index.sampled_N[self.places_N]
 
     def where(self, wanted_N: np.ndarray) -> StreamedRows:
         """The rows at the True places; `wanted_N` has an entry for each of these rows."""
-        kept_N = self.kept_N.copy()
-        kept_N[kept_N] = wanted_N
-        return StreamedRows(self.source, key=self.key, columns=self.columns, kept_N=kept_N, sampled_N=self._sampled_N)
+        return StreamedRows(self.row_index, self.places_N[wanted_N], self.names)
+
+    def named(self, names: Names) -> StreamedRows:
+        return StreamedRows(self.row_index, self.places_N, names)
 
     def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[Row]:
-        place = -1
-        for place, row in enumerate(self.source.rows()):
-            if place >= len(self.kept_N):
-                raise self._changed()
-            if self.kept_N[place]:
-                yield row
-        if place + 1 != len(self.kept_N):
-            raise self._changed()
+        return len(self.places_N)
 
     @overload
     def __getitem__(self, place: int) -> Row: ...
     @overload
     def __getitem__(self, place: slice) -> StreamedRows: ...
     def __getitem__(self, place: int | slice) -> Row | StreamedRows:
-        chosen = range(len(self))[place]
-        if isinstance(chosen, int):
-            return next(islice(self, chosen, None))
-        wanted_N = np.zeros(len(self), dtype=np.bool_)
-        wanted_N[np.asarray(chosen, dtype=np.int64)] = True
-        return self.where(wanted_N)
+        if isinstance(place, slice):
+            return StreamedRows(self.row_index, self.places_N[place], self.names)
+        return next(self._rows(self.places_N[place : place + 1 or None]))
+
+    def __iter__(self) -> Iterator[Row]:
+        for begin in range(0, len(self), AT_ONCE):
+            yield from self._rows(self.places_N[begin : begin + AT_ONCE])
+
+    def _rows(self, places_n: np.ndarray) -> Iterator[Row]:
+        return iter(renamed_rows(self._as_written(places_n), self.names))
+
+    def _as_written(self, places_n: np.ndarray) -> Iterator[Row]:
+        """Of rows that were read before: what could be wrong with them was found then."""
+        index, loads = self.row_index, json.loads
+        where_n4 = np.stack([x[places_n] for x in (index.files_N, index.begins_N, index.ends_N, index.lines_N)], axis=1)
+        if self._states() != self._known:
+            raise self._changed()
+        for number, begin, end, line in where_n4.tolist():
+            raw = os.pread(self._files[number], end - begin, begin)
+            if index.copied:
+                origin, values = loads(raw, object_hook=_from_json if _MARK_IN_JSON in raw else None)
+                yield Row(values=values, origin=origin)
+            else:
+                yield Row(
+                    values=loads(raw.decode("utf-8" if line > 1 else "utf-8-sig")),
+                    origin=self._names[number] + str(line),
+                )
+
+    def _states(self) -> list[tuple[int, int]]:
+        found = map(os.fstat, self._files)
+        return [(state.st_size, state.st_mtime_ns) for state in found]
 
     def _changed(self) -> DataError:
         return DataError(
-            given=f"{', '.join(self.source.paths)} no longer has the {len(self.kept_N)} rows that were counted",
+            given=f"{', '.join(map(str, self.row_index.files))}: the data was changed while the run reads it",
             allowed="data that stays as it is while it is read",
             fix="Start again when the data is complete.",
         )
 
 
-def collect(
-    rows: Sequence[Row], render: partial[T | Dropped], record: type[T]
-) -> tuple[Sequence[T], Sequence[Dropped]]:
-    """`render(row, index)` of all rows: the records, and what was left out; on disk where the rows are streamed.
+# --- records ----------------------------------------------------------------------------------------------------------
 
-    What rendering depends on stands in the keywords of `render`. Raises `DoesNotFit` where the disk is full.
+
+NOT_COMPARED = ("label", "labels", "margin", "score")
+"""Of a row with given answers: numbers, which do not make it another row."""
+
+
+class StreamedRecords(Sequence[T], Generic[T]):
+    """What streamed rows render to, each when it is asked for.
+
+    In place of a row that cannot be used stands the next one that can. Raises `DataError` once more than `max_dropped`
+    of all rows seem to be of no use.
     """
-    found = (render(row, index) for index, row in enumerate(rows))
-    if not isinstance(rows, StreamedRows):
-        everything = list(found)
-        usable = tuple(one for one in everything if isinstance(one, record))
-        return usable, tuple(one for one in everything if isinstance(one, Dropped))
-    folder = cache_folder("data") / _key(rows, render)
-    stored = open_store(folder, record)
-    if stored is None:
-        write_store(folder, record, found)
-        stored = open_store(folder, record)
-        assert stored is not None, f"{folder} cannot be read back"
-    return stored
+
+    def __init__(
+        self, rows: StreamedRows, render: partial[T | Dropped], record: type[T], *, max_dropped: float, what: str
+    ) -> None:
+        self.rows, self.render, self.record, self.max_dropped, self.what = rows, render, record, max_dropped, what
+        self._untold: list[str] = []
+        self._tell: Callable[[str], None] = self._untold.append
+        self.finish: Callable[[T], T] = lambda record: record
+        self._left_out: dict[int, Dropped] = {}
+        """By the number of the row."""
+        self.columns: dict[str, Any] = {}
+        """Of prompts: what rewards receive beside them."""
+        self._ready = False
+        self._read_all()
+        self._try_some()
+
+    def __len__(self) -> int:
+        return len(self.usable_N)
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
+        chosen = range(len(self))[place]
+        if not isinstance(chosen, int):
+            return tuple(found for one in chosen if (found := self._usable(one)) is not None)
+        following = (self._usable((chosen + step) % len(self)) for step in range(len(self)))
+        return next(found for found in following if found is not None)  # _leave_out raises where none is left
+
+    def __iter__(self) -> Iterator[T]:
+        """All that can be used, once each, without what stands in for others."""
+        return (found for place in range(len(self)) if (found := self._usable(place)) is not None)
+
+    def key(self) -> str:
+        """Changes with what is read of any row, with their order, and with what tokenises them."""
+        settings = {name: _plain(value) for name, value in self.render.keywords.items()}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+        for part in (self._values.digest(), self.texts_N, self.numbers):
+            digest.update(bytes(part))
+        return digest.hexdigest()
+
+    def shared_with(self, rows: Iterable[Row]) -> int:
+        """How many of the rows stand, word for word, among these too."""
+        form, chat = self.render.keywords["form"], self.render.keywords["renderer"].chat
+        read = (row.values if is_sampled_pair(row) else form.read(row, chat=chat) for row in rows)
+        texts = [_key_of(self._words(values)) for values in read if not isinstance(values, Dropped)]
+        return int(np.isin(np.asarray(texts, dtype=np.uint64), self.texts_N).sum())
+
+    # --- before the run ---
+
+    def _read_all(self) -> None:
+        """Find the rows that can be read as this kind of data, and what there is to know of them without tokens."""
+        usable, numbers, texts, sizes = array("q"), array("d"), array("Q"), array("q")
+        read, chat = self.render.keywords["form"].read, self.render.keywords["renderer"].chat
+        self._values = hashlib.sha256()
+        sampled_N = self.rows.sampled_N
+        for place, row in enumerate(self.rows):
+            values = row.values if sampled_N[place] else read(row, chat=chat)
+            if isinstance(values, Dropped):
+                self._left_out[place] = values
+                continue
+            if self.record is Prompt:
+                self._values.update(repr(values).encode())
+                self.columns.update(values)
+            else:
+                number = values.get("margin", values.get("label", values.get("score")))
+                numbers.append(math.nan if number is None else number)
+            words = self._words(values)
+            usable.append(place)
+            texts.append(_key_of(words))
+            sizes.append(len(words))
+        self.columns = {name: None for name in self.columns if name != "prompt"}
+        self.usable_N, self._sizes_N = np.asarray(usable), np.asarray(sizes)
+        self.numbers, self.texts_N = np.asarray(numbers), np.asarray(texts)
+
+    def _words(self, values: Mapping[str, Any]) -> str:
+        """Equal for rows with the same words: of prompts the prompt, of given answers all but their numbers."""
+        if self.record is not Prompt:
+            return repr([value for name, value in values.items() if name not in NOT_COMPARED])
+        return values["prompt"] if isinstance(values["prompt"], str) else repr(values["prompt"])
+
+    def _try_some(self) -> None:
+        """Tokenise the longest rows, and some from all over the data: those found to be bad are taken out."""
+        size, limit = len(self), self.render.keywords.get("max_length", 0)
+        self._tried_N, self._bad_N = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
+        self._tried = self._bad = 0
+        """Of the rows that are tried in no order: they stand for all others."""
+        order_N = np.argsort(self._sizes_N, kind="stable")[::-1]
+        longest = order_N[self._sizes_N[order_N] > limit][:LONGEST].tolist()
+        for place in longest:
+            self._usable(place)
+        self._certain, self._others = len(self._left_out), size - len(longest)
+        self._tried = self._bad = 0
+        for place in np.linspace(0, size - 1, min(SAMPLE, size)).astype(int).tolist():
+            self._usable(place)
+        self._refuse_too_many()
+        good_N = ~self._bad_N
+        for name in ("usable_N", "texts_N", "_tried_N", "_bad_N"):
+            setattr(self, name, getattr(self, name)[good_N])
+        self.numbers = self.numbers[good_N] if len(self.numbers) else self.numbers
+        self._ready = True
+
+    def _refuse_too_many(self) -> None:
+        """Judged by the rows that were tried, as if all others were like them."""
+        expected = self._certain + (self._bad / self._tried * self._others if self._tried else 0)
+        if expected > self.max_dropped * len(self.rows) or len(self._left_out) == len(self.rows):
+            raise too_many(self.dropped, len(self.rows) - self._others + self._tried, self.max_dropped, self.what)
+
+    # --- a row ---
+
+    def _usable(self, place: int) -> T | None:
+        """The record of a row, or None for one that is left out."""
+        if self._bad_N[place]:
+            return None
+        index = int(self.usable_N[place])
+        found = self.render(self.rows[index], index)
+        self._tried += not self._tried_N[place]
+        self._tried_N[place] = True
+        if not isinstance(found, Dropped):
+            return self.finish(found)
+        self._bad_N[place] = True
+        self._bad += 1
+        self._left_out[index] = found
+        if self._ready:
+            self._refuse_too_many()
+            late = len(self._left_out)
+            if late.bit_count() == 1 or late <= SHOWN:  # each of the first, then ever fewer of them
+                self._tell(f"{self.what}: left out {found.origin}: {found.reason} ({counted(late, 'row')} by now)")
+        return None
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Have it said which rows are left out from now on, and which were since the first look at the data."""
+        for sentence in self._untold:
+            say(sentence)
+        self._tell = say
+
+    @property
+    def dropped(self) -> list[Dropped]:
+        """What was left out so far, in the order of the data."""
+        return [self._left_out[index] for index in sorted(self._left_out)]
 
 
-def streaming_notes(parts: Mapping[str, Sequence[Row]], kind: str) -> list[str]:
-    """What the user should know before a long silence; `parts` are rows under what they are, `kind` what they hold."""
-    where = str(cache_folder("data")) if kind in ON_DISK else "memory"
+def collect(
+    rows: Sequence[Row], render: partial[T | Dropped], record: type[T], *, max_dropped: float, what: str
+) -> tuple[Sequence[T], Sequence[Dropped]]:
+    """`render(row, index)` of all rows: the records, and what was left out; read one by one where rows are streamed.
+
+    What rendering depends on stands in the keywords of `render`. Raises `DataError` where too much was left out.
+    """
+    if isinstance(rows, StreamedRows):
+        streamed = StreamedRecords(rows, render, record, max_dropped=max_dropped, what=what)
+        return streamed, streamed.dropped
+    found = [render(row, index) for index, row in enumerate(rows)]
+    dropped = [one for one in found if isinstance(one, Dropped)]
+    refuse_too_many(dropped, len(rows), max_dropped, what)
+    return tuple(one for one in found if isinstance(one, record)), tuple(dropped)
+
+
+def _key_of(words: str) -> int:
+    digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:
+    """`parts` are rows under what they are."""
     return [
-        f"{what}: {len(rows):,} rows are streamed; {kind}, once tokenised, are kept in {where}"
+        f"{what}: {len(rows):,} rows are streamed: each is tokenised in the step that takes it"
         for what, rows in parts.items()
         if isinstance(rows, StreamedRows)
     ]
-
-
-# --- what a store depends on ------------------------------------------------------------------------------------------
-
-
-def _key(rows: StreamedRows, render: partial[Any]) -> str:
-    """Changes with the rows, with what renders them and its settings, and with the versions of all code involved."""
-    versions = f"{transformers.__version__} {tokenizers.__version__} {code_key(CODE)}"
-    digest = hashlib.sha256(f"{rows.key} {versions}".encode())
-    digest.update(np.packbits(rows.kept_N).tobytes())
-    settings = {name: _plain(value) for name, value in render.keywords.items()}
-    digest.update(json.dumps([render.func.__qualname__, settings], sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:32]
 
 
 def _plain(value: Any) -> Any:
     """A setting of a rendering as JSON."""
     if isinstance(value, Form):
         return [value.kind, value.family, value.name, value.answer]
-    if isinstance(value, Renderer):
-        others = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "tokenizer"}
-        return [tokenizer_key(value.tokenizer), others]
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "special_tokens_map"):
+        return tokenizer_key(value)
     return sorted(value) if isinstance(value, set | frozenset) else value
-
-
-class Counted(NamedTuple):
-    """What one pass over all rows finds."""
-
-    columns: list[str]
-    """Of any row."""
-    sampled_N: np.ndarray
-    """Which rows are pairs that an earlier run sampled."""
-
-    @staticmethod
-    def of(rows: Iterator[Row]) -> Counted:
-        columns, sampled = dict[str, None](), bytearray()
-        for row in rows:
-            columns.update(dict.fromkeys(row.values))
-            sampled.append(is_sampled_pair(row))
-        return Counted(list(columns), np.frombuffer(sampled, dtype=np.bool_))
-
-    def to_json(self) -> dict[str, Any]:
-        marks = np.packbits(self.sampled_N).tobytes().hex() if self.sampled_N.any() else ""
-        return {"rows": len(self.sampled_N), "columns": self.columns, "sampled": marks}
-
-    @staticmethod
-    def from_json(known: Mapping[str, Any]) -> Counted:
-        rows, marks = int(known["rows"]), np.frombuffer(bytes.fromhex(known["sampled"]), dtype=np.uint8)
-        sampled_N = np.unpackbits(marks, count=rows) if len(marks) else np.zeros(rows)
-        return Counted(list(known["columns"]), sampled_N.astype(np.bool_))
-
-
-def _remember(file: Path, content: dict[str, Any]) -> None:
-    """For the next run; where it cannot be written, that one counts again."""
-    with suppress(OSError, DoesNotFit):
-        write_atomically(file, json.dumps(content))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from posttrain.engines.requests import Arrival
+from posttrain.engines.engine import Arrival
 from posttrain.errors import ModelError
 
 _PADDING = 0
@@ -186,6 +186,11 @@ def base_model(model: nn.Module) -> PreTrainedModel:
             fix="Load the model with posttrain.models.load_model.",
         )
     return causal_lm
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether something waits for this module to be called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _with_room(columns: Tensor, capacity: int) -> Tensor:

@@ -1,37 +1,45 @@
 """How a model is decoded with: found out by trying it on a few short rows, never by its name.
 
-groups   the layers of a plain decoder as one list of operations, prompts held once per group (group_rows.py)
 slots    keys and values per position in static storage, rows join and leave at any time (slots.py)
 padded   rows padded on the left that begin together (decoding.py): for recurrent and hybrid models and whatever
          else keeps more than keys and values
+
+Where something is registered as acceleration (models/acceleration.py) and knows a model that runs in slots, it decodes
+in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.engines.decoding import PaddedRows, accepted_arguments, base_model
-from posttrain.engines.engine import Rows
-from posttrain.engines.group_rows import GroupRows, MaskFunction
-from posttrain.engines.joint_linear import is_hooked, merges_adapters
-from posttrain.engines.modes import evaluating
-from posttrain.engines.plain_decoder import bypassed
-from posttrain.engines.plain_trial import masks_of_plain_decoder
-from posttrain.engines.requests import Arrival
+from posttrain.engines.decoding import PaddedRows, accepted_arguments, base_model, is_hooked
+from posttrain.engines.engine import Arrival, Rows
 from posttrain.engines.slots import Slots
-from posttrain.models.fused import kind_of
-from posttrain.models.kernels import COPIED_WEIGHTS, Kernels
+from posttrain.models.acceleration import acceleration
+from posttrain.models.compute import PLAIN, Compute
 
 _PROBE_LENGTHS = (9, 3, 6)
 _PROBE_STEPS = 3
+
+
+class Decoder(Protocol):
+    """Decodes models of one kind faster than their own forward pass does; asked of `Acceleration.decoder`."""
+
+    def rows(self, model: nn.Module, compute: Compute) -> Rows:
+        """Of this model, whose weights are read as they are now."""
+        ...
+
+    def passes_by(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The modules that are not called, although the forward pass of the model would call them."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +50,20 @@ class DecodingPath:
     """The attention implementation under which the model runs in slots; None: padded rows."""
     note: str = ""
     """Why rows are padded; empty for slots."""
-    mask_functions: tuple[MaskFunction, ...] | None = None
-    """Of every layer of a plain decoder; None for other models, which run in slots by their own forward pass."""
+    decoder: Decoder | None = None
+    """What decodes in place of the model's own forward pass; None where nothing does."""
 
-    def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool, kernels: Kernels | None = None) -> Rows:
-        """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room; `kernels`: for groups."""
+    def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool, compute: Compute = PLAIN) -> Rows:
+        """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room."""
         if self.implementation is None:
             return PaddedRows(model)
-        if self.mask_functions is not None:
-            return GroupRows(model, self.mask_functions, kernels)
+        if self.decoder is not None:
+            return self.decoder.rows(model, compute)
         return Slots(model, accepted_arguments(base_model(model)), max_rows=max_rows, holds_prompt=holds_prompt)
 
     def in_force(self, model: nn.Module) -> AbstractContextManager[None]:
         """Decode inside: the attention implementation is the one of this path, and afterwards what it was."""
-        if self.implementation is None or self.mask_functions is not None:
+        if self.implementation is None or self.decoder is not None:
             return nullcontext()
         return _attention(base_model(model), self.implementation)
 
@@ -70,37 +78,25 @@ def decoding_path(model: nn.Module) -> DecodingPath:
     Found once per model, and again when modules of other kinds have taken the place of some.
     """
     causal_lm = base_model(model)
-    kinds: _Kinds = tuple(map(kind_of, causal_lm.modules()))
+    kinds: _Kinds = tuple(map(type, causal_lm.modules()))
     found_for, path = _paths.get(causal_lm, ((), None))
     if path is None or found_for != kinds:
         path = _find_path(model)
         _paths[causal_lm] = kinds, path
-    if path.mask_functions is not None and any(map(is_hooked, bypassed(model))):
-        return replace(path, mask_functions=None)  # whoever waits for a module to be called is not passed by
+    if path.decoder is not None and any(map(is_hooked, path.decoder.passes_by(model))):
+        return replace(path, decoder=None)  # whoever waits for a module to be called is not passed by
     return path
 
 
 def decode_by(model: nn.Module, path: DecodingPath) -> None:
-    """Decode this copy, or this model whose weights were cast, in groups if that is what was found before.
+    """Decode this copy, or this model whose weights were cast, by the decoder that was found before, if one was.
 
     Tried again in bfloat16, a deep model may differ from itself by as much as its rounding, and which path it gets
     would be luck, in a resumed run other luck. Other paths are left to be found.
     """
-    if path.mask_functions is not None:
+    if path.decoder is not None:
         causal_lm = base_model(model)
-        _paths[causal_lm] = tuple(map(kind_of, causal_lm.modules())), path
-
-
-def multiplies_by_kernels(model: nn.Module) -> bool:
-    """Whether compiled kernels, where there are some, multiply by the float32 weights of this model: it is a plain
-    decoder, its adapters can be merged for them, and no layer is too large to be copied."""
-    modules = list(model.modules())
-    large = any(type(module) is nn.Linear and module.weight.numel() > COPIED_WEIGHTS for module in modules)
-    adapters = [module for module in modules if isinstance(module, BaseTunerLayer)]
-    if large or not all(map(merges_adapters, adapters)):
-        return False
-    with evaluating(model):
-        return decoding_path(model).mask_functions is not None
+        _paths[causal_lm] = tuple(map(type, causal_lm.modules())), path
 
 
 def _find_path(model: nn.Module) -> DecodingPath:
@@ -112,7 +108,7 @@ def _find_path(model: nn.Module) -> DecodingPath:
         with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
             obstacle = _try(model, path)
             if obstacle is None:
-                return _as_plain_decoder(model, path)
+                return _accelerated(model, path)
     return DecodingPath(
         implementation=None,
         note=f"{type(causal_lm).__name__} decodes padded rows that begin and end together, which is slower than "
@@ -120,16 +116,17 @@ def _find_path(model: nn.Module) -> DecodingPath:
     )
 
 
-def _as_plain_decoder(model: nn.Module, path: DecodingPath) -> DecodingPath:
-    """In groups where that gives the same, else the path as it is. Soft caps and the like need the model's own code."""
+def _accelerated(model: nn.Module, path: DecodingPath) -> DecodingPath:
+    """By another decoder where that gives the same, else the path as it is. Soft caps and the like need the model's
+    own code."""
     if path.implementation != "slots_sdpa":
         return path
     try:
-        functions = masks_of_plain_decoder(model, lambda: _decode_probe(model, path))
+        decoder = acceleration().decoder(model, lambda: _decode_probe(model, path))
     except Exception:  # whatever an architecture does differently: it has been found to run in slots
         return path
-    groups = replace(path, mask_functions=functions)
-    return groups if _try(model, groups) is None else path
+    faster = replace(path, decoder=decoder)
+    return faster if _try(model, faster) is None else path
 
 
 def _try(model: nn.Module, path: DecodingPath) -> str | None:

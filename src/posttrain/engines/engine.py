@@ -8,23 +8,68 @@ A row that ends makes room at once, and the next request takes it in the very ne
 long answer holds up nobody. When the queue is empty the rows that are left move together, so that a pass costs what
 they cost. What is done in which order depends on the lengths of prompts and completions alone.
 
+Every token is stamped with the version of the weights that it was drawn with, when it is drawn.
+
 B rows in flight, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from posttrain.engines.requests import Arrival, Request, Row
+from posttrain.engines.sampler import SamplingSettings
+from posttrain.engines.sampling import UniformStream, choose, is_whole, token_logprobs, uniforms
 from posttrain.engines.stop import StopStrings
+from posttrain.models.acceleration import acceleration
+from posttrain.models.compute import PLAIN, Compute
+from posttrain.types import FinishReason
 
 PREFILL_TOKENS = 16384
 """Prompt tokens that go through the model in one pass, padding included where there is some; one longer prompt does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion of one prompt. Neighbours in a queue that have the same prompt share its way through the model."""
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    """At least 1. The completion ends here at the latest."""
+    stream: tuple[int, int] = (0, 0)
+    """`(prompt index, g)`: which random numbers it draws with."""
+    given_ids: tuple[int, ...] = ()
+    """Tokens that are scored in place of drawn ones, `max_new_tokens` of them; empty where tokens are drawn."""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A request that is being decoded, or was: its tokens so far and, once it has ended, why."""
+
+    number: int
+    """Place of the request among those that the engine was given."""
+    request: Request
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Of the weights that each token was drawn with."""
+    reason: FinishReason | None = None
+    uniforms: UniformStream | None = None
+    """Where its random numbers come from, once one was drawn."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """`count` rows that begin with the same prompt. `more`: further rows of it will come right after these."""
+
+    prompt_ids: Sequence[int]
+    count: int
+    more: bool
 
 
 class Rows(Protocol):
@@ -54,6 +99,43 @@ class Choose(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Samples as the settings say; every row draws from its own random stream (`Request.stream`)."""
+
+    settings: SamplingSettings
+    seed: int
+    compute: Compute = PLAIN
+
+    def __call__(self, logits_BV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        """See `Choose`."""
+        if self.settings.temperature == 0:
+            return choose(logits_BV, self.settings, None)
+        uniforms_B2 = uniforms([self._stream(row).word() for row in rows]).to(logits_BV.device)
+        draw = acceleration().draw(self.compute, logits_BV) if is_whole(self.settings) else None
+        if draw is not None:
+            return draw(logits_BV, uniforms_B2, self.settings.temperature)
+        return choose(logits_BV, self.settings, uniforms_B2)
+
+    def _stream(self, row: Row) -> UniformStream:
+        if row.uniforms is None:
+            row.uniforms = UniformStream(self.seed, *row.request.stream)
+        return row.uniforms
+
+
+@dataclass(frozen=True)
+class Score:
+    """Takes the tokens of `Request.given_ids`; their log-probabilities are those of the whole distribution."""
+
+    temperature: float
+
+    def __call__(self, logits_BV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        """See `Choose`. A row that has ended repeats its last token."""
+        given = [row.request.given_ids[min(len(row.ids), len(row.request.given_ids) - 1)] for row in rows]
+        ids_B = torch.tensor(given, device=logits_BV.device)
+        return ids_B, token_logprobs(logits_BV, ids_B, temperature=self.temperature)
+
+
 class Engine:
     """Decodes requests in the order in which they come, up to `max_rows` at a time."""
 
@@ -65,7 +147,10 @@ class Engine:
         max_rows: int,
         eos_ids: Collection[int] = (),
         stop: StopStrings | None = None,
+        version: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`version` is asked after every pass: of the weights that computed it."""
+        self.version = version
         self.rows = rows
         self.choose = choose
         self.max_rows = max_rows
@@ -109,11 +194,12 @@ class Engine:
 
     def _record(self, running: list[Row], ids: list[int], logprobs: list[float]) -> list[Row]:
         """Write the new tokens down; the rows that end with them."""
-        going = [row for row in running if row.reason is None]
+        going, version = [row for row in running if row.reason is None], self.version()
         for row, token, logprob in zip(running, ids, logprobs, strict=True):
             if row.reason is None:
                 row.ids.append(token)
                 row.logprobs.append(logprob)
+                row.versions.append(version)
         stopped = self.stop.completed([row.ids for row in going]) if self.stop else [False] * len(going)
         for row, by_string in zip(going, stopped, strict=True):
             if row.ids[-1] in self.eos_ids:

@@ -2,10 +2,9 @@
 
 Completions are requests in a queue (engine.py). Each prompt goes through the model once, whatever the group size, and
 up to `max_batch_rows` rows of any length are decoded together; when one ends, the next request takes its place at
-once. The longest prompts come first, so that what does not fit fails early. A plain decoder runs as a short list of
-operations, with each prompt held once for its group (plain_decoder.py, group_rows.py); other models run their own
-forward pass (slots.py). Models that keep more than keys and values per position are decoded in padded rows that begin
-and end together; `LocalSampler.note` then says why.
+once. The longest prompts come first, so that what does not fit fails early. Models run their own forward pass
+(slots.py), or are decoded faster by what is registered as acceleration. Models that keep more than keys and values per
+position are decoded in padded rows that begin and end together; `LocalSampler.note` then says why.
 
 **Reproducibility.** A completion depends on `(seed, prompt.index, g)`, the prompt, the weights and the settings, not on
 the rows beside it: each row has its own random stream. What may differ with the composition of a batch are the last
@@ -20,26 +19,28 @@ B rows, P prompts, T tokens, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.engines.choosing import Draw, Score
 from posttrain.engines.decoding import base_model
 from posttrain.engines.decoding_path import decode_by, decoding_path
-from posttrain.engines.engine import Choose, Engine
-from posttrain.engines.modes import evaluating, evaluating_all
-from posttrain.engines.requests import Request, Row
-from posttrain.engines.sampler import SamplingSettings
+from posttrain.engines.delivery import digest
+from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Score
+from posttrain.engines.reads import Reads, check_reads
+from posttrain.engines.routing import chosen_experts
+from posttrain.engines.sampler import Receipt, SamplingSettings
 from posttrain.engines.stop import StopStrings
-from posttrain.engines.weights import copy_weights, plain_copy
-from posttrain.errors import ConfigError, DataError, NonFiniteError, PublishError
+from posttrain.engines.weights import dense, named_tensors, named_weights, pack_in_place, plain_copy, write_tensors
+from posttrain.errors import ConfigError, DataError, ModelError, NonFiniteError, PublishError
+from posttrain.models.compute import PLAIN, Compute
 from posttrain.models.context import context_window, window_reason
-from posttrain.models.kernels import Kernels
+from posttrain.models.modes import evaluating, evaluating_all
 from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class LocalSampler:
     """Implements `Sampler`.
 
     With `shared`, it decodes with the very modules of the policy: no copy, and new weights are there without being
-    sent. Without, it owns a plain copy in its own precision, adapters merged, that `load_weights` overwrites.
+    sent. Without, it owns a plain copy in its own precision, adapters merged, that `deliver` overwrites.
     """
 
     def __init__(
@@ -62,35 +63,51 @@ class LocalSampler:
         shared: bool,
         dtype: torch.dtype | None = None,
         packed: bool = False,
-        kernels: Kernels | None = None,
+        compute: Compute = PLAIN,
         max_batch_rows: int = 64,
         version: int = 0,
     ) -> None:
         """`model` is the policy, a peft model or not.
 
         `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules run
-        under autocast where it is a half precision. The linear layers of a copy may be `packed` (packed_linear.py);
-        that raises ModelError for a model that does not allow it. `kernels` compute what lies between the products of a
-        plain decoder, and small float32 ones; without them operations of PyTorch do. `max_batch_rows` bounds the rows
+        under autocast where it is a half precision. The linear layers of a copy may be `packed`; that raises ModelError
+        for a model that does not allow it. `compute` says what acceleration may use. `max_batch_rows` bounds the rows
         that `score` decodes together; `generate` is told by its settings. `version` is the policy version of the
         weights as they are now.
         """
         base_model(model)  # refuses what it cannot decode with
         self.model = model if shared else _own_copy(model, dtype, packed=packed)
-        self.shared = shared
+        self.owns_weights = not shared
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self.version = version
         self.max_batch_rows = max_batch_rows
-        self.kernels = kernels
+        self.compute = compute
         self._autocast_dtype = dtype if shared else None
 
     @classmethod
-    def of(cls, loaded: LoadedModel, *, shared: bool = True, packed: bool = False) -> LocalSampler:
-        """One for a loaded model, in the precision that it computes in and with the kernels that it was given."""
-        dtype = None if loaded.compute_dtype == torch.float32 else loaded.compute_dtype
-        how = {"dtype": dtype, "packed": packed, "kernels": loaded.compute.found_kernels()}
-        return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=shared, **how)
+    def of(cls, loaded: LoadedModel, weights: Literal["shared", "copied", "taken"] = "shared") -> LocalSampler:
+        """See `make_sampler`: in the precision and the ways in which the model was chosen to compute."""
+        compute = loaded.compute
+        dtype = None if compute.dtype == torch.float32 else compute.dtype
+        packed = compute.sampler == "packed"
+        if weights == "taken" and packed:
+            with evaluating(loaded.model):
+                path = decoding_path(loaded.model)
+            with suppress(ModelError):  # one that does not allow it stays dense
+                pack_in_place(loaded.model, compute.dtype)
+            decode_by(loaded.model, path)
+            return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, compute=compute)
+        copied = {"shared": weights != "copied", "packed": packed and weights == "copied"}
+        return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, dtype=dtype, compute=compute, **copied)
+
+    @property
+    def context_length(self) -> int | None:
+        return context_window(base_model(self.model).config)
+
+    @property
+    def context_reason(self) -> str:
+        return window_reason(base_model(self.model).config)
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -105,20 +122,9 @@ class LocalSampler:
         Raises ConfigError when a prompt and its completion do not fit the context window, DataError for an empty
         prompt, NonFiniteError when the model returns numbers that are not finite.
         """
-        groups = dict(self.stream(prompts, sampling, group_size=group_size, seed=seed))
-        return [groups[i] for i in range(len(prompts))]
-
-    def stream(
-        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        """(place of the prompt, its group) of every prompt, as soon as the group is complete; see `each`."""
-        groups: dict[int, dict[int, Completion]] = {}
-        for place, g, completion in self.each(prompts, sampling, group_size=group_size, seed=seed):
-            group = groups.setdefault(place, {})
-            group[g] = completion
-            if len(group) == group_size:
-                del groups[place]
-                yield place, [group[g] for g in range(group_size)]
+        each = self.each(prompts, sampling, group_size=group_size, seed=seed)
+        found = {(place, g): completion for place, g, completion in each}
+        return [[found[place, g] for g in range(group_size)] for place in range(len(prompts))]
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -156,7 +162,7 @@ class LocalSampler:
         for request in requests:
             where = f"prompt {request.stream[0]}"
             self._check_length(request.prompt_ids, request.max_new_tokens, where=where)
-        choose = Draw(sampling, seed, self.kernels)
+        choose = Draw(sampling, seed, self.compute)
         for row in self._run(requests, choose, sampling.max_batch_rows, eos_ids=self.eos_ids, stop=stop):
             yield row.number, self._completion(row, stop)
 
@@ -181,22 +187,52 @@ class LocalSampler:
             scores[order[row.number]] = row.logprobs
         return scores
 
-    def load_weights(self, policy: nn.Module, version: int) -> None:
-        """Decode with the weights of `policy` from now on.
+    def probe(
+        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
+    ) -> list[list[float]]:
+        """See `Sampler`. Decoding has to read the tensors that a plain forward pass of its model reads."""
+        with Reads() as reads:
+            scores = self.score(prompt_ids, completion_ids, temperature=temperature)
+        check_reads(self.model, reads, [*prompt_ids[0], completion_ids[0][0]])
+        return scores
 
-        Shared modules have them already, and nothing that was computed from weights outlives a call of `generate` or
-        `score`. An own copy is overwritten, every parameter and buffer. Raises PublishError when `policy` is not the
-        model whose modules are shared, or has other tensor names than the copy.
+    def routes(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[Tensor]:
+        """See `Sampler`."""
+        with chosen_experts(self.model) as chosen:
+            self.score([prompt_ids], [completion_ids], temperature=1.0)
+        return chosen()
+
+    def deliver(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
+        """See `Sampler`. An own copy is overwritten.
+
+        Shared modules have the new weights already, and nothing that was computed from weights outlives a call of
+        `generate` or `score`. Raises PublishError when they are not the modules that the tensors are of.
         """
-        if not self.shared:
-            copy_weights(policy, self.model)
-        elif policy is not self.model:
+        if self.owns_weights:
+            write_tensors(self.model, tensors)
+            self.version = version
+            return self.receipt()
+        own = {id(tensor) for _, tensor in named_tensors(self.model)}
+        given = dict(tensors)
+        if any(id(tensor) not in own for tensor in given.values()):
             raise PublishError(
                 given="the sampler shares the modules of another model than the one whose weights are published",
                 allowed="the model that the sampler was built with",
-                fix="Build the sampler with the policy, or with shared=False.",
+                fix="Build the sampler with the policy, or with a copy of its weights.",
             )
         self.version = version
+        return self.receipt(in_place=given)
+
+    def receipt(self, in_place: Mapping[str, Tensor] = MappingProxyType({})) -> Receipt:
+        """Of the tensors that decoding reads now, but for those that are the very ones that were given."""
+        held = dict(named_tensors(self.model))
+        shared = {name for name, tensor in held.items() if tensor is in_place.get(name)}
+        digests = {name: digest(tensor) for name, tensor in held.items() if name not in shared}
+        return Receipt(version=self.version, digests=digests, in_place=shared)
+
+    def held(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Sampler`."""
+        return ((name, dense(tensor).detach()) for name, tensor in named_weights(self.model))
 
     @property
     def note(self) -> str:
@@ -222,8 +258,8 @@ class LocalSampler:
         modules = list(self.model.modules())
         with self._decoding_mode(modules):
             holds_prompt = len(requests) > max_rows
-            rows = path.rows(self.model, max_rows=max_rows, holds_prompt=holds_prompt, kernels=self.kernels)
-        engine = Engine(rows, choose, max_rows=max_rows, eos_ids=eos_ids, stop=stop)
+            rows = path.rows(self.model, max_rows=max_rows, holds_prompt=holds_prompt, compute=self.compute)
+        engine = Engine(rows, choose, max_rows=max_rows, eos_ids=eos_ids, stop=stop, version=lambda: self.version)
         ended = engine.run(requests, next(self.model.parameters()).device)
         while True:
             with self._decoding_mode(modules), path.in_force(self.model):
@@ -243,7 +279,7 @@ class LocalSampler:
         return Completion(
             ids=tuple(row.ids),
             logprobs=tuple(row.logprobs),
-            versions=(self.version,) * len(row.ids),
+            versions=tuple(row.versions),
             finish_reason=row.reason,
             text=stop.text(row.ids, stopped=row.reason == "stop"),
         )
@@ -256,12 +292,11 @@ class LocalSampler:
                 allowed="at least one token to continue from",
                 fix="Remove empty prompts, or use a tokenizer or chat template that begins with a token.",
             )
-        config = base_model(self.model).config
-        window = context_window(config)
+        window = self.context_length
         if window is not None and len(prompt_ids) + num_new > window:
             raise ConfigError(
                 given=f"{where} has {len(prompt_ids)} tokens and its completion may have {num_new}",
-                allowed=f"{window} tokens together, the context window of the model{window_reason(config)}",
+                allowed=f"{window} tokens together, the context window of the model{self.context_reason}",
                 fix=f"Set data.max_prompt_length = {window - num_new}, or lower sampling.max_completion_length."
                 if num_new < window
                 else f"Set sampling.max_completion_length below {window}.",
@@ -274,7 +309,7 @@ class LocalSampler:
         `inference_mode` for an own copy alone: a buffer that a shared module replaced in it could not be trained with.
         """
         device = next(self.model.parameters()).device
-        without_gradient = torch.no_grad() if self.shared else torch.inference_mode()
+        without_gradient = torch.inference_mode() if self.owns_weights else torch.no_grad()
         with evaluating_all(modules), without_gradient, _autocast(device, self._autocast_dtype):
             yield
 

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posttrain.engines.modes import evaluating
-from posttrain.engines.packed_linear import PackedLinear
-from posttrain.engines.weights import named_tensors
-from posttrain.models import onednn
-from posttrain.models.kernels import training_by
+from posttrain.engines.weights import is_laid_out, named_tensors
+from posttrain.errors import PublishError
+from posttrain.models.modes import evaluating
 
 
 class Reads(TorchDispatchMode):
@@ -23,7 +21,7 @@ class Reads(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._memory: set[int] = set()
-        self._packed: list[Tensor] = []
+        self._laid_out: list[Tensor] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -39,14 +37,14 @@ class Reads(TorchDispatchMode):
                 self._note(x)
             elif not isinstance(x, Tensor):
                 continue
-            elif onednn.is_packed(x):
-                self._packed.append(x)  # it has no address to ask for: the object itself is known again
+            elif is_laid_out(x):
+                self._laid_out.append(x)  # it has no address to ask for: the object itself is known again
             else:
                 self._memory.add(_memory(x))
 
     def __contains__(self, tensor: Tensor) -> bool:
-        if onednn.is_packed(tensor):
-            return any(tensor is packed for packed in self._packed)
+        if is_laid_out(tensor):
+            return any(tensor is one for one in self._laid_out)
         return _memory(tensor) in self._memory
 
 
@@ -66,11 +64,10 @@ def read_by_forward(model: nn.Module, ids_T: Sequence[int], *, anew: bool = Fals
     if read is not None and known == names and not anew:
         return read
     _whole_reads.pop(model, None)
-    by_torch = training_by(None)  # kernels of training read by address
-    with torch.no_grad(), evaluating(model), by_torch, Reads() as forward, _packed_layers_that_run(model) as ran:
+    with torch.no_grad(), evaluating(model), Reads() as forward, _layers_that_run(model) as ran:
         model(input_ids=torch.tensor([[*ids_T]], device=next(model.parameters()).device))
     read = {name for name, tensor in named_tensors(model) if tensor.numel() and (tensor in forward or name in ran)}
-    weights = [(name, x) for name, x in named_tensors(model) if isinstance(x, nn.Parameter) or onednn.is_packed(x)]
+    weights = [(name, x) for name, x in named_tensors(model) if isinstance(x, nn.Parameter) or is_laid_out(x)]
     needed = {name for name, x in weights if x.numel()}
     if needed <= read:
         _whole_reads[model] = names, read
@@ -82,17 +79,35 @@ def _memory(tensor: Tensor) -> int:
 
 
 @contextmanager
-def _packed_layers_that_run(model: nn.Module) -> Iterator[set[str]]:
-    """The names of the weights of those that are called inside of the `with` block."""
+def _layers_that_run(model: nn.Module) -> Iterator[set[str]]:
+    """The names of weights that are laid out for products, of layers that are called inside of the `with` block."""
     ran: set[str] = set()
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, PackedLinear)]
+    layers = {name.rpartition(".")[0]: name for name, tensor in model.named_buffers() if is_laid_out(tensor)}
 
     def note(name: str) -> Callable[[nn.Module, object], None]:
-        return lambda *_: ran.add(f"{name}.weight")
+        return lambda *_: ran.add(name)
 
-    hooks = [layer.register_forward_pre_hook(note(name)) for name, layer in layers]
+    hooks = [model.get_submodule(path).register_forward_pre_hook(note(name)) for path, name in layers.items()]
     try:
         yield ran
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def check_reads(model: nn.Module, reads: Reads, ids_T: Sequence[int]) -> None:
+    """Raises PublishError if a computation did not read all that a forward pass of these tokens reads.
+
+    Tensors that were compared are then those that were used, and not others kept beside them.
+    """
+
+    def unread_of(needed: Set[str]) -> list[str]:
+        return [name for name, tensor in named_tensors(model) if name in needed and tensor not in reads]
+
+    unread = unread_of(read_by_forward(model, ids_T))
+    if unread and (unread := unread_of(read_by_forward(model, ids_T, anew=True))):
+        raise PublishError(
+            given=f"decoding does not read {unread[0]} ({len(unread)} tensors), but the model's forward pass does",
+            allowed="a sampler that decodes with the tensors of its receipt",
+            fix="Something computed from older weights is used in their place; drop it when weights are delivered.",
+        )

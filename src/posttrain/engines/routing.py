@@ -53,31 +53,25 @@ def chosen_experts(model: nn.Module) -> Iterator[Callable[[], list[Tensor]]]:
             handle.remove()
 
 
-Score = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], object]
-"""Puts given completions of given prompts through a model."""
-
-
 def routing_difference(
-    trained: tuple[nn.Module, Score],
-    decoded: tuple[nn.Module, Score],
+    trained: nn.Module,
+    score: Callable[[Sequence[int], Sequence[int]], object],
+    routes: Callable[[Sequence[int], Sequence[int]], list[Tensor]],
     prompt_ids: Sequence[Sequence[int]],
     completion_ids: Sequence[Sequence[int]],
 ) -> Metrics:
     """`mismatch/routing_difference`: share of (token, layer) whose set of experts differs between the two sides.
 
-    Row by row, so that the tokens of both sides stand in the same order. Nothing for a dense model. Both sides have to
-    have scored before: a model's first packed pass also finds out how it is run.
+    `score` puts a row through the trained model, `routes` says which experts the sampler's choose for it. Row by row,
+    so that the tokens of both sides stand in the same order. Both have scored before: a model's first packed pass also
+    finds out how it is run.
     """
     differing, total = 0, 0
-    if not routers(decoded[0]):
-        return {}
     for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
-        sides = []
-        for model, score in (trained, decoded):
-            with chosen_experts(model) as chosen:
-                score([prompt], [completion])
-            sides.append(chosen())
-        for ours_nk, theirs_nk in zip(*sides, strict=True):
+        with chosen_experts(trained) as chosen:
+            score(prompt, completion)
+        theirs = routes(prompt, completion)
+        for ours_nk, theirs_nk in zip(chosen() if theirs else [], theirs, strict=True):
             assert ours_nk.shape == theirs_nk.shape, "both sides put the same tokens through each layer"
             differing += int((ours_nk != theirs_nk.to(ours_nk.device)).any(dim=-1).sum())
             total += len(ours_nk)

@@ -1,11 +1,14 @@
-"""What the trainer and the evaluation ask of whatever generates text. `LocalSampler` runs in this process."""
+"""What the trainer and the evaluation ask of whatever generates text, in this process or in another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from posttrain.types import Completion, Prompt
 
@@ -29,11 +32,52 @@ class SamplingSettings(Protocol):
     def max_batch_rows(self) -> int: ...
 
 
+class Digest(NamedTuple):
+    """Of the content of a tensor in the precision in which a sampler holds it."""
+
+    dtype: torch.dtype
+    sha256: str
+    """Of its shape and its numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What a sampler decodes with, as it found by looking at it; `delivery.py` compares it with what was trained."""
+
+    version: int
+    digests: Mapping[str, Digest]
+    """Of every tensor that it holds in memory of its own."""
+    in_place: Set[str] = frozenset()
+    """Tensors that it reads from the very memory that it was given: there is one content, and nothing to compare."""
+
+    @property
+    def names(self) -> Set[str]:
+        return self.digests.keys() | self.in_place
+
+
 class Sampler(Protocol):
     """Generates completions with the weights of one policy version."""
 
     version: int
-    """The policy version whose weights were loaded last."""
+    """The policy version whose weights were delivered last."""
+    tokenizer: PreTrainedTokenizerBase
+    owns_weights: bool
+    """It decodes with tensors of its own, those of a plain model: adapters are merged. Else with the policy's."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of prompt and completion together; None without a limit."""
+        ...
+
+    @property
+    def context_reason(self) -> str:
+        """Behind that length in a message, where the context ends earlier than one may expect; else empty."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """Why it decodes slower than it could; empty where it does not."""
+        ...
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -41,15 +85,6 @@ class Sampler(Protocol):
         """`group_size` completions of every prompt, in the order of the prompts.
 
         Completion g of a prompt draws from a random stream of its own, a pure function of `(seed, prompt.index, g)`.
-        """
-        ...
-
-    def stream(
-        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        """What `generate` returns, group by group: (place of the prompt, its group) as soon as the group is complete.
-
-        The order is that of `each`.
         """
         ...
 
@@ -69,13 +104,28 @@ class Sampler(Protocol):
         """Log-probability of each given token, by the code that would have generated it."""
         ...
 
-    def load_weights(self, policy: nn.Module, version: int) -> None:
-        """Decode with the weights of `policy` from now on; they are policy version `version`."""
+    def deliver(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
+        """Decode with these tensors from now on; they are policy version `version`.
+
+        The receipt is of what decoding reads afterwards, whatever was given. Tensors that were not given stay.
+        """
         ...
 
+    def probe(
+        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
+    ) -> list[list[float]]:
+        """`score`, for the proof: raises PublishError if it can tell that something besides the tensors of the last
+        receipt was computed with."""
+        ...
 
-class InProcessSampler(Sampler, Protocol):
-    """A sampler whose modules can be looked at."""
+    def routes(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[Tensor]:
+        """Which experts compute this row: per layer, `[tokens, k]` sorted numbers. Empty if none do, or it cannot tell.
 
-    model: nn.Module
-    """The module that decoding calls."""
+        The row was scored before.
+        """
+        ...
+
+    def held(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters that it decodes with, each once, as `deliver` takes them; part of a checkpoint while they are
+        older than the policy."""
+        ...

@@ -23,28 +23,22 @@ from torch import Tensor
 
 from posttrain.engines.sampler import SamplingSettings
 from posttrain.models.footprint import SAMPLING_BLOCK
-from posttrain.models.kernels import Kernels, can_compute
 
 _WORD = 2**64
 _WORDS_AT_ONCE = 64
 _NUCLEUS_GUESSES = (256, 4096)
 
 
-def choose(
-    logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None, kernels: Kernels | None = None
-) -> tuple[Tensor, Tensor]:
+def choose(logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None) -> tuple[Tensor, Tensor]:
     """The next token of every row and its log-probability, `[B]` each.
 
     Temperature 0 takes the likeliest token (of equals the first), needs no random numbers, ignores truncation, which
-    could not change the choice, and reports log-probabilities at temperature 1. `kernels` draw where nothing is
-    truncated.
+    could not change the choice, and reports log-probabilities at temperature 1.
     """
     if settings.temperature == 0:
         ids_B = logits_BV.argmax(dim=-1)
         return ids_B, token_logprobs(logits_BV, ids_B, temperature=0)
     assert uniforms_B2 is not None, "sampling at a temperature above 0 needs random numbers"
-    if kernels is not None and can_compute(logits_BV.device, logits_BV.dtype) and _is_whole(settings):
-        return kernels.choose(logits_BV, uniforms_B2, settings.temperature)
     scaled_BV = _scale(logits_BV, settings.temperature)
     scaled_BV = truncate(scaled_BV, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
     highest_B1 = scaled_BV.amax(dim=-1, keepdim=True)
@@ -132,7 +126,7 @@ def uniforms(words: Sequence[int]) -> Tensor:
     return torch.from_numpy(halves_B2 * 2.0**-32)
 
 
-def _is_whole(settings: SamplingSettings) -> bool:
+def is_whole(settings: SamplingSettings) -> bool:
     """Nothing is truncated."""
     return settings.top_k <= 0 and settings.top_p >= 1 and settings.min_p <= 0
 

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from posttrain.engines.requests import Arrival
+from posttrain.engines.engine import Arrival
 from posttrain.engines.slot_attention import Pass, slots_in_use
 from posttrain.engines.slot_storage import SlotStorage, Writes
 from posttrain.models.footprint import SLOT_COLUMNS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 from typing import Any
 
@@ -14,15 +14,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
-from posttrain.engines.packed_linear import PackedLinear, pack_linears
 from posttrain.errors import PublishError
-from posttrain.models import onednn
+from posttrain.models.acceleration import acceleration
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer, adapters apart; a tensor with two names (tied embeddings) comes under both.
 
-    The weight of a packed layer comes as it is: opaque, see `dense`.
+    A weight that is laid out for products comes as it is: opaque, see `dense`.
     """
     yield from chain(
         model.named_parameters(remove_duplicate=False),
@@ -31,16 +30,19 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters, each once, and the weights of packed layers, which are none: what a version of a model is."""
+    """The parameters, each once, and weights that are laid out for products: what a version of a model is."""
     yield from model.named_parameters()
-    for name, tensor in model.named_buffers():
-        if onednn.is_packed(tensor):
-            yield name, tensor
+    yield from ((name, tensor) for name, tensor in model.named_buffers() if is_laid_out(tensor))
+
+
+def is_laid_out(tensor: Tensor) -> bool:
+    """Not in rows (`Acceleration.pack`): such a tensor has no address, and is known by being the same object."""
+    return tensor.layout is not torch.strided
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The tensor itself, or what was packed in it."""
-    return onednn.unpack(tensor) if onednn.is_packed(tensor) else tensor
+    """The tensor itself, or what is laid out in it, bit by bit."""
+    return tensor.to_dense() if is_laid_out(tensor) else tensor
 
 
 @torch.no_grad()
@@ -55,9 +57,8 @@ def merged_tensors(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = False) -> nn.Module:
     """A model of its own with the weights of `policy`, adapters merged; floating-point parameters are cast to `dtype`.
 
-    Buffers keep their precision: in bfloat16 the frequencies of rotary embeddings could not tell positions apart. Where
-    `packed`, the weights of linear layers are held in oneDNN's layout and no other; raises ModelError for a model that
-    does not allow it.
+    Buffers keep their precision: in bfloat16 the frequencies of rotary embeddings could not tell positions apart.
+    `packed`: weights are laid out for products (`Acceleration.pack`, which raises ModelError where that is impossible).
     """
     casts = {id(p): nn.Parameter(_cast(p.detach(), dtype), requires_grad=False) for p in policy.parameters()}
     model = copy.deepcopy(policy, casts)
@@ -66,7 +67,7 @@ def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = F
         _untie(policy, model)
     copy_weights(policy, model)
     if packed:
-        pack_linears(model)
+        acceleration().pack(model)
     return model.eval()
 
 
@@ -79,32 +80,37 @@ def pack_in_place(model: nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter.data = _cast(parameter.data, dtype)
-    pack_linears(model)
+    acceleration().pack(model)
 
 
-@torch.inference_mode()
 def copy_weights(policy: nn.Module, model: nn.Module) -> None:
     """Write every tensor of `policy` over the one of the same name in `model`, cast to its precision.
 
-    In `inference_mode`, as the sampler decodes: a buffer that a module of `model` made there can be written only so.
     Raises PublishError when a name is missing on either side.
     """
-    names = {name for name, _ in named_tensors(model)}
-    trained = set()
-    for name, tensor in merged_tensors(policy):
-        trained.add(name)
-        if name in names:
-            write_tensor(model, name, tensor)
-    check_names(trained, names)
+    check_names(write_tensors(model, merged_tensors(policy)), {name for name, _ in named_tensors(model)})
 
 
 @torch.inference_mode()
-def write_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Write over the parameter or buffer of that name, cast to its precision."""
+def write_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Set[str]:
+    """Write each over the one of the same name, if there is one; the names that were given.
+
+    In `inference_mode`, as the sampler decodes: a buffer that a module of `model` made there can be written only so.
+    """
+    names, given = {name for name, _ in named_tensors(model)}, set[str]()
+    for name, tensor in tensors:
+        given.add(name)
+        if name in names:
+            _write(model, name, tensor)
+    return given
+
+
+def _write(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Cast to the precision of what is there."""
     path, _, leaf = name.rpartition(".")
-    owner = model.get_submodule(path)
-    if isinstance(owner, PackedLinear) and leaf == "weight":
-        owner.load(tensor)
+    owner: Any = model.get_submodule(path)
+    if is_laid_out(getattr(owner, leaf)):
+        owner.load_weight(tensor)
     else:
         getattr(owner, leaf).copy_(tensor)
 

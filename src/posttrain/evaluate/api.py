@@ -5,32 +5,28 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, load_config
-from posttrain.config.stages import in_folder
+from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, in_folder, load_config
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
-from posttrain.engines.decoding_path import decode_by, decoding_path, multiplies_by_kernels
-from posttrain.engines.local import LocalSampler
-from posttrain.engines.modes import evaluating
-from posttrain.engines.weights import pack_in_place
-from posttrain.errors import ConfigError, DataError, ModelError
+from posttrain.engines import Sampler, make_sampler
+from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.evaluate.measure import EVALUATION_SEED
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.evaluate.votes import Extract
+from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.named import resolve_model_path
 from posttrain.rewards import Reward, RewardSet, build_rewards
-from posttrain.train.computing import FILE as COMPUTE
 from posttrain.types import Prompt
 
 RewardArgument = Any
@@ -111,35 +107,24 @@ def evaluate(
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
     if isinstance(model, LoadedModel):
-        loaded, sampler = model, LocalSampler.of(model)
+        loaded, sampler = model, make_sampler(model)
     else:
         loaded = _computing(load_model(subject.model), subject)
-        sampler = _packed_sampler(loaded) if loaded.compute.sampler == "packed" else LocalSampler.of(loaded)
+        sampler = make_sampler(loaded, "taken")
     return _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
 
 
 def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
     """With the choice of the run, where its folder has one that holds on this machine."""
     saved = None if subject.folder is None else Compute.read(subject.folder / COMPUTE)
-    chosen = choose_compute(loaded.model, subject.model.precision, saved=saved, by_kernels=multiplies_by_kernels)
+    chosen = choose_compute(loaded.model, subject.model.precision, saved=saved, decodes=True)
     return replace(loaded, compute=chosen)
-
-
-def _packed_sampler(loaded: LoadedModel) -> LocalSampler:
-    """The model itself, which only answers from now on, is packed; one that does not allow it stays dense."""
-    with evaluating(loaded.model):
-        path = decoding_path(loaded.model)
-    with suppress(ModelError):
-        pack_in_place(loaded.model, loaded.compute_dtype)
-    decode_by(loaded.model, path)
-    kernels = loaded.compute.found_kernels()
-    return LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, kernels=kernels)
 
 
 def _measure(
     subject: Subject,
     loaded: LoadedModel,
-    sampler: LocalSampler,
+    sampler: Sampler,
     data: DataConfig,
     rows: Sequence[Row],
     extract: Extract | None,
@@ -263,7 +248,7 @@ def _split(source: str) -> str:
 
 def _prompts(
     rows: Sequence[Row], config: DataConfig, loaded: LoadedModel, model: ModelConfig, max_completion_length: int
-) -> tuple[Prompt, ...]:
+) -> Sequence[Prompt]:
     if not rows:
         raise DataError(
             given="the run has no held-out prompts",

@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.config import ModelConfig, RunConfig, SamplingConfig, load_config
 from posttrain.data.prompts import Renderer
-from posttrain.engines.local import LocalSampler
+from posttrain.engines import make_sampler
 from posttrain.errors import DataError
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.models.load import load_model
@@ -45,7 +45,7 @@ class ChatSession:
         """The conversation so far, as chat messages."""
         loaded = load_model(model)
         self._context_length, self._context_reason = loaded.context_length, loaded.context_reason
-        self._sampler = LocalSampler.of(loaded)
+        self._sampler = make_sampler(loaded)
         tokenizer, kwargs = loaded.tokenizer, model.chat_template_kwargs
         renderer = (
             Renderer(tokenizer=tokenizer, chat=bool(tokenizer.chat_template), template_kwargs=kwargs)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.files import write_atomically
+from posttrain.files import Damaged, read_sealed, write_atomically
 from posttrain.functional.intervals import Interval, paired_interval
 from posttrain.rewards.scores import CORRECT_AT
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement
+
+
+Write = Callable[[Path, str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +138,19 @@ class Evaluation:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Evaluation:
-        """The inverse of `to_json`; the answers themselves are not part of it."""
+    def from_json(data: Any) -> Evaluation:
+        """The inverse of `to_json`; the answers themselves are not part of it. Raises `Damaged` for anything else."""
+        try:
+            return Evaluation._from_json(data)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+            raise Damaged(f"no measurement: {type(error).__name__}: {error}") from error
+
+    @staticmethod
+    def _from_json(data: Mapping[str, Any]) -> Evaluation:
         sampled = data["sampled"]
         return Evaluation(
-            prompts=data["prompts"],
-            samples=data["samples"],
+            prompts=_count(data["prompts"]),
+            samples=_count(data["samples"]),
             confidence=data["confidence"],
             temperature=data["temperature"],
             top_p=data["top_p"],
@@ -157,32 +167,36 @@ class Evaluation:
             sampled_truncated=_number(sampled.get("truncated")),
             rewards={label: _interval_from_json(i) for label, i in data["rewards"].items()},
             check={label: _interval_from_json(i) for label, i in data["check"].items()},
-            unscored=data["unscored"],
+            unscored=_count(data["unscored"]),
             score_range=(_number(data["score_range"][0]), _number(data["score_range"][1])),
             errors=tuple(data["errors"]),
         )
 
-    def write_answers(self, path: Path | str) -> Path:
+    def write_answers(self, path: Path | str, write: Write = write_atomically) -> Path:
         """One JSON line per prompt: the prompt, its greedy answer and its samples with their scores."""
-        path = Path(path)
         lines = (json.dumps(asdict(record), ensure_ascii=False) for record in self.records)
-        write_atomically(path, "".join(line + "\n" for line in lines))
-        return path
+        write(Path(path), "".join(line + "\n" for line in lines))
+        return Path(path)
 
-    def write_judgements(self, path: Path | str) -> Path | None:
+    def write_judgements(self, path: Path | str, write: Write = write_atomically) -> Path | None:
         """One JSON line per judgement; no file where there was no judge."""
         if not self.judgements:
             return None
-        path = Path(path)
         lines = (json.dumps(judgement.to_json(), ensure_ascii=False) for judgement in self.judgements)
-        write_atomically(path, "".join(line + "\n" for line in lines))
-        return path
+        write(Path(path), "".join(line + "\n" for line in lines))
+        return Path(path)
 
     @staticmethod
     def read_answers(path: Path | str) -> tuple[Record, ...]:
-        """The inverse of `write_answers`."""
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines() also splits at U+2028
-        return tuple(_record(json.loads(line)) for line in lines if line)
+        """The inverse of `write_answers`. Raises `Damaged` for a file that holds anything else."""
+        path = Path(path)
+        try:
+            lines = read_sealed(path.parent, path.name).decode("utf-8").split("\n")  # splitlines() cuts at U+2028
+            return tuple(_record(json.loads(line)) for line in lines if line)
+        except Damaged:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"{path.name} holds no answers ({type(error).__name__}: {error})") from error
 
     @property
     def has_full_mark(self) -> bool:
@@ -230,9 +244,16 @@ class Evaluation:
 
 def _record(saved: Mapping[str, Any]) -> Record:
     greedy, *samples = (
-        Answer(**{**answer, "ids": tuple(answer["ids"])}) for answer in [saved["greedy"], *saved["samples"]]
+        Answer(**{**answer, "ids": tuple(answer["ids"]), "score": _score(answer["score"])})
+        for answer in [saved["greedy"], *saved["samples"]]
     )
-    return Record(index=saved["index"], prompt=saved["prompt"], greedy=greedy, samples=tuple(samples))
+    return Record(index=_count(saved["index"]), prompt=saved["prompt"], greedy=greedy, samples=tuple(samples))
+
+
+def _score(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not math.isfinite(value)):
+        raise ValueError(f"a score of {value}")
+    return value
 
 
 def paired_difference(baseline: Evaluation, trained: Evaluation) -> dict[str, Interval]:
@@ -292,7 +313,15 @@ def _finite(value: float) -> float | None:
 
 
 def _number(value: float | None) -> float:
+    if isinstance(value, bool | str) or (value is not None and not math.isfinite(value)):
+        raise ValueError(f"{value!r} as a number")
     return math.nan if value is None else float(value)
+
+
+def _count(value: int) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} as a count")
+    return value
 
 
 def _interval_to_json(interval: Interval | None) -> dict[str, Any] | None:
@@ -307,6 +336,6 @@ def _interval_to_json(interval: Interval | None) -> dict[str, Any] | None:
 
 
 def _interval_from_json(data: Mapping[str, Any]) -> Interval:
-    low = -math.inf if data["low"] is None else float(data["low"])
-    high = math.inf if data["high"] is None else float(data["high"])
-    return Interval(_number(data["mean"]), low, high, int(data["n"]))
+    low = -math.inf if data["low"] is None else _number(data["low"])
+    high = math.inf if data["high"] is None else _number(data["high"])
+    return Interval(_number(data["mean"]), low, high, _count(data["n"]))

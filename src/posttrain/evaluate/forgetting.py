@@ -12,9 +12,9 @@ from torch import nn
 
 from posttrain.data.collate import collate
 from posttrain.data.read import read_rows
-from posttrain.engines.modes import evaluating
 from posttrain.errors import DataError
 from posttrain.models.forward import token_logprobs
+from posttrain.models.modes import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.evaluate.row_scores import RowScores, first, score_rows
+from posttrain.evaluate.row_scores import RowScores, first, of_baseline, score_rows
 from posttrain.functional.auc import auc_change, auc_interval
 from posttrain.functional.intervals import (
     Interval,
@@ -55,7 +55,9 @@ class HeldOutPolicyPairs:
         measured = pair_measures(*scores.split(n), confidence)
         if name == "baseline":
             return {name: measured}
-        before = RowScores.read(folder)
+        before, lost = of_baseline(lambda: RowScores.read(folder))
+        if before is None:
+            return {name: measured, **lost}
         chosen, rejected = _halves(scores - before, n)
         measured["implicit"] = _records(
             accuracy=share(wins(chosen, rejected), confidence),
@@ -92,7 +94,9 @@ class HeldOutLabels:
         measured = self.measures(scores)
         if name == "baseline":
             return {name: measured}
-        before = RowScores.read(folder)
+        before, lost = of_baseline(lambda: RowScores.read(folder))
+        if before is None:
+            return {name: measured, **lost}
         ratios = self._by_label(scores - before)
         measured["implicit"] = _records(
             auc=auc_interval(*ratios, confidence),

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from posttrain.data.dataset import pairs_batch, ratings_batch
-from posttrain.evaluate.row_scores import refuse_non_finite
-from posttrain.files import write_durably
+from posttrain.evaluate.row_scores import of_baseline, read_numbers, refuse_non_finite
+from posttrain.files import write_sealed
 from posttrain.functional.calibration import (
     ReliabilityBin,
     by_chance,
@@ -70,11 +70,13 @@ class HeldOutScores:
         if not len(self.subject):
             return {}
         scores = self.subject.scores()
-        write_durably(folder / f"{name.replace(' ', '-')}-scores.json", json.dumps(scores))
+        write_sealed(folder / f"{name.replace(' ', '-')}-scores.json", json.dumps(scores))
         measured = self.subject.measures(scores, self.confidence) | {"confidence": self.confidence}
         if name != "trained":
             return {name: measured}
-        before = json.loads((folder / "baseline-scores.json").read_text())
+        before, lost = of_baseline(lambda: read_numbers(folder, "baseline-scores.json", like=scores))
+        if before is None:
+            return {name: measured, **lost}
         return {name: measured, "difference": self.subject.changes(before, scores, self.confidence)}
 
     def spread(self) -> tuple[float, float, int] | None:
@@ -83,6 +85,12 @@ class HeldOutScores:
             return None
         answers = self.subject.answers(self.subject.scores())
         return (statistics.fmean(answers), statistics.stdev(answers), len(answers)) if len(answers) > 1 else None
+
+    def accuracy(self) -> tuple[float, float, float] | None:
+        """Share of the held-out pairs that are ranked right, with the ends of its interval; None for other data."""
+        measured = self.subject.measures(self.subject.scores(), self.confidence) if len(self.subject) else {}
+        found = measured.get("accuracy") if "pairs" in measured else None
+        return None if found is None else (found["mean"], found["low"], found["high"])
 
 
 class HeldOutPairs:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from posttrain.evaluate.evaluation import Evaluation, evaluation_json
 from posttrain.evaluate.heldout import evaluate_sampler
-from posttrain.evaluate.row_scores import RowScores, first, score_rows
+from posttrain.evaluate.row_scores import RowScores, first, of_baseline, score_rows
+from posttrain.files import Damaged, read_sealed_json, write_durably, write_sealed
 from posttrain.functional.intervals import Interval, ratio_interval
 from posttrain.types import Batch, Example, Outputs, Prompt
 
@@ -69,13 +69,16 @@ class HeldOutAnswers:
             check=self.check,
             max_unscored=self.config.guards.max_unscored,
         )
-        evaluation.write_answers(folder / f"{name.replace(' ', '-')}.jsonl")
-        evaluation.write_judgements(folder.parent / "judgements" / f"{name.replace(' ', '-')}.jsonl")
+        file = f"{name.replace(' ', '-')}.jsonl"
+        evaluation.write_answers(folder / file, write_sealed)
+        evaluation.write_judgements(folder.parent / "judgements" / file, write_durably)
         if name != "trained":
             return {name: evaluation.to_json()}
-        before = json.loads((folder.parent / "evaluation.json").read_text())["baseline"]
-        answers = Evaluation.read_answers(folder / "baseline.jsonl")
-        return evaluation_json(replace(Evaluation.from_json(before), records=answers), evaluation)
+        before, lost = of_baseline(lambda: Evaluation.from_json(read_measured(folder.parent)["baseline"]))
+        answers, lost_answers = of_baseline(lambda: Evaluation.read_answers(folder / "baseline.jsonl"))
+        if before is not None and answers is not None:
+            before = replace(before, records=answers)
+        return {**evaluation_json(before, evaluation), **lost_answers, **lost}
 
 
 class HeldOutLoss:
@@ -99,8 +102,19 @@ class HeldOutLoss:
         measured = {name: loss_measures(scores, confidence)}
         if name != "trained":
             return measured
-        change = ratio_interval([-moved for moved in scores - RowScores.read(folder)], scores.tokens, confidence)
+        before, lost = of_baseline(lambda: RowScores.read(folder))
+        if before is None:
+            return {**measured, **lost}
+        change = ratio_interval([-moved for moved in scores - before], scores.tokens, confidence)
         return {**measured, "difference": {"loss": change._asdict()}}
+
+
+def read_measured(run: Path) -> Mapping[str, Any]:
+    """The content of evaluation.json. Raises `Damaged` for one that is not as it was written."""
+    found = read_sealed_json(run, "evaluation.json")
+    if not isinstance(found, dict):
+        raise Damaged("evaluation.json is no JSON object")
+    return found
 
 
 def loss_measures(scores: RowScores, confidence: float) -> dict[str, Any]:
@@ -134,6 +148,5 @@ class WithForgetting:
         measured = self.measure(folder, name)
         if name.startswith("step"):
             return measured
-        file = folder.parent / "evaluation.json"
-        before = json.loads(file.read_text()).get("forgetting", {}) if file.exists() else {}
+        before = (of_baseline(lambda: read_measured(folder.parent)["forgetting"])[0] or {}) if name == "trained" else {}
         return {**measured, "forgetting": {**before, f"{name}_loss": self.reference_loss()}}

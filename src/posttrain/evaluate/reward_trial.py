@@ -8,6 +8,7 @@ learns only from groups whose rewards differ: their expected share says whether 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,10 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config.stages import in_folder
+from posttrain.config import in_folder
 from posttrain.data.plain import plain_prompts
+from posttrain.data.read import Row
 from posttrain.data.split import Split, read_split
-from posttrain.engines.local import LocalSampler
+from posttrain.engines import make_sampler
 from posttrain.evaluate.signal import ModelAnswers, about_answers, about_right, about_unscored, finding, sample_answers
 from posttrain.experience.rendering import prompt_sets
 from posttrain.models.load import load_model
@@ -50,6 +52,8 @@ class Trial:
 
     rewards: tuple[str, ...]
     rows: int
+    of_rows: int
+    """Of so many rows they were drawn at random."""
     reads: str | None
     """The form of an answer in which most gold answers are accepted; None where no row has one."""
     findings: tuple[Finding, ...]
@@ -65,7 +69,8 @@ class Trial:
 
     def render(self) -> str:
         """Plain text for a terminal."""
-        lines = [f"rewards  {', '.join(self.rewards)}", f"rows     {self.rows}"]
+        drawn = f", drawn at random from {self.of_rows:,}" if self.of_rows > self.rows else ""
+        lines = [f"rewards  {', '.join(self.rewards)}", f"rows     {self.rows}{drawn}"]
         if self.reads:
             lines.append(f"reads    {PROGRAMS if self.reads == PROGRAM_FORM else last_line(self.reads)}")
         width = max(len(f.check) for f in self.findings)
@@ -83,8 +88,11 @@ class Trial:
             return "Do not start a run yet."
         if all(f.status == "skipped" for f in self.findings):
             return "Nothing was tried: neither right answers nor those of a model are known. Add --model."
-        warned = any(f.status == "warn" for f in self.findings)
-        return "A run can learn, but slowly: see the warnings." if warned else "Nothing speaks against a run."
+        if any(f.status == "warn" for f in self.findings):
+            return "A run can learn, but slowly: see the warnings."
+        if self.model is None:
+            return "The rewards tell right answers from wrong ones. Add --model to see what a model earns."
+        return "Nothing speaks against a run."
 
 
 def try_rewards(
@@ -98,12 +106,14 @@ def try_rewards(
     max_truncated: float = 0.5,
     max_unscored: float = 0.2,
     seed: int = 0,
+    of_rows: int | None = None,
 ) -> Trial:
     """Try the rewards on completions whose worth is known, and, with a sampler, on those of the model.
 
     `sampling.group_size` is the number of completions that are compared in the run; `samples` (default: as many) are
     drawn for each of the first `sampled_prompts` prompts; a share of `max_truncated` of them may be cut, and one of
-    `max_unscored` of all completions without a score. Raises what the rewards raise when they break their contract.
+    `max_unscored` of all completions without a score. `of_rows`: from how many rows the prompts
+    were drawn. Raises what the rewards raise when they break their contract.
     """
     given = (
         [(prompt, gold) for prompt in prompts if (gold := _gold(prompt))] if _judge_answers(rewards, prompts) else []
@@ -120,6 +130,7 @@ def try_rewards(
     return Trial(
         rewards=rewards.labels,
         rows=len(prompts),
+        of_rows=of_rows or len(prompts),
         reads=reads,
         findings=tuple(findings),
         model=answers,
@@ -254,15 +265,23 @@ def try_config(
     `folder` is where the config lies. Of at most `prompts` prompts the model gives `samples` answers each, by default
     as many as a group has. Raises what a run with this config would raise before its first step.
     """
-    rows = read_split(config.data, config.seed).train[:MOST_ROWS]
+    train = read_split(config.data, config.seed).train
+    rows = drawn_rows(train, config.seed)
     with ExitStack() as stack:
-        rewards = stack.enter_context(build_rewards(in_folder(config.rewards, folder), device=config.model.device))
+        found = build_rewards(in_folder(config.rewards, folder), device=config.model.device, training=True)
+        rewards = stack.enter_context(found)
         if not with_model:
             plain = plain_prompts(rows, config.data)
             rewards.check(plain, "training data")
-            return try_rewards(rewards, plain, sampling=config.sampling, max_unscored=config.guards.max_unscored)
+            return try_rewards(
+                rewards,
+                plain,
+                sampling=config.sampling,
+                max_unscored=config.guards.max_unscored,
+                of_rows=len(train),
+            )
         loaded = load_model(resolve_model_path(config.model, config.seed))
-        sampler = LocalSampler.of(loaded)
+        sampler = make_sampler(loaded)
         rewards.bind(sampler, config.model.chat_template_kwargs)
         rendered = prompt_sets(config, Split(rows, []), loaded)[0].prompts
         rewards.check(rendered, "training data")
@@ -276,4 +295,11 @@ def try_config(
             max_truncated=config.guards.max_truncated,
             max_unscored=config.guards.max_unscored,
             seed=config.seed,
+            of_rows=len(train),
         )
+
+
+def drawn_rows(rows: Sequence[Row], seed: int) -> list[Row]:
+    """MOST_ROWS of them at random, in random order: the first rows of a file may be its easiest."""
+    chosen = random.Random(f"reward test {seed}").sample(range(len(rows)), min(MOST_ROWS, len(rows)))
+    return [rows[place] for place in chosen]

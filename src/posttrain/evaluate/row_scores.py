@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from posttrain.data.dataset import examples_batch
 from posttrain.errors import DataError, NonFiniteError
+from posttrain.files import Damaged, read_sealed_json, write_sealed
 from posttrain.functional.masks import masked
 from posttrain.models.microbatches import Split
 from posttrain.types import Batch, Example, Outputs
 
 Row = TypeVar("Row")
+T = TypeVar("T")
 Score = Callable[[Batch], Outputs]
 
 
@@ -52,12 +55,46 @@ class RowScores(NamedTuple):
         )
 
     def write(self, folder: Path, name: str) -> None:
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name.replace(' ', '-')}-scores.json").write_text(json.dumps(self._asdict()))
+        write_sealed(folder / f"{name.replace(' ', '-')}-scores.json", json.dumps(self._asdict()))
 
     @staticmethod
     def read(folder: Path, name: str = "baseline") -> RowScores:
-        return RowScores(**json.loads((folder / f"{name}-scores.json").read_text()))
+        """Raises `Damaged` for a file that is not as it was written."""
+        found = read_numbers(folder, f"{name}-scores.json")
+        if found.keys() != set(RowScores._fields) or len(found["logprobs"]) != len(found["tokens"]):
+            raise Damaged(f"{name}-scores.json holds no scores of rows")
+        return RowScores(**found)
+
+
+def read_numbers(folder: Path, name: str, like: Mapping[str, list[Any]] | None = None) -> dict[str, list[Any]]:
+    """Named lists of finite numbers, or of lists of them; of the same names and lengths as in `like`.
+
+    Raises `Damaged` for a file that holds anything else.
+    """
+
+    def is_numbers(value: Any) -> bool:
+        if isinstance(value, list):
+            return all(map(is_numbers, value))
+        return type(value) in (int, float) and math.isfinite(value)
+
+    found = read_sealed_json(folder, name)
+    if not isinstance(found, dict) or not all(value is None or is_numbers(value) for value in found.values()):
+        raise Damaged(f"{name} holds no numbers")
+    if like is not None and [(key, len(found.get(key) or ())) for key in like] != [
+        (k, len(v)) for k, v in like.items()
+    ]:
+        raise Damaged(f"{name} holds the scores of other rows")
+    return found
+
+
+def of_baseline(read: Callable[[], T]) -> tuple[T | None, dict[str, str]]:
+    """What is on file of the time before training; or None, and what a run says in evaluation.json about its loss."""
+    try:
+        return read(), {}
+    except KeyError as error:
+        return None, {"lost": f"evaluation.json has no {error}"}
+    except Damaged as damage:
+        return None, {"lost": str(damage)}
 
 
 def first(rows: Sequence[Row], limit: int) -> list[Row]:
@@ -65,7 +102,6 @@ def first(rows: Sequence[Row], limit: int) -> list[Row]:
     return [rows[number] for number in range(min(limit, len(rows)))]
 
 
-@torch.no_grad()
 def refuse_non_finite(values_B: Tensor, what: str) -> None:
     """A model that gives no numbers is no result: raises NonFiniteError, so that no run ends well with it."""
     if values_B.isfinite().all():
@@ -78,6 +114,7 @@ def refuse_non_finite(values_B: Tensor, what: str) -> None:
     )
 
 
+@torch.no_grad()
 def score_rows(forward: Score, examples: Sequence[Example], *, pad_id: int, tokens_per_microbatch: int) -> RowScores:
     """Under the present weights; a row that trains nothing has a sum of 0."""
     batch = examples_batch(examples, pad_id)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FEW_USEFUL, NO_USEFUL = 0.2, 0.02
 """Shares of groups with a signal below which a run is slow, and below which it learns nothing."""
+IN_REACH = 0.5
+"""Share of the prompts whose answers should not all get the lowest, or all the highest reward."""
 SHOWN = 3
 """Answers that are shown."""
 
@@ -58,7 +60,7 @@ class ModelAnswers:
         reward = self.reward
         lines = [
             f"The model: {self.prompts} prompts, {self.completions} answers each, mean reward {reward.mean:.3g} "
-            f"({reward.low:.3g} to {reward.high:.3g})",
+            f"({reward.low:.3g} to {reward.high:.3g}, 95% interval)",
             "  useful groups, by group size: "
             + "  ".join(f"{size}: {share.mean:.0%}" for size, share in self.useful.items()),
             f"  too hard {self.too_hard:.0%}, too easy {self.too_easy:.0%} of the prompts",
@@ -102,7 +104,10 @@ def sample_answers(
         too_easy=_share(values_P, lambda row: bool(row) and min(row) >= high),
         truncated=_share([c for group in groups for c in group], lambda c: c.truncated),
         reasons=_reasons(scores),
-        samples=tuple(_shown(group[0], scores, p) for p, group in enumerate(groups[:SHOWN])),
+        samples=tuple(
+            _shown(prompt, group[0], scores, p)
+            for p, (prompt, group) in enumerate(zip(prompts, groups[:SHOWN], strict=False))
+        ),
     )
     return answers, scores
 
@@ -154,7 +159,21 @@ def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated
         ": nothing will be learned" if status == "fail" else ": most of the work teaches nothing" * (status == "warn")
     )
     advice = [] if status == "ok" else [_advice(answers)]
-    return [truncated, finding("useful groups", status, useful.mean, limit, text, advice)]
+    return [truncated, finding("useful groups", status, useful.mean, limit, text, advice), _about_reach(answers)]
+
+
+def _about_reach(answers: ModelAnswers) -> Finding:
+    """Are most prompts neither too hard nor too easy?"""
+    reached = max(0.0, 1 - answers.too_hard - answers.too_easy)
+    return finding(
+        "prompts in reach",
+        "ok" if reached >= IN_REACH else "warn",
+        reached,
+        f"at least {IN_REACH:.0%} of the prompts are neither too hard nor too easy",
+        f"{answers.too_hard:.0%} of the prompts too hard, {answers.too_easy:.0%} too easy, mean reward "
+        f"{answers.reward.mean:.2g}",
+        [] if reached >= IN_REACH else [_advice(answers)],
+    )
 
 
 def about_right(rewards: RewardSet, prompts: Sequence[Prompt], scores: Scores) -> list[Finding]:
@@ -210,9 +229,16 @@ def _reasons(scores: Scores) -> dict[str, dict[str, float]]:
     return found
 
 
-def _shown(answer: Completion, scores: Scores, place: int) -> str:
+def _shown(prompt: Prompt, answer: Completion, scores: Scores, place: int) -> str:
+    """Prompt, gold and answer one below the other, with what the answer got."""
     value = scores.rewards_PG[place][0]
-    return f"{'unscored' if math.isnan(value) else f'{value:.3g}':>8}  {quote(answer.text)}"
+    got = "unscored" if math.isnan(value) else f"{value:.3g}"
+    said = next((row[place][0] for row in scores.verdicts.values() if row[place][0] is not None), None)
+    why = f" ({said.reason}{f', read as {quote(said.extracted, 40)}' if said.extracted else ''})" if said else ""
+    gold = [f"    gold    {quote(prompt.columns['answer'])}"] if "answer" in prompt.columns else []
+    return "\n".join(
+        [f"  prompt  {quote(prompt.text)}", *gold, f"    answer  {quote(answer.text)}", f"    reward  {got}{why}"]
+    )
 
 
 def _share(items: Sequence[Any], holds: Callable[[Any], bool]) -> float:

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
-from posttrain.data.split import Split
-from posttrain.data.store import Stored
+from posttrain.data.split import Split, first_rows
+from posttrain.data.stream import StreamedRecords
 from posttrain.errors import ConfigError
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet
@@ -19,6 +19,10 @@ from posttrain.types import Pair, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
+
+
+CHECKED = 1_000
+"""Streamed prompts whose gold answers are tried on the rewards before the run."""
 
 
 def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
@@ -42,7 +46,7 @@ def checked_prompts(
     train, heldout = prompt_sets(config, rows, loaded)
     for what, part in (("training data", train), (HELD_OUT, heldout)):
         if part.prompts and rewards is not None:
-            rewards.check(part.prompts, what)
+            rewards.check(looked_at(part.prompts), what)
     return train, heldout
 
 
@@ -62,7 +66,7 @@ def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[Pr
     train = render(rows.train, what=loaded.named("training data"))
     if not rows.heldout:
         return train, PromptSet(prompts=())
-    heldout = render(rows.heldout, what=loaded.named("held-out data"))
+    heldout = render(first_rows(rows.heldout, config.evaluation.prompts), what=loaded.named("held-out data"))
     if config.data.eval is None:  # rows of the same data, whichever of them were held out
         train, heldout = with_all_columns(train, heldout)
     return train, heldout
@@ -73,12 +77,13 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
     for what, part in parts:
-        if system_prompt is not None and (own := sum(_has_system_turn(one, system_prompt) for one in part.prompts)):
+        shown = looked_at(part.prompts)
+        if system_prompt is not None and (own := sum(_has_system_turn(one, system_prompt) for one in shown)):
             notes.append(
-                f"{what}: {own} of {len(part)} prompts bring a system turn of their own, which stands in place of "
+                f"{what}: {own} of {len(shown)} prompts bring a system turn of their own, which stands in place of "
                 "data.system_prompt"
             )
-    if shared := overlap(train.prompts, heldout.prompts):
+    if shared := overlap(train, heldout):
         notes.append(
             f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
             "show what the model learned to do"
@@ -88,6 +93,11 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
             "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
         )
     return notes
+
+
+def looked_at(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Those that are looked at before the run: all, or the first of those that are tokenised when they are taken."""
+    return prompts[:CHECKED] if isinstance(prompts, StreamedRecords) else prompts
 
 
 def _has_system_turn(prompt: Prompt, system_prompt: str) -> bool:
@@ -103,6 +113,7 @@ def render_both(
     render: Callable[..., Any], config: RunConfig, rows: Split, loaded: LoadedModel, renderer: Renderer
 ) -> tuple[Any, Any]:
     """The training rows and the held-out ones, or None where there are none of those."""
+    heldout = first_rows(rows.heldout, config.evaluation.prompts)
     sets = [
         render(
             part,
@@ -111,7 +122,7 @@ def render_both(
             max_dropped=config.data.max_dropped,
             what=loaded.named(what),
         )
-        for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data"))
+        for part, what in ((rows.train, "training data"), (heldout, "held-out data"))
         if part
     ]
     return sets[0], sets[1] if len(sets) > 1 else None
@@ -126,7 +137,12 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
     rows: list[Any] = [getattr(part, "pairs", None) for part in (train, heldout)]
     if any(pairs is None for pairs in rows):  # else a row is a pair, also where its answers are learned from one by one
         rows = [train.usable, heldout.usable]
-    if shared := _overlap(*rows):
+    trained = getattr(train, "pairs", None) or train.usable
+    if isinstance(trained, StreamedRecords):
+        shared = trained.shared_with(heldout.source)
+    else:
+        shared = _overlap(*rows)
+    if shared:
         notes.append(
             f"{shared} of {len(rows[1])} held-out rows are in the training data word for word: what is measured on "
             "them does not show what the model learned"
@@ -135,10 +151,7 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
 
 
 def _overlap(train: Sequence[Any], heldout: Sequence[Any]) -> int:
-    """How many held-out rows stand in the training data too, whatever their scores or labels. Data on disk is not
-    read for it."""
-    if isinstance(getattr(train, "pairs", train), Stored):
-        return 0
+    """How many held-out rows stand in the training data too, whatever their scores or labels."""
     held_out = Counter(map(_answers, heldout))
     return sum(held_out[answers] for answers in set(map(_answers, train)) & held_out.keys())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -74,6 +75,7 @@ def _rows(
                 "group": first_group + place,
                 "row": first_row + number,
                 "prompt": prompt.text,
+                "answer": _text(prompt.columns.get("answer")),
                 "completion": completion.text,
                 "prompt_ids": prompt.ids,
                 "completion_ids": completion.ids,
@@ -109,6 +111,11 @@ def _reward(group: Group, g: int) -> float | None:
     return float(group.scores.rewards_PG[0][g])
 
 
+def _text(answer: Any) -> str | None:
+    """The gold answer as it is shown; null where the data has none."""
+    return answer if isinstance(answer, str) or answer is None else json.dumps(answer, default=str)
+
+
 def _rollout_schema(labels: Iterable[str], more: dict[str, pa.DataType]) -> pa.Schema:
     whole, text, ids, numbers = pa.int64(), pa.string(), pa.list_(pa.int32()), pa.list_(pa.float32())
     types = {
@@ -117,6 +124,7 @@ def _rollout_schema(labels: Iterable[str], more: dict[str, pa.DataType]) -> pa.S
         "group": whole,
         "row": whole,
         "prompt": text,
+        "answer": text,
         "completion": text,
         "prompt_ids": ids,
         "completion_ids": ids,

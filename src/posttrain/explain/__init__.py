@@ -26,7 +26,7 @@ from posttrain.algorithms.composition.about import ABOUT
 from posttrain.algorithms.off_policy import decoupled
 from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.algorithms.settings import attributes
-from posttrain.config.names import nearest
+from posttrain.config.algorithm import nearest_algorithm
 from posttrain.errors import ConfigError
 from posttrain.explain.correction import correction_page, correction_settings
 
@@ -47,6 +47,8 @@ OTHER_MODELS: dict[Need, str] = {
 NUMBERS_TO_TRY = (0, 0.5, 2)
 """Off, and one value within and one beyond the unit interval: enough to see what a setting switches on."""
 WIDTH = 100
+SHOWN_SETTINGS = 6
+"""In the summary."""
 DECOUPLED_KEY = "decoupled_ppo"
 
 
@@ -133,9 +135,33 @@ class Explanation:
             "Differs from the paper and from other implementations": _listed(self.differs),
             "Metrics": _listed(_pairs(self.metrics)),
         }
-        head = f"{self.title}  [{self.key}]\n{self.paper}\n\n{_wrapped(self.summary)}\n"
+        head = f"{self.title}  [{self.key}]\n{self.paper}\n\n{_wrapped(self.summary)}\n\n{self._in_short()}\n"
         bodies = (f"{name}\n" + textwrap.indent("\n".join(lines), "  ") for name, lines in sections.items() if lines)
         return head + "\n" + "\n\n".join(bodies) + "\n"
+
+    def _in_short(self) -> str:
+        """What one asks first, a line each."""
+        when: dict[str, str] = {
+            n.name: f" ({' or '.join(n.decided_by)} decides)" if n.decided_by else "" for n in self.needs
+        }
+        others: list[Need] = [
+            need for need, told in OTHER_MODELS.items() if any(model.startswith(told) for model in self.models)
+        ]
+        models = [
+            self.models[0].partition(",")[0],
+            *(OTHER_MODELS[need].partition(",")[0] + when[need] for need in others),
+        ]
+        shown = [f"{setting.name} {_value(setting.default)}" for setting in self.settings]
+        if len(shown) > SHOWN_SETTINGS:
+            shown[SHOWN_SETTINGS:] = [f"{len(shown) - SHOWN_SETTINGS} more"]
+        lines = {
+            "in a config": self.config,
+            "learns from": "; ".join(one.partition(";")[0] for one in self.data),
+            "computes": ", ".join(f"{need}{condition}" for need, condition in when.items()) or "nothing more",
+            "in memory": ", ".join(models),
+            "settings": ", ".join(shown) or "none of its own",
+        }
+        return "\n".join(_wrapped(f"{name:<13}{text}", 2, hanging=13) for name, text in lines.items())
 
     def to_markdown(self) -> str:
         settings = _table(
@@ -231,19 +257,17 @@ def _decoupled() -> Explanation:
 
 
 def find(name: str) -> str:
-    """The key of the algorithm that `name` means; a ConfigError lists the keys."""
+    """The key of the algorithm that `name` means."""
+    if name in ALGORITHMS:
+        return name
     known = {_plain(alias): key for key, cls in ALGORITHMS.items() for alias in _aliases(key, cls)}
     known |= {_plain(alias): DECOUPLED_KEY for alias in (DECOUPLED_KEY, "decoupled", "AReaL")}
     path = PurePath(name)
     wanted = _plain(path.stem if path.suffix in (".py", ".md") else name)
     if wanted in known:
         return known[wanted]
-    close = nearest(wanted, known)
-    raise ConfigError(
-        given=f"there is no algorithm {name!r}",
-        allowed=", ".join(ALGORITHMS),
-        fix=f"Did you mean {known[close]!r}?" if close else "Choose one of these.",
-    )
+    allowed, fix = nearest_algorithm(wanted, known)
+    raise ConfigError(given=f"there is no algorithm {name!r}", allowed=allowed, fix=fix)
 
 
 def write_docs(folder: str | Path) -> list[Path]:
@@ -449,8 +473,9 @@ def _as_clause(sentence: str) -> str:
     return sentence if sentence[1].isupper() else sentence[0].lower() + sentence[1:]
 
 
-def _wrapped(text: str, indent: int = 0) -> str:
-    return textwrap.fill(text, WIDTH - 2, initial_indent=" " * indent, subsequent_indent=" " * indent)
+def _wrapped(text: str, indent: int = 0, hanging: int = 0) -> str:
+    first, others = " " * indent, " " * (indent + hanging)
+    return textwrap.fill(text, WIDTH - 2, initial_indent=first, subsequent_indent=others)
 
 
 def _listed(lines: Sequence[str]) -> list[str]:

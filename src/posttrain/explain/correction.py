@@ -81,6 +81,8 @@ def _settings_of(correction: Correction) -> str:
 def _allowed(schema: dict) -> str:
     if "enum" in schema:
         return ", ".join(schema["enum"])
+    if schema.get("type") == "array":
+        return "a list of rules: score, low, high"
     return "true, false" if schema.get("type") == "boolean" else "a number, or none"
 
 

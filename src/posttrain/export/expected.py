@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from posttrain.config import SamplingConfig
-from posttrain.engines.local import LocalSampler
+from posttrain.engines import make_sampler
 from posttrain.export.origin import Head
 from posttrain.export.probes import Probe
+from posttrain.models.compute import PLAIN
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import row_scores
 from posttrain.models.step_head import step_scores
@@ -38,7 +39,7 @@ def answers(loaded: LoadedModel, head: Head, probes: Sequence[Probe], *, max_new
 
 
 def _continued(loaded: LoadedModel, probes: Sequence[Probe], max_new_tokens: int) -> list[Expected]:
-    sampler = LocalSampler(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True)
+    sampler = make_sampler(replace(loaded, compute=PLAIN))
     sampling = SamplingConfig(temperature=0.0, max_completion_length=max_new_tokens)
     prompts = [Prompt(index=place, ids=probe.ids, text=probe.text or "") for place, probe in enumerate(probes)]
     completions = [group[0] for group in sampler.generate(prompts, sampling, group_size=1, seed=0)]

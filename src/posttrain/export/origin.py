@@ -17,8 +17,8 @@ from posttrain.config import ModelConfig, RunConfig, load_config
 from posttrain.errors import CheckpointError, ConfigError, ModelError
 from posttrain.evaluate.trained import is_run, trained_model
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.modes import without_progress_bars
 from posttrain.models.named import resolve_model_path
-from posttrain.models.quiet import without_progress_bars
 from posttrain.models.reward_head import load_reward_model
 from posttrain.models.step_head import load_step_model
 from posttrain.store.checkpoint import Checkpoint, verify

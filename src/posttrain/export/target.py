@@ -14,7 +14,7 @@ import psutil
 from safetensors import SafetensorError
 
 from posttrain.errors import ConfigError, DoesNotFit, ExportError
-from posttrain.files import NO_ROOM
+from posttrain.files import NO_ROOM, errno_of
 
 SPARE = 1_000_000
 """Bytes beside the weights: tokenizer, card, plots."""
@@ -59,7 +59,9 @@ def written_whole(folder: Path, *, size: int) -> Iterator[Path]:
         aside.mkdir()
         yield aside
         _put_in_place(aside, folder)
-    except (OSError, SafetensorError) as error:
+    except Exception as error:
+        if errno_of(error) is None and not isinstance(error, (OSError, SafetensorError)):
+            raise
         raise _explained(folder, error) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -111,10 +113,7 @@ def _require_space(folder: Path, size: int) -> None:
 
 
 def _explained(folder: Path, error: Exception) -> ExportError | DoesNotFit:
-    """safetensors writes the system's number into its message only."""
-    named = re.search(r"os error (\d+)", str(error))
-    number = error.errno if isinstance(error, OSError) else (int(named[1]) if named else None)
-    kind = DoesNotFit if number in NO_ROOM else ExportError
+    kind = DoesNotFit if errno_of(error) in NO_ROOM else ExportError
     return kind(
         given=f"{folder} could not be written: {error}",
         allowed="a folder on a disk with room for the model",

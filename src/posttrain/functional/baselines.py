@@ -43,6 +43,17 @@ def batch_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     return masked(rewards_PG, scored_PG).sum() / scored_PG.sum().clamp(min=1)
 
 
+def runner_up(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """`[P, G]`: for the best completion of a prompt the second-best reward, for every other its own (arXiv:2503.19595).
+
+    So the best alone differs from it; with a tie at the top, or a single scored completion, none does.
+    """
+    known_PG = rewards_PG.masked_fill(~scored_PG, -torch.inf)
+    best_P2 = torch.nn.functional.pad(known_PG, (0, 1), value=-torch.inf).topk(2, dim=-1).values
+    beaten = scored_PG & (rewards_PG == best_P2[:, :1]) & best_P2[:, 1:].isfinite()
+    return torch.where(beaten, best_P2[:, 1:], rewards_PG)
+
+
 def length_weighted_mean(rewards_PG: Tensor, scored_PG: Tensor, lengths_PG: Tensor) -> Tensor:
     """`[P, 1]`: sum of length * reward over sum of lengths, of the scored completions (OPO, arXiv:2505.23585).
 
@@ -96,7 +107,7 @@ def has_signal(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     largest_P1 = rewards_PG.masked_fill(~scored_PG, -torch.inf).amax(dim=-1, keepdim=True)
     smallest_P1 = rewards_PG.masked_fill(~scored_PG, torch.inf).amin(dim=-1, keepdim=True)
     tolerance_P1 = EQUAL_REWARDS * group_mean(rewards_PG, scored_PG).abs().clamp(min=1)
-    return largest_P1 - smallest_P1 > tolerance_P1
+    return ~(largest_P1 - smallest_P1 <= tolerance_P1)  # nan differs: it must not pass for a group without signal
 
 
 def center_by_group(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
@@ -174,6 +185,7 @@ def whiten(
     >>> whiten(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])).tolist()
     [[-0.7071067690849304, 0.7071067690849304, 0.0]]
     """
+    mask_BT = mask_BT.bool()  # numbers would be taken for the places of rows
     values_N = x_BT[mask_BT] if over == "tokens" else _mean_of_each_row(x_BT, mask_BT)
     if not _vary(values_N):
         return masked(torch.zeros_like(x_BT) if mean == "subtract" else x_BT, mask_BT)
@@ -192,7 +204,7 @@ def _vary(values_N: Tensor) -> bool:
     """Do they differ by more than rounding? (RULE 11)"""
     if values_N.numel() < 2:
         return False
-    return bool(values_N.max() - values_N.min() > EQUAL_REWARDS * values_N.mean().abs().clamp(min=1))
+    return not values_N.max() - values_N.min() <= EQUAL_REWARDS * values_N.mean().abs().clamp(min=1)  # nan differs
 
 
 def _scale(values_N: Tensor, over: str, population: bool) -> Tensor:
@@ -208,6 +220,7 @@ def return_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float) -> Tensor:
     >>> return_to_go(torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[1, 0, 1]]).bool(), gamma=0.5).tolist()
     [[0.5, 0.0, 1.0]]
     """
+    mask_BT = mask_BT.bool()
     rewards_BT = masked(rewards_BT, mask_BT)
     if gamma == 1.0:
         return masked(rewards_BT.flip(-1).cumsum(dim=-1).flip(-1), mask_BT)

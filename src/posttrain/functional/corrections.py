@@ -29,12 +29,12 @@ MIN_PROBABILITY = 1e-6
 def sampler_log_ratio(anchor_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """`[B, T]` delta, clamped to ±20; 0 outside the mask and where the sampler gave no finite number (`unreported`)."""
     delta_BT = (anchor_BT.detach() - sampling_BT.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return masked(delta_BT, mask_BT & sampling_BT.isfinite())
+    return masked(delta_BT, mask_BT.bool() & sampling_BT.isfinite())
 
 
 def unreported(sampling_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """`[B, T]` bool: trained tokens whose log-probability by the sampler is nan or infinite: their ratio is 1."""
-    return mask_BT & ~sampling_BT.isfinite()
+    return mask_BT.bool() & ~sampling_BT.isfinite()
 
 
 def log_linear_anchor(logprobs_BT: Tensor, sampling_BT: Tensor, versions_BT: Tensor, version: int) -> Tensor:
@@ -124,9 +124,30 @@ def binary_kl(p: Tensor, q: Tensor) -> Tensor:
     return p * (p.log() - q.log()) + (1 - p) * ((-p).log1p() - (-q).log1p())
 
 
-def mean_k3_score(delta_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`[B, 1]`: the mean over a completion of w - 1 - log w, an estimate of KL(mu || anchor) that is never negative."""
-    return _row_mean(delta_BT.exp() - 1 - delta_BT, mask_BT)
+def total_variation_score(anchor_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """`[B, T]`: |p_anchor - p_mu| of the sampled token, the total variation of it against all others."""
+    moved_BT = (probability(anchor_BT, mask_BT) - probability(sampling_BT, mask_BT)).abs()
+    return masked(moved_BT, ~unreported(sampling_BT, mask_BT))
+
+
+ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "k2": lambda delta_BT: delta_BT.square() / 2,
+    "k3": lambda delta_BT: delta_BT.exp() - 1 - delta_BT,
+}
+"""Per token, never negative; k3 = w - 1 - log w is unbiased for KL(mu || anchor)."""
+OVER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": lambda x_BT, mask_BT: x_BT,
+    "sum": lambda x_BT, mask_BT: masked(x_BT, mask_BT).sum(dim=-1, keepdim=True),
+    "mean": lambda x_BT, mask_BT: _row_mean(x_BT, mask_BT),
+    "max": lambda x_BT, mask_BT: torch.nn.functional.pad(masked(x_BT, mask_BT), (0, 1)).amax(dim=-1, keepdim=True),
+}
+"""`[B, T]`, or `[B, 1]` over the trained tokens of a completion: what is rejected goes by token or as a whole."""
+
+
+def estimate_score(name: str, delta_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The score "sum_k3", "max_k2" and the like: an estimate per token, told by token or over the completion."""
+    over, _, estimate = name.partition("_")
+    return OVER[over](ESTIMATES[estimate](delta_BT), mask_BT)
 
 
 def within_second_moment(delta_BT: Tensor, mask_BT: Tensor, high: float) -> Tensor:
@@ -137,6 +158,7 @@ def within_second_moment(delta_BT: Tensor, mask_BT: Tensor, high: float) -> Tens
     >>> within_second_moment(squares.sqrt(), torch.ones(2, 3, dtype=torch.bool), high=0.04).tolist()
     [[False, False, True], [True, True, True]]
     """
+    mask_BT = mask_BT.bool()  # numbers would be taken for the places of rows
     squares_BT = masked(delta_BT, mask_BT).square().double()
     ascending_N = squares_BT[mask_BT].sort().values
     means_N = ascending_N.cumsum(dim=0) / torch.arange(1, len(ascending_N) + 1, device=ascending_N.device)
@@ -146,10 +168,17 @@ def within_second_moment(delta_BT: Tensor, mask_BT: Tensor, high: float) -> Tens
     return mask_BT & (squares_BT < ascending_N[kept])  # equals go together, so that the order of rows does not matter
 
 
-def normalised(weight_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The weights divided by their mean over the trained tokens of an update, whose rows this couples."""
-    mean = masked(weight_BT, mask_BT).sum() / mask_BT.sum().clamp(min=1)
-    return torch.where(mean > 0, weight_BT / mean, weight_BT)
+def normalised(weight: Tensor, mask_BT: Tensor) -> Tensor:
+    """The weights divided by their mean over an update, whose rows this couples: `[B, T]` weights by the mean over the
+    trained tokens, `[B, 1]` weights by the mean over the completions that have any, however long they are.
+
+    >>> mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+    >>> [round(x, 4) for x in normalised(torch.tensor([[2.0], [1.0]]), mask_BT).flatten().tolist()]
+    [1.3333, 0.6667]
+    """
+    counted = mask_BT if weight.shape == mask_BT.shape else mask_BT.any(dim=-1, keepdim=True)
+    mean = masked(weight, counted).sum() / counted.sum().clamp(min=1)
+    return torch.where(mean > 0, weight / mean, weight)
 
 
 def _row_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ def gae(
     >>> advantages_BT.tolist(), returns_BT.tolist()
     ([[0.0, 0.0, 0.5]], [[0.5, 0.5, 1.0]])
     """
+    mask_BT = mask_BT.bool()
     rewards_BT, values_BT = masked(token_rewards_BT, mask_BT), masked(values_BT, mask_BT)
     columns: list[Tensor] = []
     later_B = next_value_B = values_BT.new_zeros(values_BT.shape[0])

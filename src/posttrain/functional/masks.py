@@ -44,10 +44,11 @@ def last_token(mask_BT: Tensor) -> Tensor:
     >>> last_token(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0]]).bool()).int().tolist()
     [[0, 0, 1, 0], [0, 0, 0, 0]]
     """
+    mask_BT = mask_BT.bool()
     tokens_after_BT = mask_BT.flip(-1).cumsum(dim=-1).flip(-1)
     return mask_BT & (tokens_after_BT == 1)
 
 
 def masked(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`x` where the mask is True, exactly 0 elsewhere; also where x is nan or infinite (`nan * 0` would be nan)."""
-    return torch.where(mask_BT, x_BT, torch.zeros((), dtype=x_BT.dtype, device=x_BT.device))
+    """`x` where the mask is True or 1, else exactly 0; also where x is nan or infinite (`nan * 0` would be nan)."""
+    return torch.where(mask_BT.bool(), x_BT, torch.zeros((), dtype=x_BT.dtype, device=x_BT.device))

@@ -91,6 +91,6 @@ def off_policy_negatives(
     if sampling_logprobs_BT is None:
         return torch.zeros_like(advantages_B1, dtype=torch.bool)
     gap_BT = sampling_logprobs_BT - logprobs_BT.detach()
-    gap_BT = masked(gap_BT, mask_BT & gap_BT.isfinite())
+    gap_BT = masked(gap_BT, mask_BT.bool() & gap_BT.isfinite())
     mean_B1 = gap_BT.sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
     return (advantages_B1 < 0) & (mean_B1 > bound)

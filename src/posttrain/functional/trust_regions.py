@@ -139,6 +139,7 @@ def clip_cov(
     max(1, floor(share * trained tokens)) of the candidates (those that the clip has not stopped already) with
     cov_low < covariance < cov_high: those of lowest number in `draw_BT`, a draw at random (`random_numbers`, RULE 24).
     """
+    mask_BT = mask_BT.bool()
     between_BT = (covariance_BT > cov_low) & (covariance_BT < cov_high)
     return _first(draw_BT, mask_BT & candidates_BT & between_BT, _count(share, mask_BT))
 
@@ -182,6 +183,6 @@ def _first(key_BT: Tensor, candidates_BT: Tensor, count: int, tie_break_BT: Tens
     for key in (tie_break_BT, key_BT):  # the last sort, being stable, keeps the order of the one before among equals
         if key is not None:
             places = places[key.flatten()[places].argsort(stable=True)]
-    chosen = torch.zeros_like(candidates_BT).flatten()
+    chosen = torch.zeros_like(candidates_BT, dtype=torch.bool).flatten()
     chosen[places[:count]] = True
     return chosen.reshape(candidates_BT.shape)

@@ -4,23 +4,26 @@ They stand apart because the modules that use them import transformers, which a 
 """
 
 SHORT_KEYS = 512
-"""Up to here short attention is used (short_attention.py): the scores of a row stay in the processor's caches; beyond,
-the fused kernel is the faster one."""
+"""Up to here short attention is used (cpu/short_attention.py): the scores of a row stay in the processor's caches;
+beyond, the fused kernel is the faster one."""
 SLAB_NUMBERS = 2**18
 """Scores of the rows that short attention computes together: 1 MB. Of short rows, one at a time, calls are most of the
 cost."""
 SLOT_COLUMNS = 32
 """Columns of the cache of keys and values come in multiples of this (engines/slots.py)."""
 GROUP_COLUMNS = 16
-"""The same of a plain decoder (engines/group_cache.py)."""
+"""The same of a plain decoder (cpu/group_cache.py)."""
 SLOT_GROWTH = 1.5
 """Slots that are full get this many times the columns: what is copied is bounded by what is written."""
+COPIED_WEIGHTS = 2**21
+"""Weights of a layer up to which it is copied, in panels or joined to others, whenever somebody begins to decode. The
+call of a larger product costs little beside what it reads."""
 SAMPLING_BLOCK = 256
 """Tokens of a block of the vocabulary, when a token is chosen (engines/sampling.py)."""
 REWARD_TOKENS = 8192
 """Tokens that a reward model scores together (rewards/model.py)."""
 PROBE_ROWS = 4
-"""Prompts with which every delivery of weights is proved (engines/publish.py)."""
+"""Prompts with which every delivery of weights is proved (engines/delivery.py)."""
 PROBE_TOKENS = 32
 PROBE_SCORED_TOKENS = 4
 """Of each of them."""

@@ -27,7 +27,6 @@ from transformers import PreTrainedModel
 from posttrain.errors import ModelError
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
 from posttrain.models.context import RotaryLimit, context_window, rotary_limit
-from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.packed_attention import packed_rows
 from posttrain.models.packing import Bucket, Packed, make_buckets, pack, pack_whole
 from posttrain.types import Tokens
@@ -106,8 +105,7 @@ _paths: WeakKeyDictionary[nn.Module, ForwardPath] = WeakKeyDictionary()
 def forward_path(model: nn.Module) -> ForwardPath:
     """The fastest way that gives, on a few short rows, what one row at a time gives. Found once per model, then kept.
 
-    Sets the attention implementation of the model's config to `packed_sdpa` or `packed_eager` where that way is taken,
-    and lets norms and gates be computed by the kernels of training (fused_layers.py).
+    Sets the attention implementation of the model's config to `packed_sdpa` or `packed_eager` where that way is taken.
     Raises ModelError when not even padded rows equal single ones: then the model is not causal.
     """
     lm = causal_lm(model)
@@ -115,7 +113,6 @@ def forward_path(model: nn.Module) -> ForwardPath:
     if path is None or path.implementation != _implementation(lm):
         with _exact(lm):
             path = _find_path(lm)
-            fuse_layers(path.body, partial(_some_hidden, lm, path))
             _paths[lm] = path
     return path
 
@@ -126,7 +123,6 @@ def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
     if path is None or path.implementation != _implementation(model):
         with _exact(model):
             path = _find_body_path(model, body)
-            fuse_layers(body, partial(_some_hidden, model, path))
             _paths[model] = path
     return path
 
@@ -268,13 +264,6 @@ def _probe_rows(lm: PreTrainedModel) -> Tokens:
     row_B1 = torch.tensor([0, 1, 2, 3])[:, None].where(places_T >= prefix, torch.tensor([0, 0, 2, 0])[:, None])
     ids_BT = ((row_B1 * 18 + places_T) * 5 + 3) % lm.config.get_text_config().vocab_size
     return Tokens(input_ids_BT=ids_BT.to(lm.device), lengths_B=lengths_B)
-
-
-def _some_hidden(lm: PreTrainedModel, path: ForwardPath) -> Tensor:
-    """`[L, D]` of a few short rows."""
-    tokens = _probe_rows(lm)
-    packed = path.pack_whole(tokens)
-    return path.hidden(tokens.input_ids_BT.flatten()[packed.token_index_L.to(lm.device)], packed)
 
 
 def _single(tokens: Tokens) -> list[Tensor]:

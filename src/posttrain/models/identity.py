@@ -19,7 +19,7 @@ from torch import nn
 from posttrain.cache import code_key, tokenizer_key
 from posttrain.models.forward_path import without_adapters
 
-COMPUTING = ("models/*.py", "functional/*logprobs.py")
+COMPUTING = ("models/*.py", "cpu/*.py", "functional/*logprobs.py")
 """The modules through which the numbers of every model go."""
 
 

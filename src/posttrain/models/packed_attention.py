@@ -2,12 +2,12 @@
 
 transformers asks two registries by the name of the attention implementation: one builds the mask once per forward pass,
 the other computes attention in every layer. `packed_sdpa` and `packed_eager` are registered in both. While a packing is
-active, the mask is not a tensor but the `RowAttention` record below (as flex attention's is a `BlockMask`); it travels
+active, the mask is not a tensor but the `RowMask` record below (as flex attention's is a `BlockMask`); it travels
 through the model to every layer, gradient checkpointing included, and the attention function that receives it cuts the
 packed sequence into grids and calls the plain function on each. So soft caps, sliding windows, sinks and grouped heads
-are the model's own affair. Attention that is causal and nothing else is left by `packed_sdpa` to compiled kernels,
-which need no grids (segment_attention.py). Without a packing both behave exactly like `sdpa` and `eager`: generation
-does not notice.
+are the model's own affair. Attention that is causal and nothing else `packed_sdpa` leaves to what is registered as
+acceleration (acceleration.py), which may need no grids. Without a packing both behave exactly like `sdpa` and `eager`:
+generation does not notice.
 """
 
 from __future__ import annotations
@@ -23,68 +23,54 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from posttrain.models.kernels import Families, in_training
+from posttrain.models.acceleration import RowAttention, acceleration
 from posttrain.models.packing import Bucket, Segment, make_buckets
-from posttrain.models.segment_attention import families, segment_attention
-from posttrain.models.short_attention import sdpa
 
 
 @dataclass(frozen=True)
 class _Cuts:
-    """How the packed sequence is cut: into grids, and for kernels, which need none."""
+    """How the packed sequence is cut into grids, and what computes attention without any, if something does."""
 
     buckets: tuple[Bucket, ...]
-    families: Families | None
+    accelerated: RowAttention | None
 
 
 _active: ContextVar[_Cuts | None] = ContextVar("posttrain_packed_rows", default=None)
 
 
 @dataclass(frozen=True)
-class RowAttention:
+class RowMask:
     """What layers receive in place of a mask: how to cut the sequence, and the mask that each grid needs, if any."""
 
     cuts: _Cuts
     masks: tuple[Tensor | None, ...]
     is_causal: bool
-    """Every token sees all that come before it in its row, and itself; False where there are no kernels to ask."""
-
-
-KERNELS_ATTEND = "packed_sdpa"
-"""The attention implementation that leaves attention to compiled kernels where they can compute it."""
-
-
-class Overheard:
-    """In place of a mask: what a layer would attend with is written down, and what it is given in return is known."""
-
-    def __init__(self, out_1LHD: Tensor) -> None:
-        self.out_1LHD = out_1LHD
-        self.heard: list[tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]] = []
-        """Queries, keys and values `[1, heads, L, D]`, and the settings that came with them."""
+    """Every token sees all that come before it in its row, and itself; False where nobody asks."""
 
 
 @contextmanager
 def packed_rows(segments: Sequence[Segment], device: torch.device) -> Iterator[None]:
     """Models called inside take their input for rows packed like this."""
-    token = _active.set(_Cuts(make_buckets(segments, device), families(segments)))
+    token = _active.set(_Cuts(make_buckets(segments, device), acceleration().row_attention(segments)))
     try:
         yield
     finally:
         _active.reset(token)
 
 
-def _packed_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | RowAttention | None]:
-    def mask(**settings: Any) -> Tensor | RowAttention | None:
+def _packed_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | RowMask | None]:
+    def mask(**settings: Any) -> Tensor | RowMask | None:
         cuts = _active.get()
         if cuts is None:
             return plain_mask(**settings)
         # The pattern (causal, sliding window, chunks ...) looks only at positions within a row, so that of a bucket's
         # first and longest row serves all of them. Plain causality needs no mask; a custom overlay always does.
         masks = [plain_mask(**settings | _first_row(bucket, settings)) for bucket in cuts.buckets]
-        by_kernels = in_training() is not None  # who alone asks: on a GPU the answer would be waited for
-        return RowAttention(cuts, tuple(masks), is_causal=by_kernels and all(map(_is_causal, masks)))
+        asks = cuts.accelerated is not None  # who alone asks: on a GPU the answer would be waited for
+        return RowMask(cuts, tuple(masks), is_causal=asks and all(map(_is_causal, masks)))
 
     return mask
 
@@ -116,15 +102,13 @@ def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Cal
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
     ) -> tuple[Tensor, Any]:
-        if isinstance(attention_mask, Overheard):
-            attention_mask.heard.append(((query, key, value), settings))
-            return attention_mask.out_1LHD, None
-        if not isinstance(attention_mask, RowAttention):
+        if not isinstance(attention_mask, RowMask):
             return plain_attention(module, query, key, value, attention_mask, **settings)
         buckets, masks = attention_mask.cuts.buckets, attention_mask.masks
         query, key, value = (_tokens_first(_as_autocast_would(x)) for x in (query, key, value))
-        if plain_attention is sdpa and attention_mask.is_causal:
-            output_LHE = segment_attention(module, query, key, value, attention_mask.cuts.families, settings)
+        accelerated = attention_mask.cuts.accelerated
+        if accelerated is not None and plain_attention is _sdpa and attention_mask.is_causal:
+            output_LHE = accelerated(module, query, key, value, settings)
             if output_LHE is not None:
                 return output_LHE[None], None
         queries = _Spread.apply(query, buckets, False)
@@ -196,6 +180,15 @@ def _tokens_first(x_1HLD: Tensor) -> Tensor:
     return x_1HLD.squeeze(0).transpose(0, 1)
 
 
+def _sdpa(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **settings: Any
+) -> tuple[Tensor, Any]:
+    accelerated = acceleration().grid_attention(module, query, key, value, mask, settings)
+    if accelerated is not None:
+        return accelerated, None
+    return sdpa_attention_forward(module, query, key, value, mask, **settings)
+
+
 def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Tensor, Any]:
     """The eager function of the file that defines the layer, as transformers itself would choose it."""
     for kind in type(module).__mro__:
@@ -205,7 +198,7 @@ def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Te
     raise NotImplementedError(f"{type(module).__name__} has no eager attention function beside it")
 
 
-AttentionInterface.register(KERNELS_ATTEND, _packed_attention(sdpa))
-AttentionMaskInterface.register(KERNELS_ATTEND, _packed_mask(sdpa_mask))
+AttentionInterface.register("packed_sdpa", _packed_attention(_sdpa))
+AttentionMaskInterface.register("packed_sdpa", _packed_mask(sdpa_mask))
 AttentionInterface.register("packed_eager", _packed_attention(_eager_attention))
 AttentionMaskInterface.register("packed_eager", _packed_mask(eager_mask))

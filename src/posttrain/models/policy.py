@@ -16,8 +16,8 @@ from posttrain.models.critic import Critic
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import shares_prefixes
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
-from posttrain.models.recompute import recompute_activations
 from posttrain.types import Batch, Outputs
 
 if TYPE_CHECKING:

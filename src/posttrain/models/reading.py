@@ -31,7 +31,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from posttrain.errors import DoesNotFit, ModelError
-from posttrain.models.quiet import without_progress_bars
+from posttrain.models.modes import without_progress_bars
 from posttrain.store.folders import model_to_give
 
 if TYPE_CHECKING:

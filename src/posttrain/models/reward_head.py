@@ -32,7 +32,7 @@ from posttrain.errors import ModelError
 from posttrain.functional.step_scores import Aggregate
 from posttrain.models.forward_path import body_path, without_adapters
 from posttrain.models.load import LoadedModel, choose_device, make_ready
-from posttrain.models.quiet import without_progress_bars, without_warnings
+from posttrain.models.modes import without_progress_bars, without_warnings
 from posttrain.models.reading import ModelSource, attention_of, explained, find_source, refuse_quantised
 from posttrain.models.save import merged_weights, verify_weights
 from posttrain.types import Tokens
@@ -80,6 +80,8 @@ class ScoringFacts:
     std: float | None = None
     answers: int = 0
     """How many answers mean and std are of."""
+    accuracy: tuple[float, float, float] | None = None
+    """Share of held-out pairs that it ranks as people did, with the ends of its interval; None without pairs."""
     link: Literal["identity", "logistic"] = "identity"
     """What a score is of the head's output z: link(z) * target_std + target_mean, in the units of the ratings that the
     model was trained on."""

@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from posttrain.errors import CheckpointError
 from posttrain.models.adapters import active_adapter
 from posttrain.models.forward_path import causal_lm, without_adapters
-from posttrain.models.quiet import without_progress_bars
+from posttrain.models.modes import without_progress_bars
 
 GREEDY_CHANGES = (
     "repetition_penalty",

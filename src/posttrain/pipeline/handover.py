@@ -22,13 +22,13 @@ from torch import Tensor
 
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.collate import collate
-from posttrain.engines.local import LocalSampler
-from posttrain.engines.modes import evaluating
-from posttrain.engines.publish import tolerance_for
+from posttrain.engines import make_sampler
+from posttrain.engines.delivery import tolerance_for
 from posttrain.errors import HandOverError
 from posttrain.files import write_durably
 from posttrain.models.compute import Compute
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.modes import evaluating
 from posttrain.models.reward_head import load_reward_model, row_scores
 from posttrain.models.save import merged_weights
 from posttrain.models.step_head import load_step_model, step_scores
@@ -158,13 +158,13 @@ def _greedy(loaded: LoadedModel, rows: list[tuple[int, ...]]) -> tuple[Any, Any]
     prompts = [Prompt(index=index, ids=ids, text="") for index, ids in enumerate(rows)]
     room = (loaded.context_length or PROBE_ANSWER + len(rows[0])) - len(rows[0])
     settings = SamplingConfig(group_size=1, max_completion_length=min(PROBE_ANSWER, room), temperature=0.0)
-    groups = LocalSampler.of(loaded).generate(prompts, settings, group_size=1, seed=0)
+    groups = make_sampler(loaded).generate(prompts, settings, group_size=1, seed=0)
     answers = tuple(tuple(group[0].ids) for group in groups)
     return answers, _logprobs(loaded, rows, answers)
 
 
 def _logprobs(loaded: LoadedModel, rows: list[tuple[int, ...]], answers: tuple[tuple[int, ...], ...]) -> Any:
-    return tuple(map(tuple, LocalSampler.of(loaded).score(rows, answers, temperature=1.0)))
+    return tuple(map(tuple, make_sampler(loaded).score(rows, answers, temperature=1.0)))
 
 
 @torch.no_grad()

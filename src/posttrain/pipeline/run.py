@@ -21,8 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.pipeline import PipelineConfig, Stage, notes, read_pipeline, read_saved, to_yaml
-from posttrain.config.pipeline_stages import holds_stages
+from posttrain.config.pipeline import PipelineConfig, Stage, holds_stages, notes, read_pipeline, read_saved, to_yaml
 from posttrain.errors import ConfigError, DoesNotFit, GuardStop
 from posttrain.export.target import check_place
 from posttrain.pipeline.stage import StageResult, finished, named, train_stage

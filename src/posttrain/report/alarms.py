@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.files import read_inside
 from posttrain.report.chart import Chart, draw
 from posttrain.report.spans import Span, span
 from posttrain.report.store import RunRecord, mapping, number
@@ -128,9 +129,9 @@ def _mark(value: Any) -> str:
 
 def read_answers(run: RunRecord, alarm: FiredAlarm) -> list[dict[str, Any]]:
     """The stored answers of an alarm; none where the file is missing or damaged."""
-    path = run.folder / "alarms" / alarm.answers.rpartition("/")[2]
+    name = f"alarms/{alarm.answers.rpartition('/')[2]}"
     try:
-        lines = path.read_text(encoding="utf-8").split("\n") if alarm.answers else []
+        lines = read_inside(run.folder, name).decode("utf-8").split("\n") if alarm.answers else []
         rows = [json.loads(line) for line in lines if line]
     except (OSError, ValueError, RecursionError):
         return []

@@ -9,6 +9,7 @@ from typing import Literal
 
 import psutil
 
+from posttrain.files import read_inside
 from posttrain.report.store import Status
 
 State = Literal["running", "finished", "failed", "stopped", "silent"]
@@ -34,8 +35,8 @@ def _owner_lives(folder: Path) -> bool | None:
     The lock is read and never taken: a run that is about to start must not find it held.
     """
     try:
-        owner = _OWNER.search((folder / ".lock").read_text(encoding="utf-8", errors="replace"))
-        locked = (folder / ".lock").stat().st_mtime
+        owner = _OWNER.search(read_inside(folder, ".lock", most=1000).decode(errors="replace"))
+        locked = (folder / ".lock").lstat().st_mtime
     except OSError:
         return None
     if owner is None or owner[2] != socket.gethostname():

@@ -8,18 +8,20 @@ from __future__ import annotations
 import html
 import importlib.resources
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.files import write_atomically
+from posttrain.files import read_inside, write_atomically
 from posttrain.report.spans import show_span
 from posttrain.report.store import mapping, read_run
 from posttrain.report.text import escaped
 from posttrain.report.verdict import verdict
 
 _HEAD = ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
+MOST_PROGRESS = 10_000_000
 _TONES = {1: "better", 0: "no change is shown", -1: "worse"}
 
 
@@ -47,7 +49,8 @@ class StageRow:
 def stage_rows(folder: Path | str) -> list[StageRow]:
     """What pipeline.json and the runs say; empty where there is no such file."""
     folder = Path(folder)
-    return [_row(folder, mapping(entry)) for entry in _progress(folder).get("stages", [])]
+    stages = _progress(folder).get("stages")
+    return [_row(folder, mapping(entry)) for entry in (stages if isinstance(stages, list) else [])]
 
 
 def table_text(rows: Sequence[StageRow]) -> str:
@@ -128,9 +131,9 @@ def _html_row(row: StageRow, folder: Path) -> str:
 
 
 def _row(folder: Path, entry: Any) -> StageRow:
-    place = str(entry.get("folder", ""))
+    place = _place(entry)
     status = str(entry.get("status", "waiting"))
-    begun = bool(place) and (folder / place).is_dir()
+    begun = bool(place) and (folder / place).is_dir() and not (folder / place).is_symlink()
     found = verdict(read_run(folder / place)) if begun else None
     before, after = (found.baseline, found.trained) if found else (None, None)
     measured = found is not None and before is not None and after is not None
@@ -161,6 +164,12 @@ def _proof(setting: str, proof: Any) -> str:
 
 def _progress(folder: Path) -> Any:
     try:
-        return mapping(json.loads((folder / "pipeline.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        return mapping(json.loads(read_inside(folder, "pipeline.json", most=MOST_PROGRESS)))
+    except (OSError, ValueError, RecursionError):
         return {}
+
+
+def _place(entry: Mapping[str, Any]) -> str:
+    """The folder of a stage, right below that of the pipeline; whatever else the file names is none of it."""
+    name = str(entry.get("folder", ""))
+    return name if re.fullmatch(r"\d+-[^/\x00]+", name) else ""

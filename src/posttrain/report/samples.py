@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from posttrain.files import read_inside
 from posttrain.report.store import RunRecord, is_number, number, read_rollouts
 from posttrain.report.svg import compact
 from posttrain.report.text import cut, escaped
 
 MAX_GROUPS, MAX_ROWS, MAX_TOKENS, MAX_CHARACTERS = 6, 8, 500, 4000
 """Shown per step, per group, per completion; the parquet files hold everything."""
+MAX_SAID = 300
+"""Characters of a reason, and of an extracted or a gold answer."""
 _LEVELS = 4
 _ENDS = {"length": "cut off", "stop": "stop string"}
 """How an answer ended, where that is worth a word."""
@@ -38,10 +41,28 @@ class Group:
     def has_signal(self) -> bool:
         return len(set(self.rewards)) > 1
 
+    @property
+    def found(self) -> list[tuple[str, int]]:
+        """The extracted answers and how often each was given, the most frequent first; empty where no reward extracts.
+
+        Answers from which none could be read count as "none".
+        """
+        given = [next((text for _, name, text in _said(row) if name == "extracted"), "none") for row in self.rows]
+        return Counter(given).most_common() if set(given) != {"none"} else []
+
+    def unlike(self) -> list[tuple[dict[str, Any], int]]:
+        """The best first: answers that differ, each with how often it was given."""
+        ranked = sorted(self.rows, key=lambda row: -(number(row.get("reward")) or 0.0))
+        alike: dict[Any, list[dict[str, Any]]] = {}
+        for row in ranked:
+            key = (str(row.get("completion")), len(_ids(row)), row.get("reward"), str(row.get("finish_reason")))
+            alike.setdefault(key, []).append(row)
+        return [(rows[0], len(rows)) for rows in alike.values()]
+
 
 def samples_html(run: RunRecord) -> str:
     """The first, the middle and the last recorded step; empty when there is none that can be read."""
-    decode = token_pieces(run.last_model)
+    decode = token_pieces(run)
     steps = chosen_steps(run.rollout_steps)
     shown = [(step, read_rollouts(run.folder, step, run.notes)) for step in steps]
     parts = [_step_html(step, rows, decode, opened=step == steps[-1]) for step, rows in shown if rows]
@@ -69,14 +90,19 @@ def groups_of(rows: Sequence[dict[str, Any]]) -> list[Group]:
     return [Group(prompt=str(members[0].get("prompt") or ""), rows=members) for members in by_group.values()]
 
 
-def token_pieces(model_folder: Path | None) -> Decode | None:
-    """A decoder from the tokenizer.json of a model folder; None where there is none that opens."""
+def token_pieces(run: RunRecord) -> Decode | None:
+    """A decoder from the tokenizer.json of the newest checkpoint; None where there is none that opens."""
+    if run.last_model is None:
+        return None
     try:
         from tokenizers import Tokenizer
         from tokenizers.decoders import DecodeStream
 
-        tokenizer = Tokenizer.from_file(str(Path(model_folder or "") / "tokenizer.json"))
-    except Exception:  # a missing library, a missing file and a damaged file all mean: show ids
+        content = read_inside(run.folder, run.last_model.relative_to(run.folder) / "tokenizer.json")
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # no library, no file, a damaged one (a panic of Rust is no Exception): ids are shown
         return None
 
     def decode(ids: Sequence[int]) -> list[str]:
@@ -129,32 +155,66 @@ def group_html(group: Group, scale: float, decode: Decode | None, most_rows: int
         facts += " · all equal, no signal"
     if group.rows[0].get("discarded"):
         facts += " · replaced by another group, not trained"
-    rows = sorted(group.rows, key=lambda row: -(number(row.get("reward")) or 0.0))
-    more = f'<p class="hint">{len(rows) - most_rows} more answers in the file.</p>' if len(rows) > most_rows else ""
+    rows = group.unlike()
+    hidden = sum(times for _, times in rows[most_rows:])
+    more = f'<p class="hint">{hidden} more answers in the file.</p>' if hidden else ""
     head = f'<pre class="prompt" dir="auto" tabindex="0">{escaped(prompt)}</pre>{_cut_note(note)}'
     return f"""<article class="group">
-<header>{head}<p class="facts">{facts}</p></header>
-{"".join(_row_html(row, scale, decode) for row in rows[:most_rows])}{more}
+<header>{head}<p class="facts">{facts}</p>{_answers_html(group)}</header>
+{"".join(_row_html(row, times, scale, decode) for row, times in rows[:most_rows])}{more}
 </article>"""
 
 
-def _row_html(row: Mapping[str, Any], scale: float, decode: Decode | None) -> str:
+def _answers_html(group: Group) -> str:
+    """The gold answer, and which ones were given."""
+    gold = group.rows[0].get("answer")
+    parts = [] if gold is None else [f"gold answer {_quoted(gold)}"]
+    if found := group.found:
+        parts.append("given " + ", ".join(f"{_quoted(text)} × {times}" for text, times in found[:MAX_ROWS]))
+    return f'<p class="facts">{" · ".join(parts)}</p>' if parts else ""
+
+
+def _quoted(text: Any) -> str:
+    return f'<b dir="auto">{escaped(cut(str(text), MAX_SAID)[0])}</b>'
+
+
+def _said(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(reward, "reason" or "extracted", text) of whatever its rewards say about an answer."""
+    for key, value in row.items():
+        label, _, name = key.removeprefix("reward/").rpartition("/")
+        if key.startswith("reward/") and label and name in ("reason", "extracted") and isinstance(value, str) and value:
+            yield label, name, value
+
+
+def _row_html(row: Mapping[str, Any], times: int, scale: float, decode: Decode | None) -> str:
     reward = number(row.get("reward"))
     scored = row.get("scored", True) and reward is not None
     missing = "" if row.get("scored", True) is None else '<b class="reward none">unscored</b>'
     badge = f'<b class="reward">{compact(reward or 0.0)}</b>' if scored else missing
-    parts = {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
-    facts = [f"advantage {_signed(number(row.get('advantage')))}", f"{len(_ids(row))} tokens"]
+    said = {f"reward/{label}/{name}" for label in _labels(row) for name in ("reason", "extracted", "seconds")}
+    parts = {key.removeprefix("reward/"): row[key] for key in row if key.startswith("reward/") and key not in said}
+    facts = [
+        f"{times} × the same answer" if times > 1 else "",
+        f"advantage {_signed(number(row.get('advantage')))}",
+        f"{len(_ids(row))} tokens",
+    ]
     facts.append(_ENDS.get(str(row.get("finish_reason")), ""))
     if list(parts.values()) != [row.get("reward")]:
         facts += [f"{escaped(label)} {_part(value)}" for label, value in parts.items()]
     checks = {name: value for name, value in row.items() if name.startswith("check/") and value is not None}
     facts += [f"{escaped(name)} {_part(value)}" for name, value in checks.items()]
+    why = " · ".join(f"{escaped(label)} {name} {_quoted(text)}" for label, name, text in _said(row))
+    why = f'<p class="facts">{why}</p>' if why else ""
     body, note = _tokens_html(row, scale, decode)
     return (
         f'<div class="row">{badge}<pre class="tokens" dir="auto" tabindex="0">{body}</pre>'
-        f'<p class="facts">{" · ".join(fact for fact in facts if fact)}</p>{_cut_note(note)}</div>'
+        f'<p class="facts">{" · ".join(fact for fact in facts if fact)}</p>{why}{_cut_note(note)}</div>'
     )
+
+
+def _labels(row: Mapping[str, Any]) -> set[str]:
+    """Of the rewards that say why: `reward/math` beside `reward/math/reason`."""
+    return {key.removeprefix("reward/") for key in row if key.startswith("reward/") and f"{key}/reason" in row}
 
 
 def _tokens_html(row: Mapping[str, Any], scale: float, decode: Decode | None) -> tuple[str, str]:

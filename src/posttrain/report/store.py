@@ -1,13 +1,14 @@
 """Reading a run folder: whatever is there, in whatever state the run left it.
 
-Nothing here raises because of a strange run. A file that is missing, cut or damaged becomes a note in
-`RunRecord.notes`, so that the report can say what it could not read. Imports neither torch nor the trainer.
+Nothing here raises because of a strange run. A file that is missing, cut, damaged, too large or a link to somewhere
+else becomes a note in `RunRecord.notes`, so that the report can say what it could not read.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +18,22 @@ from typing import Any, Literal, overload
 
 import yaml
 
+from posttrain.files import MOST_BYTES, Damaged, Missing, names_inside, open_inside, read_inside, read_sealed_json
+
 Status = Literal["finished", "failed", "unfinished"]
+
+LARGEST = 1e100
+"""Of a number that is shown: squares and sums of larger ones are infinite."""
+MOST_CONFIG, MOST_ROWS, MOST_ROLLOUTS = 300_000, 20_000, 128_000_000
+"""Bytes of config.yaml, and rows and bytes of one rollouts file, that are read."""
+_BATCH = 16
 
 _STEP = re.compile(r"step-(\d+)")
 _ORIGIN = re.compile(r"^(?P<line>.*?\S)\s+# (?P<origin>[^'\"]*)$")
 _ROLLOUT_COLUMNS = (
     "prompt_index", "group", "row", "prompt", "completion", "completion_ids", "reward", "scored", "discarded",
     "advantage",
-    "advantages", "logprobs", "finish_reason", "version",
+    "advantages", "logprobs", "finish_reason", "version", "answer",
 )  # fmt: skip
 
 
@@ -93,38 +102,59 @@ def read_run(folder: str | PathLike[str]) -> RunRecord:
     notes: list[str] = []
     if not folder.is_dir():
         notes.append(f"{folder} is not a folder")
-    config_text = _read_text(folder / "config.yaml", notes)
-    events = list(_read_lines(folder / "events.jsonl", notes))
-    error = _read_object(folder / "error.json", notes) if (folder / "error.json").exists() else None
-    evaluated = (folder / "evaluation.json").exists()
+    config_text = _read_text(folder, "config.yaml", notes, most=MOST_CONFIG)
+    config = _parse_config(config_text, notes)
+    events = list(_read_lines(folder, "events.jsonl", notes))
+    metrics = _by_step(_read_lines(folder, "metrics.jsonl", notes))
+    if large := {name for row in metrics for name, value in row.items() if _is_too_large(value)}:
+        notes.append(
+            f"metrics.jsonl has numbers beyond {LARGEST:g}, which are not shown ({', '.join(sorted(large)[:5])})"
+        )
+    error = _read_object(folder, "error.json", notes) if os.path.lexists(folder / "error.json") else None
     return RunRecord(
         folder=folder,
         status=_status(events, error),
         config_text=config_text,
-        config=_parse_config(config_text, notes),
-        metrics=_by_step(_read_lines(folder / "metrics.jsonl", notes)),
+        config=config,
+        metrics=metrics,
         events=events,
-        evaluation=_read_object(folder / "evaluation.json", notes) if evaluated else {},
+        evaluation=_read_evaluation(folder, notes),
         error=error,
-        rollout_steps=_steps_in(folder / "rollouts", ".parquet"),
-        checkpoint_steps=_steps_in(folder / "checkpoints", ""),
+        rollout_steps=_steps_in(folder, "rollouts", ".parquet"),
+        checkpoint_steps=_steps_in(folder, "checkpoints", ""),
         notes=notes,
     )
 
 
 def read_rollouts(folder: str | PathLike[str], step: int, notes: list[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of `rollouts/step-NNNNNN.parquet`; empty, with a note, when it cannot be read."""
-    path = Path(folder) / "rollouts" / f"step-{step:06d}.parquet"
+    """The rows of `rollouts/step-NNNNNN.parquet`; empty, with a note, when it cannot be read or holds too much."""
+    name = f"rollouts/step-{step:06d}.parquet"
     try:
         import pyarrow.parquet as parquet
 
-        with parquet.ParquetFile(path) as file:
+        with os.fdopen(open_inside(Path(folder), name), "rb") as source, parquet.ParquetFile(source) as file:
+            _require_modest(file.metadata)
             names = [n for n in file.schema_arrow.names if n in _ROLLOUT_COLUMNS or n.startswith(("reward/", "check/"))]
-            return file.read(columns=names).to_pylist()
+            rows, size = list[dict[str, Any]](), 0
+            for batch in file.iter_batches(batch_size=_BATCH, columns=names):
+                size += batch.nbytes
+                if size > MOST_ROLLOUTS:
+                    raise ValueError(f"more than {MOST_ROLLOUTS:,} bytes")
+                rows += batch.to_pylist()
+            return rows
     except Exception as reason:  # pyarrow raises a dozen unrelated classes for a damaged file
         if notes is not None:
-            notes.append(f"{_short(path)} could not be read ({type(reason).__name__})")
+            words = str(reason)[:100] if isinstance(reason, OSError | ValueError) else ""
+            notes.append(f"{name} could not be read ({type(reason).__name__}{f': {words}' if words else ''})")
         return []
+
+
+def _require_modest(metadata: Any) -> None:
+    """Rows that repeat one value take no room in the file, whatever they take in memory."""
+    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    size = sum(group.column(place).total_uncompressed_size for group in groups for place in range(group.num_columns))
+    if metadata.num_rows > MOST_ROWS or size > MOST_ROLLOUTS:
+        raise ValueError(f"{metadata.num_rows:,} rows of {size:,} bytes")
 
 
 def config_lines(text: str) -> Iterator[tuple[str, str]]:
@@ -148,7 +178,7 @@ def number(value: Any, default: float | None = None) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return default
     try:
-        return float(value) if math.isfinite(value) else default
+        return float(value) if abs(value) <= LARGEST else default
     except OverflowError:  # an integer of hundreds of digits
         return default
 
@@ -179,57 +209,80 @@ def _status(events: list[dict[str, Any]], error: Mapping[str, Any] | None) -> St
     return "unfinished"
 
 
-def _read_text(path: Path, notes: list[str]) -> str:
-    if path.exists() and not path.is_file():  # to read a pipe might never end
-        notes.append(f"{path.name} is no file")
-        return ""
+def _read_text(folder: Path, name: str, notes: list[str], most: int = MOST_BYTES) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_inside(folder, name, most).decode("utf-8", errors="replace")
     except FileNotFoundError:
-        notes.append(f"{path.name} is missing")
+        notes.append(f"{name} is missing")
     except OSError as reason:
-        notes.append(f"{path.name} could not be read ({reason.strerror})")
+        notes.append(f"{name} could not be read ({reason.strerror})")
     return ""
 
 
-def _read_lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _read_lines(folder: Path, name: str, notes: list[str]) -> Iterator[dict[str, Any]]:
     """JSON objects, one per line. A last line that was cut by a kill is normal; any other bad line is a note."""
-    lines = _read_text(path, notes).rstrip("\n").split("\n")
+    lines = _read_text(folder, name, notes).rstrip("\n").split("\n")
     for place, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
+        row = _parsed(line)
         if isinstance(row, dict):
             yield row
         elif place < len(lines):
-            notes.append(f"{path.name}, line {place}, is not a JSON object and was left out")
+            notes.append(f"{name}, line {place}, is not a JSON object and was left out")
         else:
-            notes.append(f"the last line of {path.name} is cut off; the run was writing it when it stopped")
+            notes.append(f"the last line of {name} is cut off; the run was writing it when it stopped")
 
 
-def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
-    text = _read_text(path, notes)
-    try:
-        found = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        found = None
+def _read_object(folder: Path, name: str, notes: list[str]) -> dict[str, Any]:
+    text = _read_text(folder, name, notes)
+    found = _parsed(text) if text else {}
     if isinstance(found, dict):
         return found
-    notes.append(f"{path.name} is not a JSON object")
+    notes.append(f"{name} is not a JSON object")
     return {}
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text; None where it is none, or holds an integer or a nesting that Python refuses."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_evaluation(folder: Path, notes: list[str]) -> Mapping[str, Any]:
+    """Exactly as it was written, or not at all: a digit that changed on the disk would be a wrong result."""
+    try:
+        found = read_sealed_json(folder, "evaluation.json")
+    except Missing:
+        return {}
+    except Damaged as damage:
+        notes.append(f"{damage}: it is left out")
+        return {}
+    if isinstance(found, dict):
+        return found
+    notes.append("evaluation.json is not a JSON object")
+    return {}
+
+
+class _Plain(yaml.SafeLoader):
+    """Without aliases, by which a few lines can stand for more values than any memory holds; runs write none."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)
 
 
 def _parse_config(text: str, notes: list[str]) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(text) if text else {}
+        found = yaml.load(text, Loader=_Plain) if text else {}
     except (yaml.YAMLError, ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
         return found
-    notes.append("config.yaml is not a YAML mapping")
+    notes.append("config.yaml is not a YAML mapping of plain values")
     return {}
 
 
@@ -242,14 +295,11 @@ def _is_step(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
-def _steps_in(folder: Path, suffix: str) -> list[int]:
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError:
-        return []
-    matches = (_STEP.fullmatch(name.removesuffix(suffix)) for name in names if name.endswith(suffix))
-    return sorted(int(match[1]) for match in matches if match)
+def _steps_in(folder: Path, name: str, suffix: str) -> list[int]:
+    names = names_inside(folder, name)
+    matches = (_STEP.fullmatch(found.removesuffix(suffix)) for found in names if found.endswith(suffix))
+    return sorted(int(match[1]) for match in matches if match and len(match[1]) < 16)
 
 
-def _short(path: Path) -> str:
-    return "/".join(path.parts[-2:])
+def _is_too_large(value: Any) -> bool:
+    return type(value) in (int, float) and LARGEST < abs(value) < math.inf

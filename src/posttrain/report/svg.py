@@ -59,6 +59,8 @@ class IntervalRow:
     label: str
     bars: Sequence[tuple[str, float, float, float]]
     """(class, mean, low, high) from top to bottom; the class is `baseline` or `trained`."""
+    dots: Sequence[float] = ()
+    """Single values in place of bar and whiskers: too few for an interval to say much."""
 
 
 def linear_axis(low: float, high: float, start: float, end: float, ticks: int = 4) -> Axis:
@@ -176,6 +178,12 @@ def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low:
         for state, mean, down, up in row.bars:
             x, x1, x2 = axis(mean), axis(max(down, axis.low)), axis(min(up, axis.high))
             at = y + bar / 2
+            if row.dots:
+                body += [f'<circle class="dot s1" cx="{axis(value)}" cy="{at}" r="4"/>' for value in row.dots]
+                right_of = axis(max(row.dots)) + 9
+                body.append(f'<text class="value" x="{right_of}" y="{at + 4}">{escaped(form(mean))}</text>')
+                y += bar + 3
+                continue
             body.append(
                 f'<rect class="bar {state}" x="{min(zero, x)}" y="{y}" rx="2" '
                 f'width="{max(abs(x - zero), 1)}" height="{bar}"/>'

@@ -113,6 +113,11 @@ class Component:
         return self.gate is not None and TOLD in self.signature.named
 
     @property
+    def reads_one_place(self) -> bool:
+        """Is it told where the answer stands?"""
+        return self.builtin is not None and "answer_from" in self.settings
+
+    @property
     def unit(self) -> Unit:
         """What has to be there before it can be scored.
 

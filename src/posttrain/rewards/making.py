@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.config.text import redact
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Signature
 from posttrain.rewards.components import GIVEN_NAMES, Component, RewardLike
@@ -168,6 +169,5 @@ def _try_settings(component: Component, pool: WorkerPool) -> None:
     if outcome is None:
         outcome = pool.run([component.job([call])])[0][0]
     if outcome.kind != "value":
-        raise ConfigError(
-            given=f'reward "{component.label}" cannot work with settings {component.settings}: {outcome.message}'
-        )
+        settings = redact(component.settings)
+        raise ConfigError(given=f'reward "{component.label}" cannot work with settings {settings}: {outcome.message}')

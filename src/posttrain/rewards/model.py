@@ -73,6 +73,17 @@ class ModelReward:
         place = find_model(path, folder)
         return ModelReward(open_model(load_reward_model, place, device), facts_of(place), normalize=normalize)
 
+    @property
+    def notes(self) -> list[str]:
+        """Whether it ranks answers no better than a coin, as far as its folder says."""
+        if self.facts.accuracy is None or self.facts.accuracy[1] > 0.5:
+            return []
+        mean, low, high = self.facts.accuracy
+        return [
+            f"ranks {mean:.0%} of its held-out pairs right ({low:.0%} to {high:.0%}), which cannot be told from "
+            "guessing: a policy that is trained on it learns its errors. Train it longer or on more pairs first"
+        ]
+
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Before training: DataError for prompts that this model's template cannot render."""
         for prompt in prompts[:1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.scores import Scores
 from posttrain.rewards.scoring import Scoring
 from posttrain.rewards.sheet import Sheet
+from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
-    from posttrain.engines.local import LocalSampler
+    from posttrain.engines import Sampler
     from posttrain.types import Completion, Prompt
 
 MOST_NAMED = 20
@@ -33,17 +35,20 @@ def build_rewards(
     folder: str | Path | None = None,
     workers: int | None = None,
     device: str = "auto",
+    training: bool = False,
 ) -> RewardSet:
     """Find and check every reward of a config.
 
     An element may also be a name, a path or a callable, with the defaults of `Reward`. `folder` is where the config
     lies: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or the
-    number of cores if that is less) score side by side. Reward models compute on `device`.
+    number of cores if that is less) score side by side. Reward models compute on `device`. `training`: settings that
+    are not given are those for training, which are strict about where an answer stands (`Builtin.training`).
     """
     pool = WorkerPool(workers)
     try:
         components = [
-            make_component(as_reward(item), pool, Path(folder) if folder else None, device) for item in rewards
+            make_component(as_reward(item, training=training), pool, Path(folder) if folder else None, device)
+            for item in rewards
         ]
         return RewardSet(components, pool)
     except BaseException:
@@ -96,12 +101,15 @@ class RewardSet:
     @property
     def notes(self) -> list[str]:
         """What the user should be warned of in each run."""
-        return [f'reward "{label}": {note}' for label, runner in self._runners for note in runner.notes]
+        models = [(component.label, component.model) for component in self.components if component.model is not None]
+        return [f'reward "{label}": {note}' for label, one in [*self._runners, *models] for note in one.notes]
 
     @property
     def facts(self) -> list[str]:
         """By what is judged, as far as that is decided while a run starts; known once `check` has been called."""
-        return [f'reward "{label}": {fact}' for label, runner in self._runners for fact in runner.facts]
+        places = [(one.label, one.settings["answer_from"]) for one in self.components if one.reads_one_place]
+        read = [f'reward "{label}" reads the answer from: {place} (settings.answer_from)' for label, place in places]
+        return read + [f'reward "{label}": {fact}' for label, runner in self._runners for fact in runner.facts]
 
     @property
     def _runners(self) -> list[tuple[str, Runner]]:
@@ -122,7 +130,7 @@ class RewardSet:
                 component.judge.check(prompts, what)
         self.check_rows(((prompt.origin or prompt.index, prompt.columns) for prompt in prompts), what)
 
-    def bind(self, policy: LocalSampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
+    def bind(self, policy: Sampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
         """What judges need to know of a run: who samples with the policy's present weights, and in which file it is
         counted what they have cost."""
         for component in self.components:
@@ -193,11 +201,18 @@ class RewardSet:
             raise
 
 
-def as_reward(item: RewardLike | str | Callable[..., Any]) -> RewardLike:
-    """A name, a path or a callable as a reward with the default settings; a reward as it is."""
+def as_reward(item: RewardLike | str | Callable[..., Any], *, training: bool = False) -> RewardLike:
+    """A name, a path or a callable as a reward with the default settings; a reward as it is, or, for `training`, with
+    the settings that its built-in has there."""
     if isinstance(item, str):
-        return Reward(function=item) if "." in item else Reward(name=item)
-    return Reward(function=item) if callable(item) else item
+        item = Reward(function=item) if "." in item else Reward(name=item)
+    elif callable(item):
+        return Reward(function=item)
+    strict = BUILTINS[item.name].training if training and item.name in BUILTINS else {}
+    if not strict.keys() - item.settings.keys():
+        return item
+    given = {one.name: getattr(item, one.name) for one in fields(Reward)}
+    return Reward(**{**given, "settings": {**strict, **item.settings}})
 
 
 def _gold_error(label: str, problem: str, rows: Sequence[int | str], total: int, what: str) -> DataError:

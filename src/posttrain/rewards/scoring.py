@@ -22,7 +22,7 @@ from posttrain.rewards.gates import in_waves
 from posttrain.rewards.lanes import Lane, LastLane, open_lane
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.scores import Scores, behind_gate, weighted_sum
-from posttrain.rewards.sheet import Read, Sheet, read_all
+from posttrain.rewards.sheet import Read, Sheet, check_scale, read_all
 
 if TYPE_CHECKING:
     from posttrain.rewards.pool import WorkerPool
@@ -92,6 +92,8 @@ class Scoring:
                     self._begin_late(component, groups, is_open(component, read))
             self._wait([component.label for component in wave])
             read |= {component.label: read_all(self._in_order(component.label)) for component in wave}
+            for component in wave:
+                check_scale(component.label, read[component.label].values, rows)
             self._note_costs(wave)
         scores = self._combine(rows, [len(group) for group in groups], read)
         self._finished = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,10 @@ from posttrain.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement
+
+
+LARGEST = 1e6
+"""Times the usual size of a step's rewards that one of them may have."""
 
 
 class Sheet:
@@ -131,6 +136,29 @@ def read_all(parts: Iterable[tuple[Sequence[Row], Sheet]]) -> Read:
     return whole
 
 
+def check_scale(label: str, values: Sequence[float | None], rows: Sequence[Row]) -> None:
+    """RewardError for a finite value beside which all others of the step are nothing.
+
+    The mean and the deviation of a step are then those of one completion, and in float32 the others are all the same.
+    """
+    found = [(abs(value), place) for place, value in enumerate(values) if value is not None]
+    if not found:
+        return
+    usual = max(1.0, statistics.median(size for size, _ in found))
+    largest, place = max(found)
+    if largest <= LARGEST * usual and largest <= LARGEST**2:
+        return
+    row = rows[place]
+    raise RewardError(
+        given=f'reward "{label}" returned {values[place]:g} for prompt {row.prompt.index}, '
+        f"completion {row.number + 1} of {row.group_size} ({_quoted(row)}), and half of this step's rewards are within "
+        f"{usual:g} of 0",
+        allowed=f"values up to {LARGEST:g} times the usual one, and to {LARGEST**2:g}: beside a larger one the others "
+        "count for nothing",
+        fix="Bound the reward, for example min(max(value, -1), 1), or return None where it has nothing to say.",
+    )
+
+
 def _verdict(outcome: Outcome, value: float | None) -> Verdict | None:
     if outcome.failed:
         reason = "timeout" if outcome.kind == "timeout" else "error"
@@ -158,10 +186,14 @@ def _value(label: str, outcome: Outcome, row: Row) -> float | None:
     if isinstance(value, float) and math.isfinite(value):
         return value
     got = outcome.message or (f"a list of {len(value)}" if isinstance(value, list) else value)
-    text = " ".join(row.completion.text.split())
     raise RewardError(
         given=f'reward "{label}" returned {got} for prompt {row.prompt.index}, '
-        f'completion {row.number + 1} of {row.group_size} ("{text if len(text) <= 60 else "... " + text[-56:]}")',
+        f"completion {row.number + 1} of {row.group_size} ({_quoted(row)})",
         fix="Rewards must be finite numbers, or None where the reward does not apply. "
         "Return 0.0 for answers that cannot be parsed.",
     )
+
+
+def _quoted(row: Row) -> str:
+    text = " ".join(row.completion.text.split())
+    return f'"{text if len(text) <= 60 else "... " + text[-56:]}"'

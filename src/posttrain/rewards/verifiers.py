@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.errors import ConfigError, DataError
@@ -81,6 +81,8 @@ class Builtin:
     """Decision within milliseconds in the main process; None of it, or None from it: the row goes to a worker."""
     golds: tuple[str, ...] = ()
     """Columns that say what is right, beside the required ones."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that a run has where its config does not say: stricter than those of the function."""
     runner: Callable[[Mapping[str, Any]], Runner] | None = None
     """Makes, from the settings, what judges in processes of its own; then no worker is asked."""
 
@@ -96,6 +98,7 @@ def _exact_match_quick(completion: str, answer: Any, *, extract: str | None = No
     return exact_match(completion, answer, **settings) if extract is None else None
 
 
+_BOX, _LAST_LINE = {"answer_from": "box"}, {"answer_from": "last_line"}
 _HERE, _ALGEBRA = "posttrain.rewards.verifiers", "posttrain.verify.mathematics.algebra"
 BUILTINS: dict[str, Builtin] = {
     "exact_match": Builtin(function=exact_match, target=f"{_HERE}:exact_match", quick=_exact_match_quick),
@@ -120,22 +123,29 @@ BUILTINS: dict[str, Builtin] = {
         }.items()
     },
     "code": Builtin(function=code, target="posttrain.verify.programs:code", golds=COLUMNS, runner=CodeRunner),
-    "math": Builtin(function=presets.math, target=f"{_ALGEBRA}:math", quick=presets.math_quick),
-    "math500": Builtin(function=presets.math500, target=f"{_ALGEBRA}:math500", quick=presets.math500_quick),
-    "math_lenient": Builtin(
-        function=presets.math_lenient, target=f"{_ALGEBRA}:math_lenient", quick=presets.math_lenient_quick
-    ),
+    **{
+        name: Builtin(function=function, target=f"{_ALGEBRA}:{name}", quick=quick, training=_BOX)
+        for name, function, quick in (
+            ("math", presets.math, presets.math_quick),
+            ("math500", presets.math500, presets.math500_quick),
+            ("math_lenient", presets.math_lenient, presets.math_lenient_quick),
+        )
+    },
     **{
         name: Builtin(
-            function=function, target=f"{function.__module__}:{name}", quick=presets.in_time(function), golds=golds
+            function=function,
+            target=f"{function.__module__}:{name}",
+            quick=presets.in_time(function),
+            golds=golds,
+            training=training,
         )
-        for name, function, golds in (
-            ("numeric", presets.numeric, ()),
-            ("gsm8k", presets.gsm8k, ()),
-            ("svamp", presets.svamp, ()),
-            ("aime", presets.aime, ()),
-            ("countdown", countdown, ("numbers", "nums")),
-            ("multiple_choice", multiple_choice, ("choices",)),
+        for name, function, golds, training in (
+            ("numeric", presets.numeric, (), _LAST_LINE),
+            ("gsm8k", presets.gsm8k, (), _LAST_LINE),
+            ("svamp", presets.svamp, (), _LAST_LINE),
+            ("aime", presets.aime, (), _BOX),
+            ("countdown", countdown, ("numbers", "nums"), {}),
+            ("multiple_choice", multiple_choice, ("choices",), {}),
         )
     },
 }

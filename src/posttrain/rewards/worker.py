@@ -23,11 +23,13 @@ from typing import Any
 from posttrain.errors import PosttrainError
 from posttrain.rewards import wire
 from posttrain.rewards.calls import Outcome, Signature, run_calls
+from posttrain.rewards.descendants import keep_orphans
 from posttrain.rewards.load import Target, load
 
 
 def main() -> None:
     _die_with_parent(os.dup(0))
+    keep_orphans()
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

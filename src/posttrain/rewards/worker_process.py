@@ -23,6 +23,7 @@ from typing import Any
 
 from posttrain.rewards import wire
 from posttrain.rewards.calls import ASYNC_GRACE, Outcome, Signature, timed_out
+from posttrain.rewards.descendants import MARK, kill_tree, new_mark
 from posttrain.rewards.load import Target
 
 LOAD_TIMEOUT = 120.0
@@ -102,6 +103,7 @@ class WorkerProcess:
         self.channel, theirs = socket.socketpair()
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
         environment.setdefault("PYTHONHASHSEED", "0")  # the same set order in every worker
+        self._mark = environment[MARK] = new_mark()
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "posttrain.rewards.worker", str(theirs.fileno())],
@@ -201,9 +203,8 @@ class WorkerProcess:
         return _without_our_frames(self.output(patience=50))
 
     def kill(self) -> None:
-        """SIGKILL the process group, children of user code included, and reap the worker."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """SIGKILL the worker and all that user code has started, and reap the worker."""
+        kill_tree(self.process.pid, self._mark)
         self.process.wait()
         self.channel.close()
         for pipe in (self.process.stdin, self.process.stdout):

@@ -27,14 +27,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from posttrain.errors import CheckpointError, DoesNotFit
-from posttrain.files import NO_ROOM, sync
+from posttrain.files import MAY_PASS, NO_ROOM, PATIENCE, errno_of, sync
 
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 TENSORS, PLAIN = "tensors.safetensors", "plain.json"
 
 _STEP = re.compile(r"step-(\d{6,})")
 _ASIDE = re.compile(r"step-\d{6,}\.tmp-\d+(-old)?")
-_WRITE_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk by an exception of its own
 
 
 class DiskFull(DoesNotFit, CheckpointError):
@@ -90,13 +89,19 @@ class Checkpoints:
         """Steps whose checkpoints stay, however old they are; `keep` does not count them."""
 
     def save(
-        self, step: int, write: Callable[[Path], None], facts: Mapping[str, Any] | None = None, *, size: int = 0
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        facts: Mapping[str, Any] | None = None,
+        *,
+        size: int = 0,
+        wait: bool = False,
     ) -> Checkpoint:
         """Let `write` fill a folder, put it in place as the checkpoint of `step`, and remove the oldest beyond `keep`.
 
         `size` is the number of bytes that will be needed, as far as known (see `size_of`): a disk with less is refused
         before anything is written. A step that is there already and intact is left as it is, because the same step of
-        the same run is the same bytes; a damaged one is replaced.
+        the same run is the same bytes; a damaged one is replaced. With `wait` a full disk is waited for a while.
 
         Raises `CheckpointError` when it cannot be written, with the older checkpoints intact and nothing left behind.
         """
@@ -106,20 +111,25 @@ class Checkpoints:
         aside = self.folder / f"{final.name}.tmp-{os.getpid()}"
         if os.path.lexists(final) and isinstance(there := verify(final), Checkpoint):
             return there
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.clean()
-            self._require_space(final, size)
-            aside.mkdir()
-            write(aside)
-            manifest = _seal(aside, step, facts)
-            self._remove(final)
-            os.rename(aside, final)
-            sync(self.folder)
-        except _WRITE_ERRORS as error:
-            self._explain(final, max(size, _bytes_in(aside)), error)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        while True:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.clean()
+                self._require_space(final, size)
+                aside.mkdir()
+                write(aside)
+                manifest = _seal(aside, step, facts)
+                self._remove(final)
+                os.rename(aside, final)
+                sync(self.folder)
+                break
+            except Exception as error:
+                full = isinstance(error, DiskFull) or errno_of(error) in MAY_PASS
+                if not (wait and full and PATIENCE.lasts(final)):
+                    self._explain(final, max(size, _bytes_in(aside)), error)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        PATIENCE.renew()
         self._prune(step)
         return _checkpoint(final, manifest)
 
@@ -183,8 +193,10 @@ class Checkpoints:
             )
 
     def _explain(self, final: Path, size: int, error: Exception) -> NoReturn:
+        if errno_of(error) is None and not isinstance(error, (OSError, SafetensorError)):
+            raise error
         room = f" and has more than {_readable(size)} of free space" if size else ""
-        kind = DiskFull if _errno(error) in NO_ROOM else CheckpointError
+        kind = DiskFull if errno_of(error) in NO_ROOM else CheckpointError
         raise kind(
             given=f"{final.name} could not be written to {self.folder} ({error}); older checkpoints are intact",
             allowed=f"a folder that can be written{room}",
@@ -391,14 +403,6 @@ def _require_json(value: Any, where: str) -> None:
             _require_json(item, f"{where}[{index}]")
     elif type(value) not in (str, int, float, bool, type(None)):
         raise TypeError(f"{where}: a {type(value).__name__} would not come back as what it was")
-
-
-def _errno(error: Exception) -> int | None:
-    """The number that the system gave; safetensors only writes it into its message."""
-    if isinstance(error, OSError):
-        return error.errno
-    named = re.search(r"os error (\d+)", str(error))
-    return int(named[1]) if named else None
 
 
 def _seal_line(manifest: bytes) -> str:

@@ -21,7 +21,6 @@ JSON has no NaN and no infinity: a number that is not finite is written as null.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import io
 import json
@@ -30,6 +29,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,7 +42,19 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from posttrain.errors import ConfigError, DoesNotFit
-from posttrain.files import NO_ROOM, write_atomically, write_durably
+from posttrain.files import (
+    NO_ROOM,
+    Damaged,
+    Missing,
+    append,
+    names_inside,
+    read_inside,
+    read_sealed_json,
+    require_plain,
+    write_atomically,
+    write_durably,
+    write_sealed,
+)
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement
@@ -51,6 +63,8 @@ EventKind = Literal[
     "start", "compute", "data", "checkpoint", "warning", "guard",
     "alarm", "resume", "evaluation", "publish", "end", "error",
 ]  # fmt: skip
+
+EVALUATION = "evaluation.json"
 
 _MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "checkpoints")
 _LASTING = ("error", "guard", "resume")
@@ -75,13 +89,13 @@ class RunStore:
         """
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            require_plain(folder)
             lock = RunLock(folder)
             if never_began(folder):
                 for name in ("error.json", "events.jsonl", "config.yaml", "compute.json", "plan.json"):
                     (folder / name).unlink(missing_ok=True)
                 for name in ("tracking", "tensorboard"):  # to a tracker the next attempt is another run
-                    if (folder / name).is_dir() and not (folder / name).is_symlink():
-                        shutil.rmtree(folder / name)
+                    shutil.rmtree(folder / name, ignore_errors=True)
             elif any((folder / mark).exists() for mark in _MARKS):
                 lock.release()
                 raise ConfigError(
@@ -105,6 +119,7 @@ class RunStore:
                 fix="Name the folder that the run printed when it started, or start one with `posttrain train CONFIG`.",
             )
         with _explained(folder):
+            require_plain(folder)
             lock = RunLock(folder)
             for name in ("rollouts", "checkpoints"):
                 (folder / name).mkdir(exist_ok=True)
@@ -161,21 +176,26 @@ class RunStore:
         lines = b"".join(_dump(judgement.to_json()) + b"\n" for judgement in judgements)
         self._replace(f"judgements/step-{step:06d}.jsonl", lines)
 
-    def evaluation(self, content: Mapping[str, Any]) -> Path:
-        """evaluation.json."""
-        return self._replace("evaluation.json", _dump(content, indent=1))
+    def record(self, name: str, content: Mapping[str, Any]) -> Path:
+        """A file of facts that a resumed run relies on, such as evaluation.json: sealed, see `write_sealed`."""
+        with _explained(self.folder):
+            write_sealed(self.folder / name, _dump(content, indent=1))
+        return self.folder / name
 
-    def data(self, content: Mapping[str, Any]) -> Path:
-        """data.json."""
-        return self._replace("data.json", _dump(content, indent=1))
-
-    def start(self, content: Mapping[str, Any]) -> Path:
-        """start.json."""
-        return self._replace("start.json", _dump(content, indent=1))
-
-    def rewards(self, content: Mapping[str, Any]) -> Path:
-        """rewards.json."""
-        return self._replace("rewards.json", _dump(content, indent=1))
+    def read_record(self, name: str) -> dict[str, Any] | None:
+        """What `record` wrote; None where nothing is on file, as of an earlier version. A damaged file is a warning."""
+        try:
+            found = read_sealed_json(self.folder, name)
+        except Missing:
+            return None
+        except Damaged as damage:
+            found, fault = None, str(damage)
+        else:
+            fault = f"{name} is no JSON object"
+        if isinstance(found, dict):
+            return found
+        self.event("warning", f"{fault}: whether it is still the same as at the start is not known", about=name)
+        return None
 
     def plan(self, content: Mapping[str, Any]) -> Path:
         """plan.json, which nothing depends on: no time is spent on making it survive a loss of power."""
@@ -214,15 +234,28 @@ class RunStore:
         rows = (_parse(line) for line in self._lines("metrics.jsonl"))
         return [row for row in rows if row is not None]
 
-    def read_evaluation(self) -> dict[str, Any]:
-        """The content of evaluation.json; empty before the first evaluation."""
-        path = self.folder / "evaluation.json"
-        return json.loads(path.read_bytes()) if path.exists() else {}
+    def read_evaluation(self) -> tuple[dict[str, Any], str]:
+        """The content of evaluation.json, empty before the first evaluation, and what is wrong with the file.
+
+        Of a file that is lost or damaged the baseline is known all the same where events.jsonl tells of it.
+        """
+        baseline = self.read_evaluation_of("baseline")
+        try:
+            found = read_sealed_json(self.folder, EVALUATION)
+            if isinstance(found, dict):
+                return found, ""
+            fault = f"{EVALUATION} is no JSON object"
+        except Missing as missing:  # as in a run that measures nothing
+            fault = "" if baseline is None else str(missing)
+        except Damaged as damage:
+            fault = str(damage)
+        return ({} if baseline is None else {"baseline": baseline}), fault
 
     def read_evaluation_of(self, name: str) -> dict[str, Any] | None:
         """What the last event about the evaluation of this name says; None where it was not made yet."""
         about = [event for event in self.read_events("evaluation") if event.get("message") == name]
-        return about[-1].get("evaluation") if about else None
+        found = about[-1].get("evaluation") if about else None
+        return found if isinstance(found, dict) else None
 
     def read_events(self, kind: EventKind) -> list[dict[str, Any]]:
         """The events of a kind so far; a line that was cut by a kill is left out."""
@@ -252,9 +285,9 @@ class RunStore:
         """(step, file) of all that one step has left in files of its own."""
         kinds = {"rollouts": "parquet", "judgements": "jsonl", "evidence": "json", "alarms": "jsonl"}
         for name, suffix in kinds.items():
-            for path in sorted((self.folder / name).glob(f"step-*.{suffix}")):
-                if match := re.fullmatch(r"step-(\d+)(-[a-z_]+)?", path.stem):
-                    yield int(match[1]), path
+            for file in names_inside(self.folder, name):
+                if match := re.fullmatch(rf"step-(\d+)(-[a-z_]+)?\.{suffix}", file):
+                    yield int(match[1]), self.folder / name / file
 
     def _keep_lines(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> tuple[int, int]:
         """Rewrite a file of JSON lines; returns how many lines were not kept, and how many could not be read."""
@@ -267,14 +300,14 @@ class RunStore:
         return len(lines) - len(kept) - unread, unread
 
     def _lines(self, name: str) -> list[bytes]:
-        path = self.folder / name
-        return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        try:
+            return read_inside(self.folder, name, most=sys.maxsize - 1).splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with _explained(self.folder), (self.folder / name).open("ab", buffering=0) as file:
-            line = _dump(row) + b"\n"
-            if file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with _explained(self.folder):
+            append(self.folder / name, _dump(row) + b"\n")
 
     def _replace(self, name: str, content: bytes) -> Path:
         with _explained(self.folder):
@@ -299,7 +332,7 @@ class RunLock:
             self._descriptor = None
 
     def _acquire(self) -> int | None:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -38,7 +38,7 @@ from posttrain.data.order import rows_for_step
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.models.forward import token_logprobs
-from posttrain.models.quiet import without_progress_bars
+from posttrain.models.modes import without_progress_bars
 from posttrain.tasks.base import ALPHABET, CONTEXT_LENGTH, SPECIAL_TOKENS, Task, TinyRecipe
 from posttrain.tasks.catalogue import find_builtin
 from posttrain.types import Batch, Example, count_totals

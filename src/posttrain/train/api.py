@@ -11,11 +11,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from posttrain.config import ModelConfig, Resolved, RunConfig, check, load_config, to_yaml
-from posttrain.config.models import models_named
-from posttrain.config.pipeline_links import MARK
-from posttrain.config.pipeline_stages import holds_stages
-from posttrain.config.stages import REWARD_MODEL, reward_model_config
+from posttrain.config import (
+    REWARD_MODEL,
+    ModelConfig,
+    Resolved,
+    RunConfig,
+    check,
+    load_config,
+    models_named,
+    reward_model_config,
+    to_yaml,
+)
+from posttrain.config.pipeline import MARK, holds_stages
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
@@ -111,6 +118,7 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
             same_data.check_same(run)
             same_model.check_same(run)
             run.restore(checkpoint)
+            run.evaluation = stage | run.evaluation
             same_rewards.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
@@ -213,6 +221,7 @@ def carry_out(run: Run) -> Run:
     """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
     config = run.config
     run.view.compares_groups = run.trainer.algorithm.group_size_needed > 1
+    same_data.tell_of_rows_left_out(run)
     if run.step == 0:
         show_first_rows(run)
         same_data.put_on_file(run)
@@ -220,7 +229,7 @@ def carry_out(run: Run) -> Run:
         if "baseline" not in run.evaluation:  # else rewards have judged before
             same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
-        if "baseline" not in run.evaluation:
+        if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
             run.measure_model("baseline")
         if run.step == 0:
             run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written

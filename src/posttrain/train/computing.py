@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from posttrain.engines.decoding_path import multiplies_by_kernels
-from posttrain.models.compute import Compute, choose_compute
+from posttrain.models.compute import FILE, Compute, choose_compute
 from posttrain.models.load import LoadedModel
-
-FILE = "compute.json"
 
 
 def with_compute(loaded: LoadedModel, precision: str, folder: Path | None, *, decodes: bool = True) -> LoadedModel:
@@ -23,8 +20,7 @@ def with_compute(loaded: LoadedModel, precision: str, folder: Path | None, *, de
     saved = None if path is None else Compute.read(path)
     if folder is not None and saved is None and any(folder.glob("checkpoints/*")):
         return loaded
-    by_kernels = multiplies_by_kernels if decodes else lambda model: False
-    chosen = choose_compute(loaded.model, precision, saved=saved, by_kernels=by_kernels)
+    chosen = choose_compute(loaded.model, precision, saved=saved, decodes=decodes)
     if path is not None and chosen.machine and chosen != saved:
         chosen.write(path)
     return replace(loaded, compute=chosen, notes=(*loaded.notes, *_moved(saved, chosen)))

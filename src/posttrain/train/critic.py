@@ -18,9 +18,9 @@ from posttrain.models.critic import (
     shared_critic,
 )
 from posttrain.models.load import LoadedModel
+from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
-from posttrain.models.recompute import recompute_activations
 from posttrain.models.reward_head import load_reward_model
 from posttrain.rewards.model import find_model
 from posttrain.train.optimizer import CriticUpdates

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from posttrain.config.stages import in_folder
-from posttrain.engines.local import LocalSampler
+from posttrain.config import in_folder
+from posttrain.engines import Sampler, make_sampler
 from posttrain.errors import ModelError
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet, build_rewards
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 class Samplers(NamedTuple):
     """What answers prompts."""
 
-    training: LocalSampler
+    training: Sampler
     """With the weights that were published last; its own copy of them where that is not after every step."""
-    evaluation: LocalSampler
+    evaluation: Sampler
     """With the present weights."""
     notes: Sequence[str] = ()
     """What the user should be warned of."""
@@ -39,12 +40,13 @@ class Samplers(NamedTuple):
         every, notes = config.train.publish_every, list[str]()
         if published and loaded.compute.sampler == "packed":
             try:
-                copy = LocalSampler.of(loaded, shared=False, packed=True)
-                return Samplers(copy, copy if every == 1 else LocalSampler.of(loaded))
+                copy = make_sampler(loaded, "copied")
+                return Samplers(copy, copy if every == 1 else make_sampler(loaded))
             except ModelError as error:
                 notes = [f"sampling is slower than it could be: {error.given}"]
-        present = LocalSampler.of(loaded)
-        return Samplers(present if every == 1 else LocalSampler.of(loaded, shared=False), present, notes)
+        loaded = replace(loaded, compute=replace(loaded.compute, sampler="shared"))
+        present = make_sampler(loaded)
+        return Samplers(present if every == 1 else make_sampler(loaded, "copied"), present, notes)
 
 
 class Judges(NamedTuple):
@@ -59,14 +61,16 @@ class Judges(NamedTuple):
     def of(config: RunConfig, folder: Path, resources: ExitStack) -> Judges:
         """Found, imported and understood; `folder` is that of the run, `resources` ends their processes."""
 
-        def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig]) -> RewardSet | None:
-            found = build_rewards(in_folder(entries, folder), device=config.model.device) if entries else None
-            return resources.enter_context(found) if found is not None else None
+        def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig], training: bool) -> RewardSet | None:
+            if not entries:
+                return None
+            found = build_rewards(in_folder(entries, folder), device=config.model.device, training=training)
+            return resources.enter_context(found)
 
-        rewards, check = build(config.rewards), build(config.check)
+        rewards, check = build(config.rewards, True), build(config.check, False)
         return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
 
-    def bind(self, policy: LocalSampler, config: RunConfig, folder: Path) -> None:
+    def bind(self, policy: Sampler, config: RunConfig, folder: Path) -> None:
         """Let language models among them know the policy, and what the run has spent on them before."""
         for name, judges in self._asdict().items():
             if judges is not None:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.collate import collate
-from posttrain.engines.publish import DeliveryProof
-from posttrain.engines.sampler import InProcessSampler
-from posttrain.engines.weights import dense, named_weights, write_tensor
+from posttrain.engines.delivery import DeliveryProof, check_receipt, deliver
+from posttrain.engines.sampler import Sampler
 from posttrain.errors import NonFiniteError
 from posttrain.models.policy import Forward
 from posttrain.types import Batch, Max, Mean, Metrics, Outputs
@@ -42,7 +41,7 @@ class Publisher:
     def __init__(
         self,
         model: nn.Module,
-        sampler: InProcessSampler,
+        sampler: Sampler,
         proof: DeliveryProof,
         trainer_scores: TrainerScores,
         *,
@@ -54,8 +53,8 @@ class Publisher:
     def __call__(self, step: int) -> Metrics:
         if step % self.every:
             return {}
-        self.sampler.load_weights(self.model, step)
-        return self.proof.check(self.trainer_scores, self.model, self.sampler, step)
+        receipt = deliver(self.model, self.sampler, step)
+        return self.proof.check(self.trainer_scores, self.model, self.sampler, receipt, step)
 
 
 class FiniteWeights:
@@ -81,14 +80,14 @@ class FiniteWeights:
 class HeldWeights:
     """The weights that a sampler with a model of its own decodes with: part of a checkpoint while they are older."""
 
-    def __init__(self, sampler: InProcessSampler) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
     def tensors(self, step: int) -> dict[str, Tensor]:
         """All of them; nothing when they are those of `step`, which the checkpoint has anyway."""
         if self.sampler.version == step:
             return {}
-        return {name: dense(tensor).detach() for name, tensor in named_weights(self.sampler.model)}
+        return dict(self.sampler.held())
 
     @property
     def version(self) -> int:
@@ -96,9 +95,8 @@ class HeldWeights:
 
     def restore(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Go back to what `tensors` gave."""
-        for name, tensor in tensors.items():
-            write_tensor(self.sampler.model, name, tensor)
-        self.sampler.version = version
+        receipt = self.sampler.deliver(tensors.items(), version)
+        check_receipt(receipt, tensors.items(), whole=False)
 
 
 def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:

@@ -18,6 +18,7 @@ from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
 from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
+from posttrain.store.run_store import EVALUATION
 from posttrain.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch, respond
 
 if TYPE_CHECKING:
@@ -176,8 +177,12 @@ class Run:
             self.view.evaluation(name, measured[name])
             self.store.event("evaluation", name, step=self.step, evaluation=measured[name])
         if measured and not name.startswith("step"):
+            if name in measured and name == "trained" and "baseline" not in self.evaluation:
+                measured.setdefault("lost", "the measurement before training is not on file")
+            if "lost" in measured:
+                self.warn("evaluation", f"{measured['lost']}: what training changed is not measured row by row")
             self.evaluation = {**self.evaluation, **measured}
-            self.store.evaluation(self.evaluation)
+            self.store.record(EVALUATION, self.evaluation)
         if name in measured:
             respond(self, self.watch.evaluated(self.step, measured[name]), is_over=name == "trained")
 
@@ -201,7 +206,7 @@ class Run:
         self.checkpoints.pinned = self.watch.needs(self.checkpoints)
         size = size_of(trainer.tensors(self.step), trainer.weights())
         try:
-            self.checkpoints.save(self.step, write, {"step": self.step}, size=size)
+            self.checkpoints.save(self.step, write, {"step": self.step}, size=size, wait=required)
         except CheckpointError as error:
             self.warn("checkpoint", self.saves.missed(error, required=required))
         else:
@@ -220,7 +225,18 @@ class Run:
         self.trainer.publish(self.step)
         self.store.truncate_after(self.step)
         self.seconds = math.fsum(record.get("time/step", 0.0) for record in self.metrics)
-        self.evaluation = self.store.read_evaluation()
+        self.evaluation, fault = self.store.read_evaluation()
+        if fault:
+            self.restore_evaluation(fault)
+
+    def restore_evaluation(self, fault: str) -> None:
+        """Go on without the file: the weights of now are never measured in place of those before training."""
+        self.evaluation.pop("lost", None)
+        if "baseline" in self.evaluation:
+            self.store.record(EVALUATION, self.evaluation)
+            self.warn("evaluation", f"{fault}: the measurement before training is taken from events.jsonl")
+        else:
+            self.warn("evaluation", f"{fault}: the measurement before training is lost, and nothing replaces it")
 
 
 class Phases:

@@ -7,7 +7,7 @@ sampled, the columns that rewards read belong to it:
 
     {"training data": {"rows": 48, "sha256": ...}, "held-out data": {"rows": 12, "sha256": ...}}
 
-Of rows on disk that are the hashes which their store has anyway, and those of rows in memory are the same.
+Of rows that are streamed it is a hash of their texts and of what tokenises them, marked "of texts".
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import json
 import math
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from posttrain.data.dataset import type_of
 from posttrain.data.labels import Unpaired
-from posttrain.data.store import LAYOUTS, SEAL, Stored
+from posttrain.data.stream import StreamedRecords
 from posttrain.errors import DataError
-from posttrain.types import Example, Prompt, RatedExample, StepExample
+from posttrain.types import Example, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import DataConfig
@@ -30,26 +32,25 @@ if TYPE_CHECKING:
 
 FILE = "data.json"
 TRAIN, HELDOUT = "training data", "held-out data"
-HASHED = ("ids.i32", "mask.u8", "ends.i64", "numbers.f64")
-"""Of the files of a store; where a row stood in the data is no part of what it is."""
+OF_TEXTS = "of texts"
+"""Begins the hash of rows that are streamed."""
 
 Facts = dict[str, dict[str, Any]]
 
 
 def put_on_file(run: Run) -> None:
     """At the start of a run, whatever an attempt before it has left."""
-    run.store.data(facts_of(run))
+    run.store.record(FILE, facts_of(run))
 
 
 def check_same(run: Run) -> None:
     """Raises DataError where the rows are not those on file. What an earlier version left out gets there now."""
-    try:
-        before: Facts = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    before = run.store.read_record(FILE)
+    if before is None:
         put_on_file(run)
         return
-    now = facts_of(run)
-    known = [what for what in (TRAIN, HELDOUT) if what in before]
+    now = facts_of(run, like=before)
+    known = [what for what in (TRAIN, HELDOUT) if isinstance(before.get(what), dict)]
     different = [f"{what}: {_difference(before[what], now[what])}" for what in known if before[what] != now[what]]
     if different:
         raise DataError(
@@ -63,10 +64,25 @@ def check_same(run: Run) -> None:
         put_on_file(run)
 
 
-def facts_of(run: Run) -> Facts:
-    """Of the rows that a run learns from and is measured by."""
+def facts_of(run: Run, like: Facts | None = None) -> Facts:
+    """Of the rows that a run learns from and is measured by; hashed as those in `like` were."""
     rows = {TRAIN: rows_of(run.feed), HELDOUT: rows_of(run.measure)}
-    return {what: {"rows": len(one), "sha256": rows_key(one) if len(one) else ""} for what, one in rows.items()}
+    return {
+        what: {"rows": len(one), "sha256": rows_key(one, _by_tokens(like, what)) if len(one) else ""}
+        for what, one in rows.items()
+    }
+
+
+def _by_tokens(facts: Facts | None, what: str) -> bool:
+    return facts is not None and what in facts and not str(facts[what].get("sha256")).startswith(OF_TEXTS)
+
+
+def tell_of_rows_left_out(run: Run) -> None:
+    """Streamed rows are tokenised as the run goes: what turns out to be of no use is told then."""
+    rows = rows_of(run.feed)
+    records = getattr(rows, "pairs", rows)
+    if isinstance(records, StreamedRecords):
+        records.tell(partial(run.warn, "data"))
 
 
 def rows_of(part: Any) -> Sequence[Any]:
@@ -78,16 +94,18 @@ def rows_of(part: Any) -> Sequence[Any]:
     return next((rows for name in names if (rows := getattr(part, name, None)) is not None), ())
 
 
-def rows_key(rows: Sequence[Any]) -> str:
-    """Changes with any token, mask, label, score or margin, and with the order."""
+def rows_key(rows: Sequence[Any], by_tokens: bool = False) -> str:
+    """Changes with any token, mask, label, score or margin, and with the order.
+
+    Of streamed rows, with any text; `by_tokens` tokenises them all, as a run in memory would.
+    """
     if isinstance(rows, Unpaired):
-        return f"both sides of {rows_key(rows.pairs)}"
-    if isinstance(rows, Stored):
-        sealed = json.loads((rows.folder / SEAL).read_text(encoding="utf-8"))["files"]
-        return _joined([sealed[name][1] for name in HASHED])
+        return f"both sides of {rows_key(rows.pairs, by_tokens)}"
+    if isinstance(rows, StreamedRecords) and not by_tokens:
+        return f"{OF_TEXTS} {rows.key()}"
     if isinstance(rows[0], Prompt):
         return _prompts_key(rows)
-    files, end = [hashlib.sha256() for _ in HASHED], 0
+    files, end = [hashlib.sha256() for _ in range(4)], 0
     for number in range(len(rows)):
         examples, numbers = _parts(rows[number])
         for example in examples:
@@ -120,13 +138,10 @@ def _in_words(value: Any) -> Any:
 
 
 def _parts(row: Any) -> tuple[tuple[Example, ...], Sequence[float]]:
-    """Token sequences and numbers of a row."""
-    if isinstance(row, RatedExample):
-        return (row.example,), (row.score,)
-    if isinstance(row, StepExample):
-        return (row.example,), row.labels
-    examples, number = LAYOUTS[type(row)].take_apart(row)
-    return examples, (math.nan if number is None else number,)
+    """Token sequences and numbers of a row; one without any has NaN."""
+    kind = type_of([row])
+    numbers = [math.nan if number is None else number for number in kind.numbers(row)]
+    return tuple(example for _, example in kind.sequences(row)), numbers or [math.nan]
 
 
 def _joined(hashes: Sequence[str]) -> str:

@@ -10,7 +10,6 @@ it, and the same adapters on it are another model. The run's folder therefore ke
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,19 +28,18 @@ NUMBERS = 256
 
 def put_on_file(run: Run) -> None:
     """At the start of a run, before anything is trained."""
-    run.store.start({"sha256": start_key(run.trainer.loaded.model)})
+    run.store.record(FILE, {"sha256": start_key(run.trainer.loaded.model)})
 
 
 def check_same(run: Run) -> None:
     """Before a checkpoint is restored; raises ModelError where another model would change what is trained from here on.
     A run of an earlier version gets its file now."""
-    try:
-        before = json.loads((run.folder / FILE).read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    before = run.store.read_record(FILE)
+    if before is None:
         put_on_file(run)
         return
     role = _role(run)
-    if role and before != start_key(run.trainer.loaded.model):
+    if role and before.get("sha256") != start_key(run.trainer.loaded.model):
         raise ModelError(
             given=f"model.path = {run.config.model.path!r} holds another model than the one with which the run was "
             f"started, {role}",

@@ -14,7 +14,6 @@ are looked into.
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
@@ -39,15 +38,15 @@ Facts = dict[str, dict[str, dict[str, Any]]]
 
 def put_on_file(run: Run) -> None:
     """At the start of a run, whatever an attempt before it has left."""
-    run.store.rewards(facts_of(run.config))
+    run.store.record(FILE, facts_of(run.config))
 
 
 def point_out(run: Run) -> None:
     """Warn of what was changed; does nothing where it is not on file what was before."""
+    before = run.store.read_record(FILE)
     try:
-        before = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
-        changed = changes(before, facts_of(run.config))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):  # of an earlier version, or damaged
+        changed = changes(before, facts_of(run.config)) if before is not None else []
+    except (TypeError, AttributeError, KeyError):  # of an earlier version
         return
     if changed:
         judged = "The baseline and earlier steps were" if "baseline" in run.evaluation else "Earlier steps were"

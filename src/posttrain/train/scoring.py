@@ -51,5 +51,6 @@ class WithScale:
     def __call__(self, loaded: LoadedModel, folder: Path) -> None:
         facts, spread = self.facts, self.heldout.spread()
         if spread is not None:
-            facts = replace(facts, mean=spread[0], std=spread[1], answers=spread[2])
+            mean, std, answers = spread
+            facts = replace(facts, mean=mean, std=std, answers=answers, accuracy=self.heldout.accuracy())
         save_reward_model(loaded, folder, facts)

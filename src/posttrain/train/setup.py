@@ -15,13 +15,14 @@ from posttrain.data.special import injected
 from posttrain.data.split import Split as Rows
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import StreamedRows, streaming_notes
-from posttrain.engines.publish import DeliveryProof, tolerance_for
+from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import Measure, WithForgetting
 from posttrain.experience.feed import Feed
 from posttrain.experience.references import reference_forward
 from posttrain.experience.rendering import context_length
+from posttrain.functional.intervals import wilson
 from posttrain.models.compute import dtype_name
 from posttrain.models.frozen import load_frozen
 from posttrain.models.load import LoadedModel
@@ -65,6 +66,10 @@ PROBE_PROMPTS = 4
 """Prompts on which each delivery of weights is proved."""
 
 
+FEW_HELDOUT = 30
+"""Rows, below which a held-out score says little."""
+
+
 def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack) -> Run:
     """Everything that a run needs, in its first state; looks at data, texts and rewards before it loads the model.
 
@@ -73,9 +78,9 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     config = resolved.config
     algorithm = config.algorithm.build()
     rows = read_split(config.data, config.seed)
-    streamed = "prompts" if config.sampled_pairs is not None else algorithm.data_kind
+    tell(store, view, "warning", few_heldout_notes(config, rows))
     streams = {"training data": rows.train, "held-out data": rows.heldout}
-    tell(store, view, "data", streaming_notes(streams, streamed))
+    tell(store, view, "data", streaming_notes(streams))
     if config.evaluation.forgetting is not None:
         read_texts(config.evaluation.forgetting)
     guards = Guards.of(
@@ -98,6 +103,25 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         watch=watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
     )
+
+
+def few_heldout_notes(config: RunConfig, rows: Rows) -> list[str]:
+    """A share of little data is too little to be judged by."""
+    held, asked = len(rows.heldout), config.evaluation.prompts
+    if not 0 < held < min(FEW_HELDOUT, asked):
+        return []
+    are = "is" if held == 1 else "are"
+    return [
+        f"only {held} of {held + len(rows.train)} rows {are} held out: a score of so few may be off by "
+        f"{100 * half_width(held):.0f} points by chance alone, and says little about what was learned; name held-out "
+        "rows in data.eval, or raise data.eval_fraction"
+    ]
+
+
+def half_width(rows: int) -> float:
+    """Of the interval of 95% around a share of a half."""
+    _, low, high, _ = wilson(rows // 2, rows)
+    return (high - low) / 2
 
 
 Tell = Callable[["EventKind", Iterable[str]], None]
@@ -168,7 +192,7 @@ def policy_trainer(
         publish=publishing(config, loaded, forward, samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
         add_gradient=add_gradient,
         critic=critic,
-        held=None if samplers.training.shared else HeldWeights(samplers.training),
+        held=HeldWeights(samplers.training) if samplers.training.owns_weights else None,
     )
     return trainer, source.feed, measure, watch
 

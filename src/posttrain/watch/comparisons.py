@@ -16,7 +16,7 @@ from posttrain.watch.course import Course
 from posttrain.watch.records import Alarm, AlarmKind, Step
 
 if TYPE_CHECKING:
-    from posttrain.config.alarms import AlarmConfig
+    from posttrain.config.sections import AlarmConfig
 
 CERTAIN = 3.0
 """Standard errors by which the last steps differ from the first."""

@@ -10,7 +10,7 @@ from posttrain.functional.intervals import wilson
 from posttrain.watch.records import Alarm, Step
 
 if TYPE_CHECKING:
-    from posttrain.config.alarms import AlarmConfig
+    from posttrain.config.sections import AlarmConfig
 
 LEAST_BASELINE = 0.01
 """Disagreement that is taken for granted: no two ways of judging agree always."""

@@ -15,7 +15,7 @@ from posttrain.functional.intervals import normal_quantile
 from posttrain.watch.records import Alarm, HeldOut, Movement
 
 if TYPE_CHECKING:
-    from posttrain.config.alarms import AlarmConfig
+    from posttrain.config.sections import AlarmConfig
     from posttrain.watch.course import Course
 
 CERTAIN = 3.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.watch.records import Alarm, Step
 
 if TYPE_CHECKING:
-    from posttrain.config.alarms import AlarmConfig
+    from posttrain.config.sections import AlarmConfig
 
 WITHIN = 10
 """Steps within which it jumps."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config.alarms import AlarmConfig
+from posttrain.config.sections import AlarmConfig
 from posttrain.errors import ConfigError
 from posttrain.watch.answers import answer_metrics
 from posttrain.watch.check import Checked, IndependentCheck, accepted_places, sample_of

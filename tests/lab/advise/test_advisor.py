@@ -440,3 +440,13 @@ def test_it_is_a_function_of_the_package_and_needs_no_transformers():
         "sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(("context", "length"), [(256, 128), (4096, 1024), (None, 1024)])
+def test_no_answer_is_longer_than_half_of_what_the_model_reads(tmp_path, context, length):
+    shape = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 2, "vocab_size": 64, "max_position_embeddings": context}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    best = advise(data="verifier", model=str(tmp_path)).best
+    assert best is not None
+    assert yaml.safe_load(best.config)["sampling"]["max_completion_length"] == length

@@ -20,12 +20,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from posttrain.cpu.kernels import kernels
+from posttrain.cpu.plain_decoder import PlainDecoder
 from posttrain.engines.local import LocalSampler
-from posttrain.engines.plain_decoder import PlainDecoder
 from posttrain.lab.plan.architecture import architecture_of
 from posttrain.lab.plan.generate import casts, joined_weights
 from posttrain.lab.plan.records import Adapters, Workload
-from posttrain.models.kernels import kernels
 
 TOKENS = 6
 CONFIG = LlamaConfig(

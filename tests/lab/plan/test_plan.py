@@ -172,3 +172,15 @@ def test_a_wrong_setting_is_refused(tmp_path):
     told = run_cli("plan", str(config))
     assert told.returncode == 2
     assert "Did you mean algorithm.clip_low" in told.stderr
+
+
+def test_beside_the_verdict_on_several_devices_stands_that_on_the_one_that_trains():
+    plan = make_plan(model="7b", algorithm="ppo", gpus="8xH100")
+    alone = make_plan(model="7b", algorithm="ppo", gpus="H100")
+    assert plan.verdict.fits
+    said = plan.render()
+    assert f"but this version trains on one device ({alone.verdict.sentence()})" in said
+    assert "this version trains on one device (fits: no" in plan.line()
+    assert plan.to_json()["trains_on_one_device"] == {"fits": "no", "needed_bytes": alone.verdict.needed}
+    assert alone.to_json()["trains_on_one_device"] is None
+    assert "trains on one device" not in alone.render()

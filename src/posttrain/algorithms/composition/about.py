@@ -15,6 +15,8 @@ ABOUT: dict[str, dict[str, str]] = {
         "greedy": "reward of the greedy completion of the prompt (ReMax)",
         "group_mean": "mean reward of the G completions of the prompt, the own included (GRPO and most others)",
         "leave_one_out": "mean reward of the other G - 1 completions of the prompt (RLOO)",
+        "runner_up": "the second-best reward of the prompt, for its best completion alone: every other has A = 0, and "
+        "at a tie all have (verl's pass@k)",
         "length_weighted": "sum of length * R over sum of lengths, of the G completions of the prompt (OPO)",
         "constant": "the setting constant, the same for every completion (TOPR)",
         "pass_at_k": "no difference of rewards: A is the mean normalised reward of the subsets of k answers with this "
@@ -25,6 +27,7 @@ ABOUT: dict[str, dict[str, str]] = {
     "normalisation": {
         "none": "A as it is (Dr. GRPO, RLOO, REINFORCE)",
         "group_std": "A / (std(R) + std_epsilon), std over the G completions of the prompt (GRPO)",
+        "mean_reward": "A / (mean(R) + std_epsilon), mean over the G completions of the prompt (MaxRL)",
         "batch_std": "A / (std(R) + std_epsilon), std over all completions of the rollout batch (Lite PPO)",
         "nonzero_share": "A / share of the completions of the rollout batch whose reward is not 0 (GPG)",
         "per_reward": "z_k = (R_k - mean(R_k)) / (std(R_k) + std_epsilon) of each reward function in its group; "
@@ -56,6 +59,7 @@ ABOUT: dict[str, dict[str, str]] = {
         "truncated_negatives": "L = -w A * logprobs, w = 1 where A >= 0, sg[min(q, 1)] where A < 0 (TOPR)",
         "squared_log_ratio": "L = -A * sum_t logprobs + tau / 2 * (sum_t d)^2 per completion, under sequence_sum "
         "(Kimi k1.5)",
+        "token_squared_log_ratio": "L = -A * logprobs + tau / 2 * d^2 of each token (DRO)",
         "regression": "L = (A - tau * sum_t d)^2 per completion (Kimi K2)",
     },
     "kl": {

@@ -21,6 +21,7 @@ from posttrain.functional.baselines import (
     place_on_last_token,
     reaches,
     return_to_go,
+    runner_up,
 )
 from posttrain.functional.gae import gae
 from posttrain.functional.masks import masked
@@ -94,6 +95,7 @@ BASELINES = {
         needs=frozenset({"greedy_reward"}),
     ),
     "group_mean": Baseline(advantages=within_group(lambda r, scored, x: group_mean(r, scored)), group=2),
+    "runner_up": Baseline(advantages=within_group(lambda r, scored, x: runner_up(r, scored)), group=2),
     "leave_one_out": Baseline(advantages=within_group(lambda r, scored, x: leave_one_out_mean(r, scored)), group=2),
     "length_weighted": Baseline(
         advantages=within_group(lambda r, scored, x: length_weighted_mean(r, scored, x.lengths_PG)), group=2

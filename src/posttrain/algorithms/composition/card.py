@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from posttrain.algorithms.composition.parameters import SOURCES
 from posttrain.algorithms.critic import VALUE_METRICS
-from posttrain.algorithms.declared import Card
+from posttrain.algorithms.declared import Card, row
 from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
-from posttrain.algorithms.metrics import (
-    DUAL_CLIP_METRICS,
-    ENTROPY_METRICS,
-    KL_METRICS,
-    RATIO_METRICS,
-    clip_formulas,
-)
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 
 OPEN = "the row of GRPO"
 
@@ -20,17 +14,7 @@ POLICY_GRADIENT_CARD = Card(
     title="Policy gradient: the open composition",
     paper="all of the family; each choice names its own",
     summary="Every policy-gradient method as nine choices by name, for the ones that have no name yet.",
-    choices={
-        "baseline": "group_mean",
-        "normalisation": "group_std",
-        "ratio": "token",
-        "trust_region": "clip",
-        "kl": "loss",
-        "aggregation": "sequence_mean",
-        "correction": "auto",
-        "filter": "none",
-        "shaping": "none",
-    },
+    choices=row("group_mean group_std token clip loss sequence_mean auto none none"),
     use_when="A method differs from a named one in one choice, or its numbers have to be those of another library.",
     avoid_when="A named algorithm says the same: its settings are fewer, and its page tells when to use it.",
     differs=(
@@ -57,8 +41,5 @@ POLICY_GRADIENT_CARD = Card(
         "policy/dropped_fraction": "off_policy_negatives: share of the completions that leave the policy term",
         **SQUARED_LOG_RATIO,
         **VALUE_METRICS,
-        **RATIO_METRICS,
-        **KL_METRICS,
-        **ENTROPY_METRICS,
     },
 )

@@ -10,12 +10,12 @@ from posttrain.algorithms.settings import (
     Count,
     CountOrZero,
     Finite,
+    KLEstimator,
     NonNegative,
     Positive,
     UnitInterval,
     settings,
 )
-from posttrain.algorithms.shared import KLInLoss
 from posttrain.functional.trust_regions import Divergence
 
 
@@ -47,7 +47,7 @@ class Parameters(PolicyGradient):
     """Discount per token, 1: of the return that none, batch_mean, moving_average and greedy are subtracted from, of
     the critic, and of the KL in the reward."""
     std_epsilon: Positive | None = None
-    """normalisation group_std, batch_std and per_reward: added to the standard deviation, 1e-6."""
+    """normalisation group_std, batch_std, mean_reward and per_reward: added to what divides, 1e-6."""
     population: bool | None = None
     """normalisation group_std, batch_std and whiten_tokens: divide the squares by n and not by n - 1; false."""
     whiten_over: Literal["tokens", "sequences"] | None = None
@@ -91,10 +91,11 @@ class Parameters(PolicyGradient):
     penalty: NonNegative | None = None
     """trust_region kl_cov: weight of |logprobs - old_logprobs| of the tokens that are held, 1."""
     tau: NonNegative | None = None
-    """trust_region squared_log_ratio and regression: pull to the policy at the start of the update, 0.1."""
+    """trust_region squared_log_ratio, token_squared_log_ratio and regression: pull to the policy at the start of the
+    update, 0.1."""
     kl_coef: NonNegative | None = None
     """Weight of the KL to the reference, 0, which also means that no reference is loaded."""
-    kl_estimator: KLInLoss | None = None
+    kl_estimator: KLEstimator | None = None
     """kl loss: k3, or any but k1. kl reward: k1, k2 or k3; k1."""
     max_completion_length: Count | None = None
     """aggregation fixed_length_mean and shaping soft_overlong; in a run it is sampling.max_completion_length unless

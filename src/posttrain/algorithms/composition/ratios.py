@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrain.algorithms.composition.options import Option, Values
-from posttrain.algorithms.shared import advantages_of, per_completion
+from posttrain.algorithms.shared import advantages_of, as_ratio, per_completion
 from posttrain.functional.ratios import sequence_product_ratio, sequence_ratio, sequence_token_ratio, token_ratio
 from posttrain.types import Batch, Metrics, Outputs, Tensor
 
@@ -49,10 +49,8 @@ class Moved:
         return per_completion(self.advantages_BT, self.mask_BT)
 
     def as_ratio(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and mask of the shape of the ratio: per token, or per completion."""
-        if ratio.shape == self.mask_BT.shape:
-            return self.advantages_BT, self.mask_BT
-        return self.advantages_B1, self.mask_BT.any(dim=-1, keepdim=True)
+        """Advantages and mask in the shape of the ratio."""
+        return as_ratio(ratio, self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from posttrain.algorithms.composition.options import Normalisation, Shaping, Values
 from posttrain.algorithms.gdpo import reward_components_of
 from posttrain.algorithms.shared import STD_EPSILON
 from posttrain.errors import ConfigError
-from posttrain.functional.baselines import batch_std, group_std, nonzero_share, reaches, sum_of_normalised, whiten
+from posttrain.functional.baselines import (
+    batch_std,
+    group_mean,
+    group_std,
+    nonzero_share,
+    reaches,
+    sum_of_normalised,
+    whiten,
+)
 from posttrain.functional.shaping import (
     budget_penalty,
     clip_scores,
@@ -76,9 +82,20 @@ def by_batch(p: Values, x: Experience) -> Tensor:
     return batch_std(x.rewards_PG, x.scored_PG, population=p["population"]) + p["std_epsilon"]
 
 
+def by_mean_reward(p: Values, x: Experience) -> Tensor:
+    mean_P1 = group_mean(x.rewards_PG, x.scored_PG)
+    if (mean_P1 < 0).any():
+        raise ConfigError(
+            given="normalisation = mean_reward, and prompts whose mean reward is negative",
+            allowed="rewards of at least 0: the mean stands for the probability to solve the prompt",
+            fix="Let wrong answers have reward 0, or use normalisation = group_std.",
+        )
+    return mean_P1 + p["std_epsilon"]
+
+
 def each_reward(p: Values, x: Experience) -> Tensor:
     rewards_KPG, weights_K = reward_components_of(x), x.reward_weights_K
-    weights_K = torch.ones_like(rewards_KPG[:, 0, 0]) if weights_K is None else weights_K
+    weights_K = rewards_KPG.new_ones(len(rewards_KPG)) if weights_K is None else weights_K
     return sum_of_normalised(rewards_KPG, weights_K, x.scored_PG, epsilon=p["std_epsilon"])
 
 
@@ -91,6 +108,7 @@ STD = {"std_epsilon": STD_EPSILON, "population": False}
 NORMALISATIONS = {
     "none": Normalisation(),
     "group_std": Normalisation(scale=by_group, reads=STD, group=2),
+    "mean_reward": Normalisation(scale=by_mean_reward, reads={"std_epsilon": STD_EPSILON}, group=2),
     "batch_std": Normalisation(scale=by_batch, reads=STD),
     "nonzero_share": Normalisation(scale=lambda p, x: nonzero_share(x.rewards_PG, x.scored_PG)),
     "per_reward": Normalisation(

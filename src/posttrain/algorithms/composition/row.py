@@ -10,15 +10,6 @@ from posttrain.algorithms.policy_gradient import ComposedPolicyGradient
 from posttrain.algorithms.settings import settings
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
-CHOICES = (
-    "baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "correction", "filter", "shaping",
-)  # fmt: skip
-
-
-def row(names: str) -> dict[str, str]:
-    """The nine choices by name, in the order of `CHOICES`."""
-    return dict(zip(CHOICES, names.split(), strict=True))
-
 
 @settings
 class Row(PolicyGradient):
@@ -31,6 +22,10 @@ class Row(PolicyGradient):
 
     def __post_init__(self) -> None:
         assert self.composed
+
+    @property
+    def auto_correction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.composed.auto_correction
 
     @property
     def needs(self) -> frozenset[Need]:

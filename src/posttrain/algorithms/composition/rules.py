@@ -29,9 +29,9 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault(
-        lambda a, c: a.normalisation == "group_std" and c.baseline.group == 1,
+        lambda a, c: a.normalisation in ("group_std", "mean_reward") and c.baseline.group == 1,
         "baseline normalisation",
-        "a baseline of the group with the deviation of the group: other advantages are not 0 where that is 0 (RULE 11)",
+        "a baseline of the group with a scale of the group: other advantages are not 0 where that is 0 (RULE 11)",
         "Set normalisation = none or batch_std, or baseline = group_mean.",
     ),
     Fault(

@@ -48,6 +48,12 @@ def squared_log_ratio(m: Moved) -> Term:
     return Term(policy=-m.advantages_BT * m.logprobs_BT, penalty=pull_B1, metrics=metrics)
 
 
+def token_squared_log_ratio(m: Moved) -> Term:
+    square_BT = log_ratio(m.logprobs_BT, m.batch.old_logprobs_BT).square()
+    metrics: Metrics = {"policy/squared_log_ratio": mean_over(square_BT, m.mask_BT)}
+    return Term(policy=-m.advantages_BT * m.logprobs_BT, penalty=m.values["tau"] / 2 * square_BT, metrics=metrics)
+
+
 def regression(m: Moved) -> Term:
     log_ratio_B1 = sequence_log_ratio(m.logprobs_BT, m.batch.old_logprobs_BT, m.mask_BT)
     metrics: Metrics = {

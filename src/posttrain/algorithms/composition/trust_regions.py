@@ -46,6 +46,13 @@ TRUST_REGIONS = {
         needs=frozenset({"old"}),
         auto_correction="bypass",
     ),
+    "token_squared_log_ratio": TrustRegion(
+        term=surrogates.token_squared_log_ratio,
+        ratios=("none",),
+        reads={"tau": 0.1},
+        needs=frozenset({"old"}),
+        auto_correction="bypass",
+    ),
     "regression": TrustRegion(
         term=surrogates.regression,
         ratios=("none",),

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction, Rule
 from posttrain.errors import ConfigError
 from posttrain.functional.corrections import (
     LEVELS,
     binary_kl_score,
+    estimate_score,
     log_linear_anchor,
     mask,
-    mean_k3_score,
     normalised,
     reject,
     sampler_log_ratio,
+    total_variation_score,
     truncate,
     within,
     within_second_moment,
@@ -86,7 +88,7 @@ def couple_rows(correction: Correction | None, batch: Batch) -> Batch:
     """The weights of a whole update at once, where they depend on each other; rejected tokens may leave the mask."""
     if correction is None or not correction.couples_rows:
         return batch
-    before_BT = batch.old_logprobs_BT if correction.anchor == "trainer" else batch.current_logprobs_BT
+    before_BT = getattr(batch, correction.looks_at)
     if before_BT is None:
         return batch  # nobody has looked at the policy yet: the loss takes its rows for the whole update
     return replace(_with_weights(correction, before_BT.detach(), batch), coupled=True)
@@ -108,14 +110,19 @@ def _with_weights(correction: Correction, now_BT: Tensor, batch: Batch) -> Batch
     corrected_BT = ANCHORS[correction.anchor](now_BT, batch).corrected_BT
     delta_BT = sampler_log_ratio(corrected_BT, sampling_BT, mask_BT)
     weight = LEVELS[correction.level](delta_BT, mask_BT)
-    if correction.rejects:
-        kept = _kept(correction, weight, delta_BT, corrected_BT, sampling_BT, mask_BT)
+    bounded = partial(_kept, delta_BT=delta_BT, corrected_BT=corrected_BT, sampling_BT=sampling_BT, mask_BT=mask_BT)
+    if correction.action in ("mask", "reject"):
+        kept = bounded(correction, weight)
         weight = {"mask": mask, "reject": reject}[correction.action](weight, kept)
-    elif correction.action == "truncate":
-        weight = truncate(weight, correction.low, correction.high)
-    weight_BT = weight.expand(mask_BT.shape)
+    elif correction.action != "full":
+        weight = (
+            truncate(weight, correction.low, correction.high) if correction.action == "truncate" else 1 + 0 * weight
+        )
     if correction.normalize:
-        weight_BT = normalised(weight_BT, mask_BT)
+        weight = normalised(weight, mask_BT)
+    weight_BT = weight.expand(mask_BT.shape)
+    for rule in correction.reject:
+        weight_BT = mask(weight_BT, bounded(rule, weight))
     weight_BT = torch.where(mask_BT, weight_BT, 1.0)
     if correction.rejected_in_denominator:
         return replace(batch, correction_BT=weight_BT)
@@ -123,16 +130,25 @@ def _with_weights(correction: Correction, now_BT: Tensor, batch: Batch) -> Batch
 
 
 def _kept(
-    c: Correction, weight: Tensor, delta_BT: Tensor, corrected_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor
+    rule: Correction | Rule,
+    weight: Tensor,
+    delta_BT: Tensor,
+    corrected_BT: Tensor,
+    sampling_BT: Tensor,
+    mask_BT: Tensor,
 ) -> Tensor:
     """Bool, of the shape of the score: which tokens or completions stay."""
-    if c.score == "second_moment":
-        assert c.high is not None
-        return within_second_moment(delta_BT, mask_BT, c.high)
-    scores: dict[str, Callable[[], Tensor]] = {
-        "weight": lambda: weight,
-        "binary_kl": lambda: binary_kl_score(corrected_BT, sampling_BT, mask_BT),
-        "mean_k3": lambda: mean_k3_score(delta_BT, mask_BT),
-        **{level: lambda level=level: LEVELS[level](delta_BT, mask_BT) for level in LEVELS},
-    }
-    return within(scores[c.score](), c.low, c.high)
+    if rule.score == "second_moment":
+        assert rule.high is not None
+        return within_second_moment(delta_BT, mask_BT, rule.high)
+    if rule.score in LEVELS:
+        score = LEVELS[rule.score](delta_BT, mask_BT)
+    elif rule.score in AGAINST_ALL_OTHERS:
+        score = AGAINST_ALL_OTHERS[rule.score](corrected_BT, sampling_BT, mask_BT)
+    else:
+        score = weight if rule.score == "weight" else estimate_score(rule.score, delta_BT, mask_BT)
+    return within(score, rule.low, rule.high)
+
+
+AGAINST_ALL_OTHERS = {"binary_kl": binary_kl_score, "total_variation": total_variation_score}
+"""Scores of the sampled token against all others."""

@@ -15,6 +15,39 @@ from typing import Any, ClassVar, Literal
 from posttrain.algorithms.settings import NonNegative, Positive, settings
 from posttrain.errors import ConfigError
 
+Score = Literal[
+    "token", "sequence", "geometric", "binary_kl", "total_variation", "token_k2", "token_k3", "sum_k2", "sum_k3",
+    "mean_k2", "mean_k3", "max_k2", "max_k3",
+]  # fmt: skip
+
+
+@settings
+class Rule:
+    """Of several that all have to hold: what a token or a completion must keep to, or be rejected."""
+
+    key: ClassVar[str] = "correction.reject"
+
+    score: Score
+    """The ratio of a level; or a divergence: KPop's binary KL, the total variation |p - q| of the sampled token, or k2
+    or k3 per token, or their sum, mean or largest value over the completion."""
+    low: NonNegative | None = None
+    """Lower bound of a ratio; none: no bound."""
+    high: Positive | None = None
+    """Upper bound; none: no bound."""
+
+    def __post_init__(self) -> None:
+        divergence = self.score not in RATIOS
+        if (self.low, self.high) == (None, None) or (divergence and (self.low is not None or self.high is None)):
+            raise ConfigError(
+                given=f"correction.reject: score = {self.score}, low = {self.low}, high = {self.high}",
+                allowed="high without low: the score is a divergence, never negative" if divergence else "low or high",
+                fix="Set high = 0.1, for example." if divergence else "Set low = 0.999 and high = 1.001, for example.",
+            )
+
+
+RATIOS = ("weight", "token", "sequence", "geometric")
+"""Scores that are ratios; the others are divergences."""
+
 
 @settings
 class Correction:
@@ -30,15 +63,20 @@ class Correction:
     action: Literal["none", "full", "truncate", "mask", "reject"] = "truncate"
     """none: no weight; full: the weight as it is; truncate: held between low and high; mask: the weight, but 0 where
     the score is not between low and high; reject: 1, but 0 there."""
-    score: Literal["weight", "token", "sequence", "geometric", "binary_kl", "mean_k3", "second_moment"] = "weight"
-    """What low and high bound under mask and reject: the weight; the ratio of another level; KPop's divergence of the
-    sampled token against all others; the mean k3 of a completion; M2PO's mean square of the log-ratio."""
+    score: Literal["weight", "second_moment"] | Score = "weight"
+    """What low and high bound under mask and reject: the weight; the ratio of another level; KPop's binary_kl or the
+    total_variation of the sampled token against all others; k2 or k3 of the token, or their sum, mean or max over the
+    completion; M2PO's mean square of the log-ratio."""
     low: NonNegative | None = None
     """Lower bound; none: no bound."""
     high: Positive | None = None
     """Upper bound; none: no bound."""
+    reject: tuple[Rule, ...] = ()
+    """Rules beside the weight, all of which have to hold, as {score: sum_k3, high: 10}: a token or a completion that
+    breaks one has weight 0."""
     normalize: bool = False
-    """Divide the weights by their mean over the update, so that it keeps its size; slightly biased."""
+    """Divide the weights by their mean over the update, so that it keeps its size; slightly biased. The mean is over
+    tokens with level token, else over completions."""
     rejected_in_denominator: bool = True
     """Rejected tokens keep their place in the denominator, so that the others do not count more (RULE 29)."""
 
@@ -51,11 +89,16 @@ class Correction:
 
     @property
     def weighs(self) -> bool:
-        return self.action != "none"
+        return self.action != "none" or bool(self.reject)
 
     @property
     def rejects(self) -> bool:
-        return self.action in ("mask", "reject")
+        return self.action in ("mask", "reject") or bool(self.reject)
+
+    @property
+    def looks_at(self) -> str:
+        """The log-probabilities from which `prepare` computes weights that depend on other rows."""
+        return "old_logprobs_BT" if self.anchor == "trainer" else "current_logprobs_BT"
 
     @property
     def couples_rows(self) -> bool:
@@ -64,7 +107,6 @@ class Correction:
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Correction)}
-WITHOUT_LOW = ("binary_kl", "mean_k3", "second_moment")
 FAULTS: tuple[tuple[Callable[[Correction], bool], str, str], ...] = (
     (
         lambda c: c.action in ("none", "full") and (c.low, c.high, c.score) != (None, None, "weight"),
@@ -82,12 +124,12 @@ FAULTS: tuple[tuple[Callable[[Correction], bool], str, str], ...] = (
         "Exchange them; both are absolute, not distances from 1.",
     ),
     (
-        lambda c: c.score != "weight" and not c.rejects,
+        lambda c: c.score != "weight" and c.action not in ("mask", "reject"),
         "a score only with action mask or reject",
         "Set action = mask, or leave score out.",
     ),
     (
-        lambda c: c.score in WITHOUT_LOW and (c.low is not None or c.high is None),
+        lambda c: c.score not in RATIOS and (c.low is not None or c.high is None),
         "high without low: the score is a divergence, never negative",
         "Set high = 0.1, for example, and leave low out.",
     ),

@@ -54,6 +54,7 @@ CARD = Card(
         "score": "weight: AReaL",
         "low": "none: AReaL",
         "high": "5: AReaL",
+        "reject": "none: the paper",
         "normalize": "false: the paper",
         "rejected_in_denominator": "true: AReaL, TRL, OpenRLHF",
     },

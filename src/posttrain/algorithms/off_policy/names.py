@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag
 
-from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.correction import Correction, Rule
 from posttrain.errors import ConfigError
 
 NAMED: dict[str, Correction] = {
@@ -18,6 +18,7 @@ NAMED: dict[str, Correction] = {
     "icepop": Correction(action="mask", low=0.5, high=5),
     "kpop": Correction(action="mask", score="binary_kl", high=0.1),
     "geo_rs": Correction(level="geometric", action="reject", low=0.999, high=1.001),
+    "geo_rs_tis": Correction(high=2, reject=(Rule(score="geometric", low=0.999, high=1.001),)),
     "seq_mask_tis": Correction(action="mask", score="geometric", low=0.5, high=5),
     "m2po": Correction(action="mask", score="second_moment", high=0.04),
     "decoupled": Correction(action="mask", high=5),
@@ -35,6 +36,8 @@ ABOUT: dict[str, str] = {
     "icepop": "IcePop (Ring-1T, arXiv:2510.18855): a two-sided mask of tokens",
     "kpop": "KPop (a note of the Ring team, 2026): tokens whose probability moved by a binary KL above high are masked",
     "geo_rs": "rejection of completions by their geometric mean, with verl's bounds",
+    "geo_rs_tis": "both at once, as verl has them: truncated weights per token, and completions rejected by their "
+    "geometric mean",
     "seq_mask_tis": "OpenRLHF's level = seq: weights per token, completions masked by their geometric mean",
     "m2po": "M2PO (arXiv:2510.01161): the tokens of largest log-ratio are masked until its mean square is below high",
     "decoupled": "AReaL's decoupled PPO (arXiv:2505.24298), its weight masked above 5",
@@ -45,8 +48,8 @@ ABOUT: dict[str, str] = {
 """What each name is, and where it comes from."""
 
 CorrectionName = Literal[
-    "auto", "none", "tis", "seq_tis", "mis", "seq_mis", "icepop", "kpop", "geo_rs", "seq_mask_tis", "m2po", "decoupled",
-    "a3po", "bypass", "trl",
+    "auto", "none", "tis", "seq_tis", "mis", "seq_mis", "icepop", "kpop", "geo_rs", "geo_rs_tis", "seq_mask_tis",
+    "m2po", "decoupled", "a3po", "bypass", "trl",
 ]  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def _asked(kind: type[Algorithm]) -> dict[str, Any]:
 
 def from_rewards(kind: type[Algorithm]) -> bool:
     """Does it sample answers that something has to score?"""
-    return samples(kind) and kind.learns_from_rewards
+    return samples(kind) and bool(kind().learns_from_rewards)
 
 
 def samples(kind: type[Algorithm]) -> bool:

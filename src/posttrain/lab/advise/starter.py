@@ -9,12 +9,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from posttrain.algorithms import Algorithm
-from posttrain.config.stages import REWARD_MODEL
+from posttrain.config import REWARD_MODEL
 from posttrain.config.text import dotted, leaves, write_tree
+from posttrain.errors import PosttrainError
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.guides import from_rewards, samples
 from posttrain.lab.advise.ranges import Range, usual_values
-from posttrain.lab.plan.architecture import size_classes
+from posttrain.lab.plan.architecture import read_architecture, size_classes
 
 MODEL = "Qwen/Qwen3-0.6B"
 """Where neither a model nor a size is told."""
@@ -37,6 +38,8 @@ COLUMNS: Mapping[str, str] = {
     "ratings": "prompt, completion, rating",
     "steps": "prompt, completions, labels",
 }
+ANSWER_LENGTH = 1024
+"""Tokens of an answer, where nobody says."""
 UPDATES_PER_BATCH = 4
 """Where an algorithm is only different from its relatives when a batch is used more than once."""
 
@@ -125,7 +128,7 @@ def _tree(
             "train": {"steps": 200, "prompts_per_step": 64, "learning_rate": 9e-6},
         }
     if samples(kind):
-        tree["sampling"] = {"group_size": group, "max_completion_length": facts.answer_length or 1024}
+        tree["sampling"] = {"group_size": group, "max_completion_length": _answer_length(facts)}
     tree["train"] = _train(kind, usual, group)
     tree["evaluation"] = {"every": 20} if samples(kind) else {"every": 20, "samples": 0}
     return tree
@@ -143,6 +146,16 @@ def _group_size(kind: type[Algorithm], facts: Facts) -> int:
         return 1
     hard = facts.base_score is not None and facts.base_score < 0.1
     return max(16 if hard else 8 if kind().group_size_needed > 1 else 1, kind().group_size_needed)
+
+
+def _answer_length(facts: Facts) -> int:
+    """Tokens of the longest answer; half of what the model can read, where that is less."""
+    wanted = facts.answer_length or ANSWER_LENGTH
+    try:
+        context = read_architecture(model_for(facts)).context
+    except PosttrainError:  # a model of which nothing is known
+        return wanted
+    return wanted if context is None else min(wanted, context // 2)
 
 
 def _train(kind: type[Algorithm], usual: Mapping[str, Range], group: int) -> dict[str, Any]:

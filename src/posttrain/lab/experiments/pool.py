@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+from posttrain.config import RunConfig
 from posttrain.control_groups import cores
 from posttrain.lab.experiments.children import WATCHED_EVERY, Child, ChildResult
+from posttrain.lab.plan.api import plan_for, target_of, with_lengths
+from posttrain.lab.plan.render import duration, money
 
 LOOKED_AFTER_EVERY = 0.2
 """Seconds."""
@@ -32,6 +35,18 @@ class Task(Protocol):
     def ended(self, result: ChildResult) -> None:
         """Called once, however it ended: a run that fails stops no other."""
         ...
+
+
+def planned_time(configs: Iterable[RunConfig]) -> str:
+    """`: at most about 40 min on this machine, as planned`, of these runs one after the other; with a price where the
+    machine has one, and nothing where a run cannot be planned. Runs at a time share the machine: no time is saved."""
+    try:
+        plans = [plan_for(config, with_lengths(config, target_of(config, None)), advice=False) for config in configs]
+    except Exception:  # an estimate has no say in whether runs begin
+        return ""
+    prices = [plan.dollars for plan in plans if plan.dollars is not None]
+    cost = f" and {money((sum(low for low, _ in prices), sum(high for _, high in prices)))}" if prices else ""
+    return f": at most about {duration(sum(plan.run_seconds for plan in plans))}{cost} on this machine, as planned"
 
 
 def work(tasks: Iterator[Task], workers: int) -> None:

@@ -26,12 +26,13 @@ from posttrain.lab.plan.calibration import corrected
 from posttrain.lab.plan.disk import DiskPlan, disk_of
 from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
+from posttrain.lab.plan.lengths import row_lengths
 from posttrain.lab.plan.memory import predict
 from posttrain.lab.plan.records import MemoryPlan, Workload
 from posttrain.lab.plan.target import Target, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
 from posttrain.lab.plan.verdict import Verdict
-from posttrain.lab.plan.workload import workload_of
+from posttrain.lab.plan.workload import model_architecture, workload_of
 
 ERROR = {"cpu": 0.25, "cuda": 0.25}
 """Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
@@ -81,6 +82,14 @@ class Plan:
     def verdict(self) -> Verdict:
         return verdict_on(self.memory, self.target)
 
+    @cached_property
+    def on_one_device(self) -> Verdict | None:
+        """Of the run as this version trains it, on one device; None where one is all there is."""
+        if self.hardware.count == 1:
+            return None
+        alone = replace(self.workload, ranks=1, sharding="none")
+        return verdict_on(predict(alone), self.target)
+
     @property
     def step_seconds(self) -> float:
         return self.cost.seconds
@@ -129,6 +138,7 @@ def make_plan(
     `gpus` is like "8xH100"; None is this machine. `how` are further fields of `Target`. Raises ConfigError and
     ModelError for what cannot be planned; what does not fit is no error here.
     """
+    named = config is None
     if config is None:
         config = from_flags(model, algorithm)
     elif model is not None or algorithm is not None:
@@ -139,7 +149,13 @@ def make_plan(
         )
     resolved = load_config(config, overrides).config
     check(resolved)
-    return plan_for(resolved, target_of(resolved, gpus, **how))
+    target = target_of(resolved, gpus, **how)
+    return plan_for(resolved, target if named else with_lengths(resolved, target))
+
+
+def with_lengths(config: RunConfig, target: Target) -> Target:
+    """The target with what the data of the config says, where that is on this machine."""
+    return replace(target, lengths=row_lengths(config, model_architecture(config.model.path).context))
 
 
 def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
@@ -166,7 +182,9 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
     """The plan of a resolved config; `advice`: look for changes where it does not fit, and for unusual settings."""
     workload = workload_for(config, target)
     memory = predict(workload)
-    evaluations, evaluation_seconds = _evaluations(config, workload, target.hardware)
+    evaluations, evaluation_seconds = _evaluations(
+        config, workload, target.hardware, None if target.lengths is None else target.lengths.heldout
+    )
     folder = Path(config.output or "runs") if target.here else None
     plan = Plan(
         config=config,
@@ -189,7 +207,7 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
 def workload_for(config: RunConfig, target: Target) -> Workload:
     """What decides memory and time: the config, on that hardware."""
     accelerator = target.hardware.device
-    known = {"engine": target.engine, "prompt_tokens": target.prompt_tokens}
+    known = {name: getattr(target, name) for name in ("engine", "prompt_tokens", "mean_completion_tokens")}
     return workload_of(
         config,
         device="cpu" if accelerator.key == "cpu" else "cuda",
@@ -198,7 +216,7 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
         sharding=target.sharding,
         engine_ranks=target.engine_ranks,
         optimizer_bits=target.optimizer_bits,
-        mean_completion_tokens=target.mean_completion_tokens,
+        lengths=target.lengths,
         **{name: value for name, value in known.items() if value is not None},
     )
 
@@ -246,11 +264,10 @@ def places_for(plan: Plan) -> Iterator[str]:
             yield f"{many.name}, sharded"
 
 
-def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware) -> tuple[int, float]:
+def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware, heldout: int | None) -> tuple[int, float]:
     """(how many, seconds of each): before, after, and every so many steps."""
     every, steps, settings = config.evaluation.every, workload.steps, config.evaluation
     number = 2 + ((steps - 1) // every if every else 0)
     tokens = settings.max_completion_length or step_of(workload, longest=False).answer_tokens
-    return number, evaluation_seconds(
-        workload, hardware, prompts=settings.prompts, samples=settings.samples, tokens=tokens
-    )
+    prompts = settings.prompts if heldout is None else min(settings.prompts, heldout)
+    return number, evaluation_seconds(workload, hardware, prompts=prompts, samples=settings.samples, tokens=tokens)

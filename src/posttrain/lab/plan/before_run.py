@@ -19,7 +19,7 @@ from huggingface_hub.utils import build_hf_headers
 
 from posttrain.errors import DoesNotFit, PosttrainError
 from posttrain.lab.advise.ranges import remarks
-from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on
+from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_lengths
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.available import gpu_here, processor_here
 from posttrain.lab.plan.hardware import Hardware
@@ -57,7 +57,7 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
     """
     fetch_shape(config.model)
     try:
-        plan = plan_for(config, target_here(config))
+        plan = plan_for(config, with_lengths(config, target_here(config)))
         least = least_verdict(plan)
     except PosttrainError as error:
         view.event("plan", f"cannot tell whether it fits: {error.given}")

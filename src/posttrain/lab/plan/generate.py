@@ -22,8 +22,7 @@ from posttrain.lab.plan.architecture import Architecture, Block, Linear
 from posttrain.lab.plan.records import BYTES, Workload
 from posttrain.lab.plan.roles import weight_ranks
 from posttrain.models.compute import SMALL
-from posttrain.models.footprint import GROUP_COLUMNS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
-from posttrain.models.kernels import COPIED_WEIGHTS
+from posttrain.models.footprint import COPIED_WEIGHTS, GROUP_COLUMNS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
 
 WIDE = 4
 

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any
 
 from posttrain.config.pipeline import read_pipeline
-from posttrain.lab.plan.api import Plan, plan_for, target_of
+from posttrain.lab.plan.api import Plan, plan_for, target_of, with_lengths
 from posttrain.lab.plan.render import duration, money
 
 
@@ -61,5 +61,8 @@ def plan_pipeline(
     """As `make_plan`, for a file or mapping with `stages`."""
     configs = read_pipeline(source, overrides).with_start_models()
     return PipelinePlan(
-        stages={name: plan_for(config, target_of(config, gpus, **how)) for name, config in configs.items()}
+        stages={
+            name: plan_for(config, with_lengths(config, target_of(config, gpus, **how)))
+            for name, config in configs.items()
+        }
     )

@@ -57,6 +57,8 @@ class Workload:
     """Of the longest completion."""
     mean_completion_tokens: int | None = None
     """Of all completions; None: as the longest one. Time depends on it, memory does not."""
+    mean_prompt_tokens: int | None = None
+    """The same of all prompts."""
     minibatches: int = 1
     epochs: int = 1
     tokens_per_microbatch: int = 2048

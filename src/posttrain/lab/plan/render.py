@@ -26,6 +26,7 @@ def line(plan: Plan) -> str:
     """`256 answers a step, needs 3.1 of 24 GiB, at most about 4 min`"""
     rows = f"{plan.step.rows:,} {plan.step.rows_are if plan.step.rows_are != 'pairs' else 'rows'} a step"
     needed = plan.verdict.sentence(plan.hardware.count).removeprefix(f"fits: {plan.verdict.answer}, ")
+    needed += f" ({alone})" if (alone := _on_one_device(plan)) else ""
     dollars = f", {money(plan.dollars)}" if plan.dollars is not None and plan.target.price is not None else ""
     return f"{rows}, needs {needed}, at most about {duration(plan.run_seconds)}{dollars}"
 
@@ -59,6 +60,9 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "fits": verdict.answer,
         "needed_bytes": verdict.needed,
         "available_bytes": verdict.available,
+        "trains_on_one_device": None
+        if plan.on_one_device is None
+        else {"fits": plan.on_one_device.answer, "needed_bytes": plan.on_one_device.needed},
         "error": verdict.error,
         "hardware": {
             "name": plan.hardware.name,
@@ -134,6 +138,7 @@ def _active(plan: Plan) -> str:
 def _memory(plan: Plan) -> list[str]:
     verdict = plan.verdict
     head = f"{verdict.sentence(plan.hardware.count)} (±{verdict.error:.0%})"
+    alone = [f"but {alone}"] if (alone := _on_one_device(plan)) else []
     rows = [_phase(phase, max(verdict.available, verdict.needed)) for phase in plan.memory.phases]
     peak = plan.memory.peak
     parts = sorted(peak.parts, key=lambda part: -part.bytes)
@@ -142,7 +147,13 @@ def _memory(plan: Plan) -> list[str]:
     factor = plan.hardware.memory_factor
     if factor != 1.0:
         head += f", what is not exactly known times {factor:.2f}, as measured"
-    return [head, *rows, f"most while it {_doing(peak.name)}{moment}: {largest}"]
+    return [head, *alone, *rows, f"most while it {_doing(peak.name)}{moment}: {largest}"]
+
+
+def _on_one_device(plan: Plan) -> str:
+    """What several devices come to with a version that trains on one of them."""
+    alone = plan.on_one_device
+    return "" if alone is None else f"this version trains on one device ({alone.sentence()})"
 
 
 def _doing(phase: str) -> str:
@@ -220,6 +231,7 @@ def _assumed(plan: Plan) -> list[str]:
         f"{percent(shares.compute)} of the peak in products, {percent(shares.bandwidth)} of the memory's bandwidth "
         f"({shares.source})",
         f"weights that are trained in float32, products in {plan.workload.precision}",
+        _rows_assumed(plan),
         "not counted: your reward functions, judges, reading data, writing checkpoints",
     ]
     if plan.config.reward_model is not None:
@@ -227,8 +239,19 @@ def _assumed(plan: Plan) -> list[str]:
     if plan.workload.device == "cuda":
         told.append("time on GPUs is computed from data sheets; none was at hand to measure it")
     if plan.hardware.count > 1:
-        told.append("this version trains on one device: what several would do is computed")
+        told.append("what several devices would do together is computed: time and price, too")
     return [*told, *plan.memory.notes]
+
+
+def _rows_assumed(plan: Plan) -> str:
+    lengths, w = plan.target.lengths, plan.workload
+    if lengths is not None:
+        return str(lengths)
+    known = "max_prompt_length" if w.data_kind == "prompts" else "max_length"
+    if getattr(plan.config.data, known) is not None or plan.target.prompt_tokens is not None:
+        return "rows as long as the settings allow"
+    of = f"prompts of {w.prompt_tokens:,}" if w.data_kind == "prompts" else f"rows of {w.row_tokens:,}"
+    return f"{of} tokens, since the data or the tokenizer is not on this machine"
 
 
 # --- units -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from posttrain.config import RunConfig
 from posttrain.errors import ConfigError
 from posttrain.lab.plan.available import this_machine
 from posttrain.lab.plan.hardware import Hardware, find_hardware
+from posttrain.lab.plan.lengths import RowLengths
 from posttrain.lab.plan.records import Engine, Sharding
 
 
@@ -28,6 +29,8 @@ class Target:
     prompt_tokens: int | None = None
     price: float | None = None
     """Dollars per device and hour; None: the table's range."""
+    lengths: RowLengths | None = None
+    """Of the data, where it is on this machine."""
 
     @property
     def here(self) -> bool:
@@ -38,7 +41,7 @@ class Target:
 def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     """`gpus` by name, several of one kind sharded fully unless said otherwise; this machine without a name."""
     hardware = this_machine(config.model.device) if gpus is None else find_hardware(gpus)
-    known = [field.name for field in fields(Target) if field.name != "hardware"]
+    known = [field.name for field in fields(Target) if field.name not in ("hardware", "lengths")]
     if unknown := how.keys() - set(known):
         raise ConfigError(
             given=f"a plan knows no {min(unknown)!r}",

@@ -52,12 +52,14 @@ class StepCost:
 def step_of(workload: Workload, *, longest: bool = True) -> Step:
     """The arithmetic of a step; `longest`: with every answer as long as it may be, else as long as the mean."""
     w = workload
-    answer = w.completion_tokens if longest or w.mean_completion_tokens is None else w.mean_completion_tokens
+    answer, prompt = w.completion_tokens, w.prompt_tokens
+    if not longest:
+        answer, prompt = w.mean_completion_tokens or answer, w.mean_prompt_tokens or prompt
     return Step(
         prompts=w.prompts_per_step,
         per_prompt=w.rows // w.prompts_per_step,
         rows_are="answers" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "examples",
-        prompt_tokens=w.prompt_tokens,
+        prompt_tokens=prompt,
         answer_tokens=answer,
         minibatches=w.minibatches,
         epochs=w.epochs,
@@ -86,7 +88,7 @@ def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, 
     if workload.data_kind == "prompts":
         work = sampling_work(workload, prompts=prompts, per_prompt=1 + samples, answer_tokens=tokens)
     else:
-        held_out = _share_of(replace(step_of(workload), prompts=prompts), workload.ranks)
+        held_out = _share_of(replace(step_of(workload, longest=False), prompts=prompts), workload.ranks)
         work = _scored(workload, workload.architecture, held_out)
     return work.seconds(hardware, workload.precision)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from posttrain.config.stages import REWARD_MODEL
+from posttrain.config import REWARD_MODEL
 from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
+from posttrain.lab.plan.lengths import RowLengths
 from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
 from posttrain.models.compute import SMALL
 from posttrain.tasks.base import EXPERTS
@@ -56,13 +57,14 @@ def workload_of(
     device: Literal["cpu", "cuda"] = "cpu",
     computing: Computing | None = None,
     bfloat16: bool = True,
+    lengths: RowLengths | None = None,
     **known: Any,
 ) -> Workload:
     """What this configuration asks of one device, which has instructions for `bfloat16` or not; `known` are fields of
     `Workload` that the caller knows better.
 
-    Lengths are the longest that the configuration admits; where it names none, they are assumed. Raises as
-    `read_architecture` does.
+    Lengths are those of the data where they are known, else the longest that the configuration admits; where it names
+    none, they are assumed. Raises as `read_architecture` does.
     """
     algorithm, train, sampling = config.algorithm.build(), config.train, config.sampling
     architecture = known.pop("architecture", None) or model_architecture(config.model.path)
@@ -70,7 +72,7 @@ def workload_of(
     algorithm = algorithm.with_decided_correction(exact=train.samples_exactly(computing.precision))
     kind: DataKind = "pairs" if config.sampled_pairs is not None else algorithm.data_kind
     online = kind == "prompts"
-    prompt, completion = _lengths(config, architecture, online=online)
+    prompt, completion = _lengths(config, architecture, lengths, online=online)
     fields: dict[str, Any] = {
         "algorithm": algorithm.key,
         "needs": algorithm.needs,
@@ -80,6 +82,8 @@ def workload_of(
         "group_size": sampling.group_size if online else 1,
         "prompt_tokens": prompt,
         "completion_tokens": completion,
+        "mean_prompt_tokens": None if lengths is None else min(prompt, lengths.mean_prompt),
+        "mean_completion_tokens": None if lengths is None or online else min(completion, lengths.mean_completion),
         "minibatches": train.minibatches,
         "epochs": train.epochs,
         "tokens_per_microbatch": train.tokens_per_microbatch,
@@ -110,12 +114,18 @@ def model_architecture(path: str) -> Architecture:
     return architecture_of({"model_type": recipe.model_type, **recipe.shape()}, name=path)
 
 
-def _lengths(config: RunConfig, architecture: Architecture, *, online: bool) -> tuple[int, int]:
+def _lengths(
+    config: RunConfig, architecture: Architecture, lengths: RowLengths | None, *, online: bool
+) -> tuple[int, int]:
     """(prompt, completion) of the longest row."""
     context = architecture.context or 2**31
+    if lengths is not None and not online:
+        row = min(lengths.prompt + lengths.completion, config.data.max_length or context, context)
+        completion = min(lengths.completion, max(1, row - 1))
+        return max(1, row - completion), completion
     if online:
         completion = min(config.sampling.max_completion_length, context - 1)
-        prompt = config.data.max_prompt_length or ASSUMED_PROMPT
+        prompt = lengths.prompt if lengths is not None else config.data.max_prompt_length or ASSUMED_PROMPT
         return min(prompt, context - completion), completion
     row = min(config.data.max_length or ASSUMED_ROW, context)
     return row // 2, row - row // 2

@@ -229,7 +229,7 @@ def rollouts(name: str, run: RunRecord, asked: Asked) -> str:
     pages = max(1, math.ceil(len(chosen) / GROUPS_PER_PAGE))
     page = min(asked.page, pages)
     shown = chosen[(page - 1) * GROUPS_PER_PAGE : page * GROUPS_PER_PAGE]
-    scale, decode = largest_advantage(shown), token_pieces(run.last_model)
+    scale, decode = largest_advantage(shown), token_pieces(run)
     facts = f"{len(chosen)} of {len(groups)} prompts, page {page} of {pages}"
     hint = "" if decode else '<p class="hint">No tokenizer could be opened in the last checkpoint: tokens are ids.</p>'
     body = "".join(group_html(group, scale, decode, ROWS_PER_GROUP) for group in shown)

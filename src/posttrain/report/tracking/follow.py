@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import ConfigError
-from posttrain.files import write_atomically
+from posttrain.files import MOST_BYTES, open_inside, require_plain, write_atomically
 from posttrain.report.living import state_of
 from posttrain.report.store import mapping, number, read_run
 from posttrain.report.tracking.trackers import TRACKERS, Subject, Tracker
@@ -64,24 +64,24 @@ class Sent:
 class Lines:
     """The objects in a file of JSON lines that grows, each once; a resume may put a shorter file in its place."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._file = path, 0, 0
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name, self._offset, self._file = folder, name, 0, 0
 
     def new(self) -> Iterator[Mapping[str, Any]]:
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_inside(self._folder, self._name), "rb") as file:
                 now = os.fstat(file.fileno())
                 if now.st_ino != self._file or now.st_size < self._offset:
                     self._file, self._offset = now.st_ino, 0
                 file.seek(self._offset)
-                whole, end, _ = file.read().rpartition(b"\n")  # the last line may still be written
+                whole, end, _ = file.read(MOST_BYTES).rpartition(b"\n")  # the last line may still be written
         except FileNotFoundError:
             return
         self._offset += len(whole) + len(end)
         for line in whole.splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, Mapping):
                 yield row
@@ -98,6 +98,7 @@ def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> 
         raise ConfigError(given=f"there is no tracker {name!r}", allowed=", ".join(TRACKERS))
     if not (folder / "config.yaml").is_file():
         raise ConfigError(given=f"{folder} holds no run (it has no config.yaml)", allowed="the folder of a run")
+    require_plain(folder)
     (folder / "tracking").mkdir(exist_ok=True)
     with _alone(folder / "tracking" / f"{name}.lock"):
         sent, opened = Sent.of(folder, name), list[Tracker]()
@@ -121,7 +122,7 @@ def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> 
 
 
 def _send_until(over: Callable[[], bool], folder: Path, tracker: Callable[[], Tracker], sent: Sent) -> None:
-    metrics, events = Lines(folder / "metrics.jsonl"), Lines(folder / "events.jsonl")
+    metrics, events = Lines(folder, "metrics.jsonl"), Lines(folder, "events.jsonl")
     last = False
     while True:
         for count, row in enumerate(metrics.new(), start=1):

@@ -110,7 +110,7 @@ def audit(
 
 def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[AuditReport]:
     """Audit every reward of a run on the rows that it will be trained on. `folder` is where the config lies."""
-    from posttrain.config.stages import in_folder
+    from posttrain.config import in_folder
     from posttrain.data.plain import plain_prompts
     from posttrain.data.read import read_rows
 
@@ -118,7 +118,8 @@ def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[
     told = Options(**{**sizes, **options})
     rows = read_rows(config.data.train, split=config.data.split, max_rows=MOST_ROWS, seed=config.seed)[:MOST_ROWS]
     prompts = plain_prompts(rows, config.data)
-    return [audit_prompts(reward, prompts, told, folder=folder) for reward in in_folder(config.rewards, Path(folder))]
+    rewards = [as_reward(reward, training=True) for reward in in_folder(config.rewards, Path(folder))]
+    return [audit_prompts(reward, prompts, told, folder=folder) for reward in rewards]
 
 
 def audit_prompts(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from posttrain.rewards import wire
 from posttrain.rewards.audit.subject import Case, Subject
+from posttrain.rewards.descendants import MARK, kill_tree, new_mark
 
 PROBE_SECONDS = 30.0
 """A probe that takes longer is killed."""
@@ -62,6 +61,7 @@ def _run(arguments: Sequence[str], hash_seed: str, seconds: float) -> str:
     """Run the probe to its end, or kill it with everything that it started; what it printed."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
     environment["PYTHONHASHSEED"] = hash_seed
+    mark = environment[MARK] = new_mark()
     process = subprocess.Popen(
         [sys.executable, "-m", "posttrain.rewards.audit.probe", *arguments],
         stdin=subprocess.DEVNULL,
@@ -75,7 +75,6 @@ def _run(arguments: Sequence[str], hash_seed: str, seconds: float) -> str:
     except subprocess.TimeoutExpired:
         printed = b"it hung"
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_tree(process.pid, mark)
         process.wait()
     return printed.decode(errors="replace")

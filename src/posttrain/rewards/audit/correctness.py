@@ -41,7 +41,9 @@ def false_accepts(subject: Subject) -> Measured:
     ) + ((f"and {len(worst) - SHOWN} more: {', '.join(worst[SHOWN:])}",) if len(worst) > SHOWN else ())
     return Measured(
         value=total / len(tried),
-        text=f"{share(total, len(tried))} cheats accepted, of {len(worst)} of {len(names)} sorts",
+        text=f"{share(total, len(tried))} cheats accepted: {len(worst)} of {len(names)} kinds of cheat work"
+        if total
+        else f"none of {len(tried):,} cheats accepted ({len(names)} kinds)",
         examples=examples,
     )
 

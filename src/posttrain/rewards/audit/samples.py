@@ -18,12 +18,12 @@ def sampled(model: str, prompts: Sequence[Prompt]) -> list[list[str]]:
 
     from posttrain.config import DataConfig, ModelConfig, SamplingConfig
     from posttrain.data.prompts import Renderer
-    from posttrain.engines.local import LocalSampler
+    from posttrain.engines import make_sampler
     from posttrain.models.load import load_model
     from posttrain.models.named import resolve_model_path
 
     loaded = load_model(resolve_model_path(ModelConfig(path=model), seed=0))
-    sampler = LocalSampler.of(loaded)
+    sampler = make_sampler(loaded)
     renderer = Renderer.of(DataConfig(train="rows"), loaded.tokenizer)
     rendered = []
     for prompt in prompts[:PROMPTS]:

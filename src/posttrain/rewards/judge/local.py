@@ -10,16 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.prompts import Renderer
-from posttrain.engines.decoding import base_model
-from posttrain.engines.local import LocalSampler
+from posttrain.engines import Sampler, make_sampler
 from posttrain.errors import ConfigError
-from posttrain.models.context import context_window, window_reason
 from posttrain.models.identity import model_identity
-from posttrain.models.load import load_model
+from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
 from posttrain.rewards.judge.records import Conversation, Reply
@@ -35,31 +31,35 @@ CODE = ("engines/*.py", "functional/*.py", "data/prompts.py", "data/template.py"
 
 
 class LocalJudge:
-    """Implements `Backend` with a `LocalSampler` and the chat template of its tokenizer."""
+    """Implements `Backend` with a sampler and the chat template of its tokenizer."""
 
     def __init__(self, settings: JudgeConfig, *, folder: Path | None = None, device: str = "auto") -> None:
         self.settings, self._folder, self._device = settings, folder, device
-        self._bound: LocalSampler | None = None
+        self._bound: Sampler | None = None
         self._template_kwargs: Mapping[str, Any] = {}
 
     @property
     def is_policy(self) -> bool:
         return self.settings.model == POLICY
 
-    def bind(self, sampler: LocalSampler, template_kwargs: Mapping[str, Any]) -> None:
+    def bind(self, sampler: Sampler, template_kwargs: Mapping[str, Any]) -> None:
         """Judge with this sampler's present weights, whenever that is."""
         self._bound, self._template_kwargs = sampler, template_kwargs
 
     @cached_property
-    def _own(self) -> LocalSampler:
+    def _loaded(self) -> LoadedModel:
         place = find_model(self.settings.model, self._folder)
         with called("judge.model"):
             loaded = load_model(resolve_model_path(ModelConfig(path=place, device=self._device), 0))  # type: ignore[arg-type]
         loaded.model.requires_grad_(False)
-        return LocalSampler.of(loaded)
+        return loaded
+
+    @cached_property
+    def _own(self) -> Sampler:
+        return make_sampler(self._loaded)
 
     @property
-    def sampler(self) -> LocalSampler:
+    def sampler(self) -> Sampler:
         if not self.is_policy:
             return self._own
         if self._bound is None:
@@ -77,12 +77,12 @@ class LocalJudge:
 
     @cached_property
     def _identity(self) -> str:
-        sampler = self._own
+        loaded = self._loaded
         return model_identity(
-            sampler.model,
-            compute_dtype=sampler._autocast_dtype or torch.float32,
-            tokenizer=sampler.tokenizer,
-            eos_ids=sampler.eos_ids,
+            loaded.model,
+            compute_dtype=loaded.compute_dtype,
+            tokenizer=loaded.tokenizer,
+            eos_ids=loaded.eos_ids,
             code=CODE,
         )
 
@@ -122,12 +122,11 @@ class LocalJudge:
         else:
             text = "\n\n".join(message["content"] for message in conversation.messages) + "\n"
         ids = renderer.ids(text, is_chat=chat)
-        config = base_model(sampler.model).config
-        window = context_window(config)
+        window = sampler.context_length
         if window is not None and len(ids) + self.settings.max_tokens > window:
             return Reply(
                 error=f"the question has {len(ids)} tokens and the reply may have {self.settings.max_tokens} "
-                f"(judge.max_tokens), in the judge's context of {window}{window_reason(config)}"
+                f"(judge.max_tokens), in the judge's context of {window}{sampler.context_reason}"
             )
         return ids
 

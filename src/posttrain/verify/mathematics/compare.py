@@ -132,6 +132,8 @@ def _same_meaning(gold: Value, given: Value, how: How) -> bool | None:
             return how.options.base and given.text == gold.meaning.digits
         case Colons(), Colons():
             return gold.meaning.half == given.meaning.half and _all_same(gold.meaning.parts, given.meaning.parts, how)
+        case ((Number() | Expression()), Equation(result=Value() as result)) if gold.name is None:
+            return _same(gold, result, how)
         case (Equation(), _) | (_, Equation()):
             return _same_equation(_as_equation(gold), _as_equation(given))
         case Unread(), (Unread() | Expression() | Listing() | Bracket() | Matrix()):

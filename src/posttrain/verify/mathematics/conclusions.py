@@ -6,10 +6,10 @@ import re
 from itertools import pairwise
 
 from posttrain.verify.mathematics import places
-from posttrain.verify.mathematics.denials import is_changed, is_denied, is_guess, is_task
+from posttrain.verify.mathematics.denials import is_changed, is_denied, is_guess, is_reference, is_task
 from posttrain.verify.mathematics.estimates import is_estimated, is_open_ended, rounds_to
 from posttrain.verify.mathematics.guard import MAX_CHARS
-from posttrain.verify.mathematics.prose import NUMBER
+from posttrain.verify.mathematics.prose import NUMBER, contradicts
 from posttrain.verify.mathematics.reader import Extracted, Reader, ambiguous
 from posttrain.verify.mathematics.sentences import (
     FORMULA,
@@ -81,6 +81,10 @@ def of_sentence(sentence: str, reader: Reader) -> Extracted:
         return ambiguous(len(atoms), detail="a comparison of two numbers")
     if atoms and (is_changed(clause, atoms[-1][1]) or (not reader.estimates and is_estimated(clause, atoms[-1][1]))):
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is what another number is told by")
+    if atoms and is_reference(clause, atoms[-1][1]):
+        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} only counts what the word before it names")
+    if atoms and not reader.options.last_side and (left := contradicts(clause, atoms[-1][1])):
+        return ambiguous(2, detail=f"{left} is not {atoms[-1][0]}")
     if atoms and not reader.estimates and is_open_ended(clause, atoms[-1][2]):
         return ambiguous(2, detail=f"{atoms[-1][0]!r} and what lies beyond it")
     denied = {atom for atom, start, end in atoms if is_denied(clause, start, end)}

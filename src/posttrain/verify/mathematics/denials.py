@@ -29,6 +29,13 @@ _DENIED_BEHIND = re.compile(
     r"(?:(?<=is\s)|(?<=was\s)|(?<=be\s)|(?<=seems\s)|(?<=looks\s))(?:wrong|incorrect|false|untrue|impossible|mistaken))",
     re.IGNORECASE,
 )
+_REFERENCE_BEFORE = re.compile(
+    r"\b(?:step|question|problem|exercise|task|part|case|chapter|section|page|figure|fig|table|equation|eq|example|line|"
+    r"item|hint|note|theorem|lemma|stage|phase|round|lesson|version|draft|no|q|#)s?[.:]?[\s*_#]*(?:(?:no|number)\.?\s*)?$"
+    r"|^\W*(?:day|number|level|unit)[\s*_]*$|^[\s*_]*#\s*$",
+    re.IGNORECASE,
+)
+"""What a number only counts: `Step 7`, `Question 7`."""
 _GUESS = re.compile(
     r"\b(?:guess|candidates?|attempt|option\s+[A-Z0-9]\b|(?:might|may)\s+be|maybe|perhaps|possibly)", re.IGNORECASE
 )
@@ -75,6 +82,15 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def is_changed(text: str, start: int) -> bool:
     """Whether the word before a number makes another one of it: `negative 7`, `half of 7`, `more than 7`."""
     return _CHANGED_BEFORE.search(text, max(start - 40, 0), start) is not None
+
+
+def is_reference(text: str, start: int) -> bool:
+    """Whether the word before a number says of what it is the number: `Step 7`.
+
+    >>> is_reference("Step 7", 5), is_reference("### Question 7:", 13), is_reference("It takes 7", 9)
+    (True, True, False)
+    """
+    return _REFERENCE_BEFORE.search(text[max(start - 40, 0) : start]) is not None
 
 
 def is_task(sentence: str) -> bool:

@@ -21,6 +21,7 @@ from posttrain.verify.mathematics.denials import is_changed, is_denied, retracti
 from posttrain.verify.mathematics.guard import MAX_CHARS, NeedsAlgebra, look_at_the_clock
 from posttrain.verify.mathematics.reader import Extracted, Reader, ambiguous
 from posttrain.verify.mathematics.sentences import AMOUNTS, FORMULA, HEDGE, atoms_of, without_dollars
+from posttrain.verify.mathematics.tokens import script_of
 
 __all__ = ["MAX_TEXT", "Extracted", "NeedsAlgebra", "Reader", "extract", "final_segment"]
 
@@ -63,7 +64,60 @@ def extract(text: str, reader: Reader | None = None) -> Extracted:
     if len(segment) > MAX_SEGMENT:
         return Extracted(None, reason="too_large", detail=f"a text of {len(segment)} characters")
     look_at_the_clock(len(segment))
-    return _decide(segment, reader or Reader())
+    reader = reader or Reader()
+    match reader.options.answer_from:
+        case "box":
+            return _in_boxes(segment, reader)
+        case "tag":
+            return _in_tags(segment, reader)
+        case "last_line":
+            return _decide(places.last_line(segment), reader)
+    return _decide(segment, reader)
+
+
+def _in_boxes(segment: str, reader: Reader) -> Extracted:
+    boxes = places.find_boxes(segment)
+    if boxes is None:
+        return _too_many(segment)
+    if (problem := _unfinished(segment, boxes)) is not None:
+        return problem
+    contents = [content for box in boxes if (content := places.box_content(segment, box))]
+    return _shown(segment, boxes, contents, reader)
+
+
+def _in_tags(segment: str, reader: Reader) -> Extracted:
+    tags = places.find_tags(segment)
+    if tags is None:
+        return _too_many(segment)
+    contents = [content for tag in tags if (content := _tagged(tag))]
+    return _shown(segment, [], contents, reader)
+
+
+def _unfinished(segment: str, boxes: list[places.Box]) -> Extracted | None:
+    if boxes and boxes[-1].closing < 0:
+        return Extracted(None, reason="no_answer", detail="the last box is never closed")
+    if boxes and not places.box_content(segment, boxes[-1]):
+        return Extracted(None, reason="no_answer", detail="the last box is empty")
+    return None
+
+
+def _shown(segment: str, boxes: list[places.Box], contents: list[str], reader: Reader) -> Extracted:
+    """The one value of what stands in boxes and tags."""
+    if not contents:
+        where = {"box": "no box", "tag": "no <answer> tag"}.get(reader.options.answer_from, "the answer tag is empty")
+        return Extracted(None, reason="no_answer", detail=where)
+    if any(len(content) > MAX_CHARS for content in contents):
+        return Extracted(
+            None, len(contents), reason="too_large", detail=f"an answer of {max(map(len, contents))} characters"
+        )
+    distinct = _distinct(contents, reader)
+    if len(distinct) > 1:
+        written = [box for box in boxes if places.box_content(segment, box)]
+        joined = len(written) == len(contents) and _are_joined(segment, written)
+        return ambiguous(len(distinct), distinct if joined else None)
+    if any(_is_part(segment, box) for box in boxes):
+        return Extracted(None, reason="ambiguous", detail="the box is a part of a larger formula")
+    return Extracted(distinct[0], 1)
 
 
 def final_segment(text: str) -> str:
@@ -72,13 +126,14 @@ def final_segment(text: str) -> str:
 
 
 def _decide(segment: str, reader: Reader) -> Extracted:
-    boxes, tags, statements = places.find_boxes(segment), places.find_tags(segment), places.find_statements(segment)
-    if boxes is None or tags is None or statements is None:
+    boxes, tags = places.find_boxes(segment), places.find_tags(segment)
+    if boxes is None or tags is None:
         return _too_many(segment)
-    if boxes and boxes[-1].closing < 0:
-        return Extracted(None, reason="no_answer", detail="the last box is never closed")
-    if boxes and not places.box_content(segment, boxes[-1]):
-        return Extracted(None, reason="no_answer", detail="the last box is empty")
+    if (problem := _unfinished(segment, boxes)) is not None:
+        return problem
+    statements = places.find_statements(places.with_empty_boxes(segment, boxes))
+    if statements is None:
+        return _too_many(segment)
     shown = [content for box in boxes if (content := places.box_content(segment, box))]
     tagged = [_tagged(tag) for tag in tags if "\\boxed" not in tag]
     explicit = shown + [tag for tag in tagged if tag]
@@ -91,19 +146,11 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     denied = [one for said in statements if (one := _denied(said))]
     if not explicit:
         return _stated(claims, denied, segment, reader)
-    if any(len(content) > MAX_CHARS for content in explicit):
-        return Extracted(
-            None, len(explicit), reason="too_large", detail=f"an answer of {max(map(len, explicit))} characters"
-        )
-    distinct = _distinct(explicit, reader)
-    if len(distinct) > 1:
-        joined = not tagged and _are_joined(segment, [box for box in boxes if places.box_content(segment, box)])
-        return ambiguous(len(distinct), distinct if joined else None)
-    answer = distinct[0]
+    found = _shown(segment, boxes, explicit, reader)
+    if (answer := found.answer) is None:
+        return found
     if any(is_denied(segment, box.start, box.closing + 1) or is_changed(segment, box.start) for box in boxes):
         return Extracted(None, reason="no_answer", detail="the words around the box deny it")
-    if any(_is_part(segment, box) for box in boxes):
-        return Extracted(None, reason="ambiguous", detail="the box is a part of a larger formula")
     others = [other for box in boxes for other in _offered_beside(segment, box) if not reader.same(answer, other)]
     if boxes:
         others += _taken_back(answer, segment, boxes[-1].closing + 1, reader)
@@ -185,7 +232,11 @@ def _is_part(segment: str, box: places.Box) -> bool:
     """Whether a digit, a decimal or an exponent stands right beside a box: `1\\boxed{7}`, `\\boxed{7}.5`."""
     behind = segment[box.closing + 1 : box.closing + 4] if segment[box.closing : box.closing + 1] == "}" else ""
     before = segment[max(box.start - 6, 0) : box.start]
-    return bool(re.match(r"[0-9]|\.[0-9]|\^[0-9{]|[\[{(][0-9]", behind) or re.search(r"[0-9][{$]?$|\\sqrt\{?$", before))
+    return bool(
+        re.match(r"[0-9]|\.[0-9]|[\^_][0-9{]|[\[{(][0-9]", behind)
+        or any(map(script_of, behind[:1]))
+        or re.search(r"[0-9][{$]?$|\\sqrt\{?$", before)
+    )
 
 
 def _taken_back(answer: str, segment: str, start: int, reader: Reader) -> list[str]:
@@ -217,6 +268,8 @@ def _offered_beside(segment: str, box: places.Box) -> list[str]:
 
 def _tagged(content: str) -> str:
     """The answer within a tag: what it states, if it is a sentence."""
+    if boxes := [box for box in places.find_boxes(content) or [] if box.closing >= 0]:
+        return places.box_content(content, boxes[-1])
     statements = places.find_statements(content)
     return without_dollars(statements[-1] if statements else content)
 

@@ -28,7 +28,13 @@ def name_of(tokens: Sequence[Token]) -> str | None:
     opened = texts[1:2] == ["("] if letters[0] else texts[0] == "("
     if opened and texts[-1] == ")" and inside and all(t == "," or (t.isalpha() and len(t) == 1) for t in inside):
         return texts[0] if letters[0] else "".join(texts)
+    if letters[0] and _names_function(texts[0]) and opened and closing_of(tokens, 1) == len(texts) - 1:
+        return spelled(tokens)  # f(2), P(A | B)
     return None
+
+
+def _names_function(letter: str) -> bool:
+    return letter.isupper() or letter in "fghpq"
 
 
 def is_label(tokens: Sequence[Token]) -> bool:

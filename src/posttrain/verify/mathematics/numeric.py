@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from time import perf_counter
@@ -13,10 +14,11 @@ from posttrain.verify.mathematics.estimates import is_estimate
 from posttrain.verify.mathematics.extract import Extracted, Reader, extract
 from posttrain.verify.mathematics.golds import gold_text, math_gold
 from posttrain.verify.mathematics.guard import Unreadable
-from posttrain.verify.mathematics.options import Options
+from posttrain.verify.mathematics.options import AnswerFrom, Options
 from posttrain.verify.mathematics.parse import parse
 from posttrain.verify.mathematics.prose import Number, single_number
 from posttrain.verify.mathematics.units import same_unit
+from posttrain.verify.mathematics.values import Equation
 from posttrain.verify.mathematics.values import Number as NumberValue
 from posttrain.verify.mathematics.verify import Message, estimated, hidden_characters, no_answer, text_of
 from posttrain.verify.verdict import Verdict, correct
@@ -30,6 +32,7 @@ def verify_number(
     answer: Any,
     *,
     truncated: bool = False,
+    answer_from: AnswerFrom = "anywhere",
     percent: Percent = "exact",
     relative_tolerance: float = 0.0,
     absolute_tolerance: float = 0.0,
@@ -39,7 +42,7 @@ def verify_number(
     start = perf_counter()
     _check_settings(percent, relative_tolerance, absolute_tolerance)
     gold = gold_number(answer)
-    reader = _reader(estimates=gold.is_decimal and (relative_tolerance > 0 or absolute_tolerance > 0))
+    reader = _reader(answer_from, estimates=gold.is_decimal and (relative_tolerance > 0 or absolute_tolerance > 0))
     found = extract(text_of(completion), reader)
     if found.answer is not None and not reader.estimates and is_estimate(found.answer):
         return estimated(found.answer)
@@ -98,6 +101,8 @@ def read_number(text: str) -> Number | None:
     if number is not None:
         return number
     value = parse(text, WORDS)
+    if isinstance(value.meaning, Equation) and value.meaning.result is not None:  # m + n = 204
+        value = value.meaning.result
     if not isinstance(meaning := value.meaning, NumberValue) or not same_unit(None, value.unit, any_noun=True):
         return None
     if value.computations:
@@ -136,5 +141,5 @@ def _check_settings(percent: str, relative: float, absolute: float) -> None:
         raise ConfigError(given=f"percent = {percent!r}", allowed="exact or either", fix="Set percent: exact.")
 
 
-def _reader(*, estimates: bool = False) -> Reader:
-    return Reader(WORDS, lambda one, other: False, estimates)
+def _reader(answer_from: AnswerFrom = "anywhere", *, estimates: bool = False) -> Reader:
+    return Reader(replace(WORDS, answer_from=answer_from), lambda one, other: False, estimates)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from posttrain.errors import ConfigError
+
+AnswerFrom = Literal["box", "tag", "last_line", "anywhere"]
+"""Which part of the final turn, behind the reasoning, says what the answer is.
+
+    box        the box: \\boxed{7}; several boxes must have one value. What stands around it is not read.
+    tag        <answer>7</answer>; several tags must have one value. What stands around it is not read.
+    last_line  the last line with a letter or a digit: `#### 7`, `The answer is 7.`, `7`, a box
+    anywhere   boxes and tags, else statements such as "The answer is", else the last sentence; statements that
+               contradict the box count against it
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How an answer is compared with the gold answer."""
 
+    answer_from: AnswerFrom = "anywhere"
+    """Where the answer stands: see `AnswerFrom`."""
     percent: bool = False
     """A percent sign may be left out or added: 7 is right for 7%. Off, 7% is 0.07 and nothing else."""
     words: bool = False
@@ -50,6 +63,8 @@ class Options:
     """Right is |given - gold| <= absolute_tolerance, where the gold is written as a decimal."""
 
     def __post_init__(self) -> None:
+        if self.answer_from not in get_args(AnswerFrom):
+            raise ConfigError(given=f"answer_from = {self.answer_from!r}", allowed=", ".join(get_args(AnswerFrom)))
         for name in ("relative_tolerance", "absolute_tolerance", "rounded_places"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(given=f"{name} = {getattr(self, name)}", allowed="0 or more", fix="Set it to 0.")

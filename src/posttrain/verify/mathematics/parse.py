@@ -18,11 +18,21 @@ from posttrain.verify.mathematics.cursor import NotAnExpression
 from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_ITEMS, Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.regions import united
-from posttrain.verify.mathematics.statements import Statements
+from posttrain.verify.mathematics.statements import QUANTITIES, UNDONE, Statements, result_of
 from posttrain.verify.mathematics.structure import closing_of, spelled, split
 from posttrain.verify.mathematics.tokens import Token, tokenise
-from posttrain.verify.mathematics.units import UNITS
-from posttrain.verify.mathematics.values import Bracket, Listing, Number, Region, Unread, Value, Words
+from posttrain.verify.mathematics.units import UNITS, split_unit
+from posttrain.verify.mathematics.values import (
+    Bracket,
+    Equation,
+    Expression,
+    Listing,
+    Number,
+    Region,
+    Unread,
+    Value,
+    Words,
+)
 
 _PLAIN = re.compile(r"\s*(-?)([1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?\.?\s*")
 _FRACTION = re.compile(
@@ -31,11 +41,14 @@ _FRACTION = re.compile(
 _MEASURE = re.compile(r"(-?)([1-9][0-9]{0,30}) ([a-z]{3,})")
 """A number of something, which is so frequent that the tokens need not be looked at."""
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
-_UNDONE = frozenset(
-    {"\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\bmod", "\\mod", "\\pmod", "\\det", "\\max", "\\min",
-     "\\gcd", "\\lcm", "\\deg", "\\limsup", "\\liminf", "\\sup", "\\begin{vmatrix}"}
-)  # fmt: skip
-"""Commands that ask for a calculation."""
+_LABEL = re.compile(
+    r"\s*(?P<opening>\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{)?\s*"
+    r"(?:(?:so|thus|hence|therefore|the|our|my|final|correct|required|"
+    rf"{'|'.join(QUANTITIES)})\b[\s,]*)++"
+    r"(?:(?:is|are|equals)\b\s*:?|:)\s*(?P<closing>\})?(?=\s*\S)",
+    re.IGNORECASE,
+)
+"""Words that announce an answer within its box."""
 
 
 def parse(text: str, options: Options, *, gold: bool = False) -> Value:
@@ -55,6 +68,9 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     if measure and (unit := UNITS.get(measure[3]) or UNITS.get(measure[3].removesuffix("s"))):
         sign, digits = measure[1], measure[2]
         return Value(f"{sign}{digits}{measure[3]}", Number(-int(digits) if sign else int(digits)), unit)
+    text = without_label(text)
+    if (split := split_unit(text)) is not None and (value := _with_unit(*split, options)) is not None:
+        return value
     tokens = tokenise(text)
     if not tokens:
         raise Unreadable("no_answer", "the answer is empty")
@@ -71,8 +87,34 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
         raise Unreadable("too_large", "nested too deeply") from None
     if isinstance(value.meaning, Listing) and (comma := _DECIMAL_COMMA.fullmatch(text.strip())):
         value = replace(value, meaning=replace(value.meaning, decimal=Fraction(f"{comma[1]}.{comma[2]}")))
-    undone = {token.text for token in tokens if token.text in _UNDONE}
+    asked = result_of(tokens) if value.name is not None or isinstance(value.meaning, Equation) else tokens
+    undone = {token.text for token in asked if token.text in UNDONE}
     return replace(value, text=written, computations=value.computations | undone)
+
+
+def without_label(text: str) -> str:
+    r"""An answer without the words that only announce it.
+
+    >>> without_label(r"\text{The answer is } 7"), without_label("Total: 7"), without_label(r"\text{The answer is 7}")
+    ('7', '7', '\\text{7}')
+    """
+    label = _LABEL.match(text)
+    if label is None:
+        return text
+    rest = text[label.end() :]
+    opening = "" if label["opening"] is None or label["closing"] else label["opening"]
+    return f"{opening}{rest}".strip()
+
+
+def _with_unit(rest: str, unit: str, options: Options) -> Value | None:
+    """The number or formula before a unit; None for what has no unit of its own, such as a list."""
+    try:
+        value = parse(rest, options)
+    except Unreadable:
+        return None
+    if not isinstance(value.meaning, Number | Expression) or value.unit is not None:
+        return None
+    return replace(value, unit=unit, text=f"{value.text} {unit}")
 
 
 def _plain_number(match: re.Match[str]) -> Value:

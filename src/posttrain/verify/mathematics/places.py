@@ -59,10 +59,11 @@ _FIRST = re.compile(
     re.DOTALL,
 )
 """The number or formula that a statement begins with."""
-_SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?=[\s\"*)]|$)")
+_SENTENCE_END = re.compile(r"\n|(?<!\\)(?<!\bNo)[.!?](?=[\s\"*)]|$)")
 _LABEL = re.compile(r"^(?:A|[Aa]ns(?:wer)?|Result|Solution|Total)\s*[*_]*\s*[:=]\s*")
 PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
 _MINUS_BEFORE = re.compile(r"(?:^|[^\w)\]}.\s])\s*([-−])[\s$]*$|(?:^|\s(?:is|are|be|equals))\s*([-−])[\s$]*$")
+_DISPLAYED = re.compile(r"(\$\$|\\[\[(])((?:[^$\\]|\\(?![\[\]()]))*+)(\$\$|\\[\])])")
 DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 """What opens and closes a formula in LaTeX."""
 
@@ -169,6 +170,23 @@ def box_content(text: str, box: Box) -> str:
     return ("-" if minus else "") + content + ("\\%" if percent else "")
 
 
+def with_empty_boxes(text: str, boxes: list[Box]) -> str:
+    """The text with blanks in its boxes: what is written in them states nothing beside them."""
+    for box in boxes:
+        text = text[: box.opening] + " " * (box.closing - box.opening) + text[box.closing :]
+    return text
+
+
+def last_line(text: str) -> str:
+    r"""The last line that has a letter or a digit; a displayed formula is one line.
+
+    >>> last_line("It is\n$$\n7\n$$\n**")
+    '$$ 7 $$'
+    """
+    lines = _DISPLAYED.sub(_on_one_line, text).splitlines()
+    return next((line for line in reversed(lines) if any(map(str.isalnum, line))), "")
+
+
 def find_tags(text: str) -> list[str] | None:
     """What stands in `<answer>` tags; None when there are too many."""
     if "<answer>" not in text.lower():
@@ -228,7 +246,7 @@ def _stated(text: str, start: int, *, whole_line: bool) -> str:
 def sentences_backwards(text: str) -> Iterator[str]:
     """The sentences and lines at the end of a text, the last one first; displayed formulas are kept in one piece."""
     tail = text[-MAX_TAIL:].rstrip()
-    tail = re.sub(r"(\$\$|\\[\[(])((?:[^$\\]|\\(?![\[\]()]))*+)(\$\$|\\[\])])", _on_one_line, tail)
+    tail = _DISPLAYED.sub(_on_one_line, tail)
     end = len(tail)
     starts = [0, *(match.end() for match in _SENTENCE_END.finditer(tail))]
     for start in reversed(starts):

@@ -11,12 +11,13 @@ limit: without an answer its reason is then "truncated".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.verify.mathematics.guard import NeedsWorker, quickly
 from posttrain.verify.mathematics.numeric import Percent, gold_number, verify_number
-from posttrain.verify.mathematics.options import Options
+from posttrain.verify.mathematics.options import AnswerFrom, Options
 from posttrain.verify.mathematics.verify import Algebra, Message, verify
 from posttrain.verify.verdict import Verdict
 
@@ -45,6 +46,7 @@ def math(
     answer: Any,
     *,
     truncated: bool = False,
+    answer_from: AnswerFrom = "anywhere",
     percent: bool = False,
     words: bool = False,
     base: bool = False,
@@ -68,6 +70,7 @@ def math(
     can take arbitrarily long: outside a reward worker, call this only on text that you trust.
     """
     options = Options(
+        answer_from=answer_from,
         percent=percent,
         words=words,
         base=base,
@@ -88,16 +91,22 @@ def math(
     return verify(completion, answer, options, truncated=truncated, algebra=_algebra(options))
 
 
-def math500(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+def math500(
+    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
+) -> Verdict:
     """`math` for MATH and MATH-500: units, percent signs and the case of words do not count, as in the published
     graders. The subscript of a base does, and so does everything else."""
-    return verify(completion, answer, MATH500, truncated=truncated, algebra=_algebra(MATH500))
+    options = replace(MATH500, answer_from=answer_from)
+    return verify(completion, answer, options, truncated=truncated, algebra=_algebra(options))
 
 
-def math_lenient(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+def math_lenient(
+    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
+) -> Verdict:
     """`math` with the conventions of math-verify's test cases: the last side of a chain, rounded decimals, computations
     left undone, decimal commas. One answer only still counts; lists, hedges and guesses earn nothing."""
-    return verify(completion, answer, MATH_LENIENT, truncated=truncated, algebra=_algebra(MATH_LENIENT))
+    options = replace(MATH_LENIENT, answer_from=answer_from)
+    return verify(completion, answer, options, truncated=truncated, algebra=_algebra(options))
 
 
 def numeric(
@@ -105,6 +114,7 @@ def numeric(
     answer: Any,
     *,
     truncated: bool = False,
+    answer_from: AnswerFrom = "anywhere",
     percent: Percent = "exact",
     relative_tolerance: float = 0.0,
     absolute_tolerance: float = 0.0,
@@ -120,24 +130,31 @@ def numeric(
         completion,
         answer,
         truncated=truncated,
+        answer_from=answer_from,
         percent=percent,
         relative_tolerance=relative_tolerance,
         absolute_tolerance=absolute_tolerance,
     )
 
 
-def gsm8k(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+def gsm8k(
+    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
+) -> Verdict:
     """GSM8K: the gold is what follows `####`, or a number. `#### $18`, `#### 18.`, `\\boxed{18}`, "The answer is 18
     dollars." and a last line with one number, such as `A: 18`, all give 18. A percent sign may be left out or added."""
-    return verify_number(completion, answer, truncated=truncated, percent="either")
+    return verify_number(completion, answer, truncated=truncated, answer_from=answer_from, percent="either")
 
 
-def svamp(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+def svamp(
+    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
+) -> Verdict:
     """SVAMP and other word problems whose golds are plain numbers (145.0): `gsm8k`, but a percent sign counts."""
-    return verify_number(completion, answer, truncated=truncated)
+    return verify_number(completion, answer, truncated=truncated, answer_from=answer_from)
 
 
-def aime(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict:
+def aime(
+    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
+) -> Verdict:
     """AIME: integers from 0 to 999; leading zeros do not count, in the gold (`025`) or in the answer."""
     gold = gold_number(answer)
     if gold.percent or gold.value.denominator != 1 or not 0 <= gold.value <= AIME_LARGEST:
@@ -146,7 +163,7 @@ def aime(completion: Completion, answer: Any, *, truncated: bool = False) -> Ver
             allowed=f"an integer from 0 to {AIME_LARGEST}",
             fix='Correct or drop the row, or use the reward "numeric".',
         )
-    return verify_number(completion, answer, truncated=truncated)
+    return verify_number(completion, answer, truncated=truncated, answer_from=answer_from)
 
 
 def math_quick(completion: Completion, answer: Any, *, truncated: bool = False, **options: Any) -> Verdict | None:
@@ -154,14 +171,18 @@ def math_quick(completion: Completion, answer: Any, *, truncated: bool = False, 
     return _quick(completion, answer, Options(**options), truncated)
 
 
-def math500_quick(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict | None:
+def math500_quick(
+    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
+) -> Verdict | None:
     """As `math_quick`, for `math500`."""
-    return _quick(completion, answer, MATH500, truncated)
+    return _quick(completion, answer, replace(MATH500, answer_from=answer_from), truncated)
 
 
-def math_lenient_quick(completion: Completion, answer: Any, *, truncated: bool = False) -> Verdict | None:
+def math_lenient_quick(
+    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
+) -> Verdict | None:
     """As `math_quick`, for `math_lenient`."""
-    return _quick(completion, answer, MATH_LENIENT, truncated)
+    return _quick(completion, answer, replace(MATH_LENIENT, answer_from=answer_from), truncated)
 
 
 def in_time(verifier: Callable[..., Verdict]) -> Callable[..., Verdict | None]:

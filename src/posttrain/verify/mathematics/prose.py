@@ -11,6 +11,14 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
+from posttrain.verify.mathematics.cursor import NotAnExpression
+from posttrain.verify.mathematics.evaluate import Evaluator
+from posttrain.verify.mathematics.grammar import expression
+from posttrain.verify.mathematics.guard import Unreadable
+from posttrain.verify.mathematics.options import Options
+from posttrain.verify.mathematics.tokens import tokenise
+from posttrain.verify.mathematics.units import MULTIPLES
+
 MAX_DIGITS = 400
 """A longer number is not read: no answer needs it, and converting it would cost quadratic time."""
 
@@ -21,10 +29,21 @@ NUMBER = re.compile(
     r"(?P<latex_whole>[0-9]++)?\s?\\[dt]?frac\s?(?:\{\s?(?P<a>-?[0-9]++)\s?\}\s?\{\s?(?P<b>[0-9]++)\s?\}|(?P<a1>[0-9])(?P<b1>[0-9]))"
     r"|(?P<whole>[0-9]++)[ ](?P<c>[0-9]++)/(?P<d>[0-9]++)(?![0-9.,]*/)"
     rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
-    r")(?P<percent>\s?(?:\\?%|percent\b|pct\b))?"
+    rf")(?P<multiple>\s(?:{'|'.join(MULTIPLES)})s?\b)?(?P<percent>\s?(?:\\?%|percent\b|pct\b))?"
 )
-"""A number with its sign, its currency and its percent sign."""
+"""A number with its sign, its currency and its percent sign; `1 million` is one."""
 
+_TERM = (
+    r"\(*+\s*+(?:\\?[$€£¥]\s?)?(?:\\[dt]?frac\{[0-9]++\}\{[0-9]++\}|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|\.[0-9]++)"
+    r"(?:\s?\\?%)?+\s*+\)*+"
+)
+_SIGN = r"\s*+(?:[-−+*/×÷·]|\\(?:times|cdot|div)|(?:x|of|plus|minus|times|divided\s+by)\b)\s*+"
+_EQUATION = re.compile(
+    rf"(?P<left>{_TERM}(?:{_SIGN}{_TERM})++)\s*(?:=|\b(?:is|equals|gives|makes|leaves)\b)[\s$({{\\]*$"
+)
+"""A computation with numbers alone, and the sign or word that says what it comes to."""
+_LONGEST_EQUATION = 160
+_WORDS_OF_SIGNS = {"−": "-", "×": "*", "÷": "/", "·": "*", "x": "*", "of": "*", "plus": "+", "minus": "-", "times": "*"}
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s?\{([^{}]*)\}(?:\s?\^\s?\{?[0-9]\}?)?")
 _UNIT_POWER = re.compile(r"(?<![A-Za-z])[A-Za-z]{1,3}\s?\^\s?\{?[23]\}?(?![0-9])")
@@ -77,7 +96,51 @@ def single_number(text: str) -> Number | None:
     number = _lone_number(stated)
     if number is None or any(_lone_number(side) not in (None, number) for side in named):
         return None
+    if any(_differs(computed(side), number, stated) for side in named[-1:]):
+        return None
     return number
+
+
+def contradicts(text: str, start: int) -> str:
+    """The computation before a number that comes to another one; empty where there is none, or it is right. A decimal
+    may be rounded.
+
+    >>> contradicts("So 12 - 10 = 1", 13), contradicts("So 12 - 10 = 2", 13), contradicts("a - 10 = 1", 9)
+    ('12 - 10', '', '')
+    """
+    before = text[max(start - _LONGEST_EQUATION, 0) : start]
+    found = _EQUATION.search(before)
+    number = NUMBER.match(text, start)
+    if found is None or number is None or re.match(r"\s*(?:remainder|rem\b|r\b)", text[number.end() :], re.IGNORECASE):
+        return ""
+    front = before[: found.end() - len(found.group().lstrip())]
+    goes_on = front.rstrip()[-1:]
+    cut = not front and start > len(before)
+    if cut or front[-1:].isalnum() or goes_on.isdigit() or (goes_on and goes_on in "+-−*/×÷·^.(_%,\\"):
+        return ""
+    left, value = found["left"].strip(), to_number(number)
+    return left if value is not None and _differs(computed(left), value, number.group()) else ""
+
+
+def computed(text: str) -> Fraction | None:
+    """The exact value of a computation with numbers alone, such as `3 * 6` and `20% of 90`; None for anything else."""
+    text = re.sub(r"divided\s+by", "/", text.replace("\\%", "%"))
+    text = re.sub(r"\b(?:x|of|plus|minus|times)\b|[−×÷·]", lambda sign: _WORDS_OF_SIGNS[sign.group()], text)
+    text = re.sub(r"\\?[$€£¥]", "", text)
+    text = text.removeprefix("(") if text.count("(") == text.count(")") + 1 else text
+    if not _OPERATOR.search(text) or ("%" in text and re.search(r"[-+]", text)):
+        return None
+    try:
+        return Evaluator(Options())(expression(tokenise(text))).rational
+    except (NotAnExpression, Unreadable, RecursionError):
+        return None
+
+
+def _differs(exact: Fraction | None, given: Number, written: str) -> bool:
+    if exact is None or exact in (given.value, given.exact):
+        return False
+    decimals = len(written.partition(".")[2].rstrip(" %\\"))
+    return not decimals or abs(exact - given.exact) >= Fraction(1, 10**decimals)
 
 
 def _normalised(text: str) -> str:
@@ -128,6 +191,7 @@ def to_number(match: re.Match[str]) -> Number | None:
             value = int(part["latex_whole"] or 0) + Fraction(int(numerator), int(denominator))
     except (ValueError, ZeroDivisionError):
         return None
+    value *= MULTIPLES[part["multiple"].strip().removesuffix("s")] if part["multiple"] else 1
     negative = (part["sign"] or part["inner_sign"] or "+") in "-−"
     return Number(-value if negative else value, percent=part["percent"] is not None)
 

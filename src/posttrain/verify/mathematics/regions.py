@@ -9,7 +9,7 @@ from posttrain.verify.mathematics.approximate import approximate
 from posttrain.verify.mathematics.cursor import NotAnExpression
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.polynomials import Algebra, exactly, number
-from posttrain.verify.mathematics.tree import Minus, Symbol, free_symbols
+from posttrain.verify.mathematics.tree import Minus, Node, Symbol, free_symbols
 from posttrain.verify.mathematics.values import Bracket, Expression, Listing, Number, Piece, Region, Value
 
 INFINITY = Value("∞", Expression(Symbol("∞"), number(0)))
@@ -39,17 +39,21 @@ def equal_ends(one: Value, other: Value) -> bool:
     """Exactly."""
     if one.text == other.text:
         return True
+    infinite = [_infinite(end) for end in (one, other)]
+    if infinite[0] is not None or infinite[1] is not None:
+        return infinite[0] == infinite[1]
     ratios = [
         number(end.meaning.value) if isinstance(end.meaning, Number) else end.meaning.ratio
         for end in (one, other)
         if isinstance(end.meaning, Number | Expression)
     ]
-    infinite = any(isinstance(end.meaning, Expression) and _infinite(end.meaning) for end in (one, other))
-    return len(ratios) == 2 and not infinite and Algebra().equal(*ratios)
+    return len(ratios) == 2 and Algebra().equal(*ratios)
 
 
-def _infinite(end: Expression) -> bool:
-    return end.node in (Symbol("∞"), Minus(Symbol("∞")))
+def _infinite(end: Value) -> Node | None:
+    """Infinity with its sign; None for an end that is finite."""
+    node = end.meaning.node if isinstance(end.meaning, Expression) else None
+    return node if node in (Symbol("∞"), Minus(Symbol("∞"))) else None
 
 
 def interval(bracket: Bracket, options: Options) -> Region:
@@ -104,8 +108,8 @@ def mirrored(region: Region, options: Options) -> Region:
 
 
 def _minus(end: Value) -> Value:
-    if end in (INFINITY, MINUS_INFINITY):
-        return INFINITY if end == MINUS_INFINITY else MINUS_INFINITY
+    if (infinite := _infinite(end)) is not None:
+        return INFINITY if isinstance(infinite, Minus) else MINUS_INFINITY
     match end.meaning:
         case Number(value):
             return Value(exactly(-value), Number(-value))

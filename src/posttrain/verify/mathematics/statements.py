@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from posttrain.verify.mathematics.bases import FUNCTIONS
 from posttrain.verify.mathematics.compare import agree
 from posttrain.verify.mathematics.cursor import NotAnExpression
 from posttrain.verify.mathematics.guard import Unreadable
@@ -15,7 +16,7 @@ from posttrain.verify.mathematics.regions import INFINITY, MINUS_INFINITY, mirro
 from posttrain.verify.mathematics.structure import spelled, split
 from posttrain.verify.mathematics.things import Things
 from posttrain.verify.mathematics.tokens import Token
-from posttrain.verify.mathematics.tree import CONSTANTS, Call, Product, Symbol, free_symbols
+from posttrain.verify.mathematics.tree import CONSTANTS, Call, Product, Symbol, free_symbols, symbols_of
 from posttrain.verify.mathematics.values import (
     Bracket,
     Colons,
@@ -32,9 +33,14 @@ from posttrain.verify.mathematics.values import (
 _ORDER = ("<", "<=", ">", ">=", "≠")
 _RELATIONS = ("=", "≈", "∈", *_ORDER)
 _PERCENT = frozenset({"percent", "pct", "percentage"})
+UNDONE = frozenset(
+    {"\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\bmod", "\\mod", "\\pmod", "\\det", "\\max", "\\min",
+     "\\gcd", "\\lcm", "\\deg", "\\limsup", "\\liminf", "\\sup", "\\begin{vmatrix}"}
+)  # fmt: skip
+"""Commands that ask for a calculation."""
 
 
-_QUANTITIES = frozenset({
+QUANTITIES = frozenset({
     "answer", "result", "solution", "value", "total", "sum", "difference", "product", "quotient", "area", "volume",
     "perimeter", "circumference", "length", "width", "height", "radius", "diameter", "distance", "slope", "speed",
     "rate", "time", "cost", "price", "profit", "number", "probability", "ratio", "angle", "day", "remainder", "degree",
@@ -68,9 +74,9 @@ class Statements(Things):
         foreign = False
         if self.options.last_side:
             sides, relations = _last_side(sides, relations)
-        while len(sides) > 1 and (name := name_of(sides[0])) is not None:
+        while len(sides) > 1 and (name := name_of(sides[0]) or _undone(sides[0])) is not None:
             names.append(name)
-            foreign |= all(token.kind == "word" for token in sides[0]) and name.lower() not in _QUANTITIES
+            foreign |= all(token.kind == "word" for token in sides[0]) and name.lower() not in QUANTITIES
             sides, relations = sides[1:], relations[1:]
         values = [self.thing(side) for side in sides]
         if foreign and any(isinstance(value.meaning, Words) or _has_symbols(value) for value in values):
@@ -86,7 +92,9 @@ class Statements(Things):
                 return replace(values[1], name=spelled(sides[0]))
             if isinstance(values[0].meaning, Matrix | Bracket | Words):
                 raise NotAnExpression
-            return Value(spelled(sides[0]), Equation(self.algebra.add(_ratio(values[0]), _ratio(values[1]), sign=-1)))
+            difference = self.algebra.add(_ratio(values[0]), _ratio(values[1]), sign=-1)
+            results = [b for a, b in (values, values[::-1]) if _is_constant(b) and _is_called(a)]
+            return Value(spelled(sides[0]), Equation(difference, result=results[0] if results else None))
         raise Unreadable("ambiguous", "a chain of equations with symbols")
 
     def _last_of_chain(self, values: list[Value], relations: list[str]) -> Value:
@@ -160,6 +168,28 @@ class Statements(Things):
                 end = Value(exactly(bound), Number(bound))
                 return Value("", self._half_line(end, relation, below=slope > 0), name=symbol.key)
         return Value("", Equation(difference, relation))
+
+
+def result_of(tokens: Sequence[Token]) -> Sequence[Token]:
+    """What stands right of the last sign of equality."""
+    return split(tokens, ("=", "≈"))[0][-1]
+
+
+def _undone(side: Sequence[Token]) -> str | None:
+    """The left side that asks for a calculation, `\\lim f(x)`, where the right one gives its result."""
+    return spelled(side) if any(token.text in UNDONE for token in side) else None
+
+
+def _is_called(value: Value) -> bool:
+    """Whether a side is something that is asked about by a formula: m + n, abc, sin x. An equation of a single letter,
+    2x = 5 or x² = 25, says what the letter is."""
+    match value.meaning:
+        case Expression(node=Call(function=function)) if f"\\{function}" in FUNCTIONS:
+            return True
+        case Expression(node, ratio) if ratio.below == ONE and len(symbols_of(node)) > 1:
+            plain = not any(one.opaque or one.prime for one in ratio.atoms)
+            return plain and () not in ratio.above and all(abs(c) == 1 for c in ratio.above.values())
+    return False
 
 
 def _last_side(sides: list[Sequence[Token]], relations: list[str]) -> tuple[list[Sequence[Token]], list[str]]:

@@ -17,7 +17,7 @@ from posttrain.verify.mathematics.regions import interval, line, points, united,
 from posttrain.verify.mathematics.structure import closing_of, spelled, split
 from posttrain.verify.mathematics.tokens import Token
 from posttrain.verify.mathematics.tree import Grid, Literal, Minus, Node, PlusMinus, Symbol, contains
-from posttrain.verify.mathematics.units import spelled_unit
+from posttrain.verify.mathematics.units import MULTIPLES, spelled_unit
 from posttrain.verify.mathematics.values import (
     Based,
     Bracket,
@@ -165,6 +165,9 @@ class Things:
         elif tokens[-1].text in _CURRENCIES:
             unit, tokens = _CURRENCIES[tokens[-1].text], tokens[:-1]
         start = next((i for i, token in enumerate(tokens) if token.kind == "word"), len(tokens))
+        multiple = MULTIPLES.get(tokens[start].text.lower().removesuffix("s"), 1) if 0 < start < len(tokens) else 1
+        if multiple > 1:
+            tokens = [*tokens[:start], *tokens[start + 1 :]]
         if start < len(tokens):
             worded = spelled_unit(tokens[start:])
             if worded is None or start == 0:
@@ -177,6 +180,10 @@ class Things:
         if not tokens:
             raise NotAnExpression
         node = expression(tokens)
+        if multiple > 1:
+            if not isinstance(node, Literal) or node.percent:
+                raise NotAnExpression
+            node = Literal(node.value * multiple, node.decimal)
         return self._evaluated(node, spelled(tokens), unit)
 
     def _evaluated(self, node: Node, written: str, unit: str | None) -> Value:

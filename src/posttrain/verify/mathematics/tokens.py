@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import groupby
 from typing import NamedTuple
 
 from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_NESTING, Unreadable
@@ -23,8 +24,10 @@ class Token(NamedTuple):
     """A space stood before it."""
 
 
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
-_RAISED = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_SCRIPTS = {"<super>": "^", "<sub>": "_"}
+"""How Unicode marks a character that stands for a smaller one above or below the line, and how LaTeX does."""
+_LOOKS_ALIKE = frozenset({"<font>", "<wide>", "<narrow>", "<noBreak>", "<fraction>"})
+"""Marks of characters that are the plain one in another type. A digit in a circle or with a full stop is none."""
 _UNSEEN = frozenset({"Cf", "Cc", "Cn", "Co", "Cs", "Mn", "Me"})
 """Unicode categories: format and control characters, what is not assigned, combining marks."""
 _GLYPHS = {
@@ -103,23 +106,35 @@ _PLAIN_NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 _TYPESET_THOUSANDS = re.compile(
     r"(?<=[0-9])(?:\s?\{\s?,\s?\}[\s~]{0,3}|,\s?\\![\s~]{0,3}|\\!\s?,[\s~]{0,3}|\\[,;:]\s?|\\ )(?=[0-9]{3}(?![0-9]))"
 )
+_LONE_SIGN = re.compile(r"\{\s*([-+])\s*\}")
+"""`{+}\\infty`, in braces that only set type."""
 _ESCAPED_TWICE = re.compile(r"\\\\([A-Za-z])")
 _OPENING, _CLOSING = frozenset({"(", "[", "{", "\\{", "⟨"}), frozenset({")", "]", "}", "\\}", "⟩"})
 _ENDINGS = ".,;: \t\n\\"
 
 
 def fold(text: str) -> str:
-    """One spelling of each character: superscripts, vulgar fractions, full width, minus signs.
+    """One spelling of each character: superscripts, subscripts, vulgar fractions, full width, minus signs.
 
     Unreadable for invisible and directional characters: what a reader sees is not what they say.
+
+    >>> fold("x₁² = ７ + 1₂"), fold("①")
+    ('x_{1}^{2} = 7 + 1_{2}', '①')
     """
     if text.isascii():
         return text
-    return "".join(map(_folded, _RAISED.sub(_lowered, text)))
+    runs = groupby(text, key=script_of)
+    return "".join(
+        f"{script}{{{''.join(unicodedata.normalize('NFKC', char).replace('−', '-') for char in run)}}}"
+        if script
+        else "".join(map(_folded, run))
+        for script, run in runs
+    )
 
 
-def _lowered(raised: re.Match[str]) -> str:
-    return f"^{{{''.join(_SUPERSCRIPTS[char] for char in raised.group())}}}"
+def script_of(char: str) -> str:
+    """`^` or `_` for a character above or below the line, such as ² and ₂; empty for any other."""
+    return "" if char.isascii() else _SCRIPTS.get(unicodedata.decomposition(char).partition(" ")[0], "")
 
 
 def _folded(char: str) -> str:
@@ -130,13 +145,16 @@ def _folded(char: str) -> str:
     if unicodedata.category(char) in _UNSEEN and not char.isspace():
         raise Unreadable("wrong", f"the answer contains the invisible or combining character U+{ord(char):04X}")
     spelled = unicodedata.normalize("NFKC", char)
+    mark = unicodedata.decomposition(char).partition(" ")[0]
+    if mark not in _LOOKS_ALIKE and any(one.isdigit() for one in spelled):
+        return char
     above, slash, below = spelled.partition("\u2044")
     return f"\\frac{{{above}}}{{{below}}}" if slash and above and below else spelled
 
 
 def tokenise(text: str) -> list[Token]:
     """The tokens of an answer. Unreadable for characters and commands that hide something, and beyond the guard."""
-    text = _without_delimiters(_TYPESET_THOUSANDS.sub("", fold(text)))
+    text = _without_delimiters(_TYPESET_THOUSANDS.sub("", _LONE_SIGN.sub(r"\1", fold(text))))
     if len(text) > 2 * MAX_CHARS:
         raise Unreadable("too_large", f"the answer has more than {2 * MAX_CHARS} characters when it is spelled out")
     tokens: list[Token] = []

@@ -1,85 +1,166 @@
-r"""Units of measurement in one spelling: `\text{ square centimeters}`, `cm^2` and `sq. cm` are all `cm^2`."""
+r"""Units of measurement in one spelling: `\text{ square centimeters}`, `cm^2` and `sq. cm` are all `cm^2`.
+
+>>> [split_unit(text) for text in (r"9.8\ \mathrm{m/s^2}", r"9.8\,\frac{\text{m}}{\text{s}^2}", r"20^\circ C", r"5\mu")]
+[('9.8', 'm s^-2'), ('9.8', 'm s^-2'), ('20', '°C'), None]
+
+The units themselves are in `units.json`.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
-from posttrain.verify.mathematics.tokens import Token
+from posttrain.verify.mathematics.tokens import Token, fold
 
-_SPELLINGS = {
-    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram gm",
-    "kg": "kilogram", "lb": "pound lbs", "oz": "ounce", "t": "ton tonne", "ml": "milliliter millilitre mL",
-    "l": "liter litre L", "gal": "gallon", "qt": "quart", "pt": "pint", "cup": "", "s": "second sec", "min": "minute",
-    "h": "hour hr", "day": "", "week": "", "month": "", "year": "yr", "unit": "", "degree": "deg", "rad": "radian",
-    "dollar": "$ USD usd buck", "cent": "¢", "euro": "EUR €", "£": "GBP", "¥": "yen yuan", "rupee": "Rs", "point": "",
-    "acre": "", "mph": "", "k": "kelvin K", "n": "newton N", "j": "joule J", "w": "watt W", "v": "volt V",
-    "a": "ampere", "c": "celsius C", "f": "fahrenheit F",
-}  # fmt: skip
-UNITS = {spelling: unit for unit, others in _SPELLINGS.items() for spelling in (unit, *others.split())}
-_POWERS = {
-    "square": "^2", "sq": "^2", "sq.": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cu.": "^3", "cubed": "^3",
-}  # fmt: skip
-_NOT_NOUNS = frozenset({
-    "squared", "cubed", "or", "and", "not", "to", "from", "is", "about", "approximately", "approx", "between",
-    "maybe", "than", "minus", "plus", "negative", "positive", "hundred", "thousand", "million", "billion",
-    "trillion", "dozen", "score", "half", "halves", "quarter", "quarters", "third", "thirds", "tenths",
-    "hundredths", "twice", "double", "triple", "percent", "pct", "times", "over", "by", "if", "but", "no", "none",
-    "never", "wrong", "actually", "instead", "except", "without", "nor", "either", "neither", "both", "answer",
-    "false", "untrue", "incorrect", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
-    "eleven", "twelve", "twenty", "zero", "pi", "root", "mod", "base", "factorial", "point", "unknown", "other",
-    "another", "opposite", "reciprocal", "less", "more",
-})  # fmt: skip
+_DATA = json.loads((Path(__file__).parent / "units.json").read_text(encoding="utf-8"))
+UNITS: dict[str, str] = {spelling: unit for unit, others in _DATA["units"].items() for spelling in (unit, *others)}
+MULTIPLES: dict[str, int] = _DATA["multiples"]
+"""Words that multiply the number before them: `1 million`."""
+_NOT_NOUNS = frozenset(_DATA["not_nouns"])
 """Words that change or question the number before them."""
-_JOINTS = frozenset({"/", "per"})
+_PREFIXES: dict[str, str] = _DATA["prefixes"]
+_WITH_PREFIX = frozenset(_DATA["with_prefix"])
+_POWERS: dict[str, int] = _DATA["powers"]
+
+_GROUP = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
+_UPRIGHT = re.compile(
+    rf"\\(?:text|textrm|textnormal|textup|textbf|mathrm|mathsf|mathbf|operatorname|mbox|hbox|si|unit)\s*{_GROUP}"
+)
+"""Commands that set letters upright, as units are and variables are not."""
+_ROMAN = re.compile(r"\{?\\rm(?![a-z])\s*([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}?")
+_FRACTION = re.compile(rf"\\[dt]?frac\s*{_GROUP}\s*{_GROUP}")
+_SI = re.compile(rf"\\(?:SI|qty)\s*{_GROUP}\s*{_GROUP}")
+_SIGNS = (
+    (
+        re.compile(
+            r"(?:\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|\\degree|°)(?:\s|\\[,;: ])*"
+            r"(?:\\(?:text|textrm|mathrm)\s*\{\s*([CF])\s*\}|([CF])(?![A-Za-z]))"
+        ),
+        r" °\1\2 ",
+    ),
+    (re.compile(r"\\(?:Omega|ohm)(?![A-Za-z])"), "Ω"),
+    (re.compile(r"\\(?:mu|micro)(?![A-Za-z])\s*"), "μ"),
+    (re.compile(r"\\(?:AA|angstrom)(?![A-Za-z])"), "Å"),
+    (re.compile(r"\\(?:cdot|times)(?![A-Za-z])"), "·"),
+    (re.compile(r"\\[,;:! ]|~|\\q?quad(?![a-z])"), " "),
+)
+_START = re.compile(
+    r"\\(?:text|math|operatorname|[mh]box|si\b|unit\b|rm(?![a-z])|[dt]?frac|Omega|ohm|mu(?![a-z])|micro|AA|degree)"
+    r"|\^\s*\{?\s*\\circ|[°ΩμÅ]|\{\\rm|(?<=[0-9}])\s+(?=[A-Za-z]+\s?/\s?[A-Za-z])"
+)
+_SPACE_AT_END = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad|\\cdot)+$")
+_PLAIN_COMPOUND = re.compile(r"\s+[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\s?\^\s?\{?[0-9]\}?)?")
+_FACTOR = re.compile(
+    r"\s*(?:(?P<word>(?:[A-Za-z]+|[ΩμÅ]|°[CF]|[$€£¥¢])+)\.?(?:\s*\^\s*[{(]?\s*(?P<power>-?[0-9]{1,2})\s*[})]?)?"
+    r"|(?P<joint>[·*-])|(?P<below>/)|(?P<bracket>[()]))"
+)
+
+
+def split_unit(text: str) -> tuple[str, str] | None:
+    r"""A number or formula and the unit of measurement behind it, as LaTeX writes one; None where there is none.
+
+    Italic letters are variables: `5\frac{m}{s}` has no unit, `5\frac{\text{m}}{\text{s}}` has.
+    """
+    if si := _SI.fullmatch(text.strip()):
+        unit = _measure(_without_commands(si[2]))
+        return None if unit is None else (si[1], unit)
+    text = fold(text)
+    for start in _START.finditer(text):
+        place = start.start()
+        if place and (plain := _upright(text[place:])) and (unit := _measure(plain)):
+            return _SPACE_AT_END.sub("", text[:place]), unit
+    return None
+
+
+def _upright(tail: str) -> str | None:
+    """What stands there without the commands of LaTeX; None where letters are left that are set as variables."""
+    if _PLAIN_COMPOUND.fullmatch(tail):
+        return tail
+    tail = _ROMAN.sub(r"\\mathrm{\1}", _FRACTION.sub(r"(\1)/(\2)", tail))
+    for sign, plain in _SIGNS:
+        tail = sign.sub(plain, tail)
+    left = re.sub(r"°[CF]", "", _UPRIGHT.sub(" ", tail))
+    return None if re.search(r"[A-Za-z\\]", left) else _without_commands(tail)
+
+
+def _without_commands(text: str) -> str:
+    for sign, plain in _SIGNS:
+        text = sign.sub(plain, text)
+    return _UPRIGHT.sub(r"\1", _UPRIGHT.sub(r"\1", text))
+
+
+def _measure(plain: str) -> str | None:
+    """The product of units in its one spelling; None where anything else stands there. What follows "/" or "per" stands
+    below the line.
+
+    >>> _measure("J/(kg·K)"), _measure("square meters"), _measure("m per second squared"), _measure("eggs")
+    ('J K^-1 kg^-1', 'm^2', 'm s^-2', None)
+    """
+    powers: dict[str, int] = {}
+    sign, raised, last, place = 1, 1, "", 0
+    plain = plain.strip().removesuffix(".")
+    while place < len(plain):
+        factor = _FACTOR.match(plain, place)
+        if factor is None:
+            return None
+        place = factor.end()
+        word = factor["word"]
+        if factor["below"] or word == "per":
+            sign = -1
+        elif word in ("squared", "cubed") and last:
+            powers[last] *= _POWERS[word]
+        elif word and word.lower() in _POWERS:
+            raised = _POWERS[word.lower()]
+        elif word:
+            if (unit := _unit(word)) is None:
+                return None
+            last = unit
+            powers[unit] = powers.get(unit, 0) + sign * raised * int(factor["power"] or 1)
+            raised = 1
+    if "degree" in powers and (temperature := powers.keys() & {"°C", "°F"}):  # degrees Celsius
+        return next(iter(temperature)) if len(powers) == 2 else None
+    ordered = sorted((power < 0, unit, power) for unit, power in powers.items() if power)
+    return " ".join(unit if power == 1 else f"{unit}^{power}" for _, unit, power in ordered) or None
+
+
+def _unit(word: str) -> str | None:
+    """A unit with its prefix, if it has one."""
+    if word in UNITS:
+        return UNITS[word]
+    if word[0] in _PREFIXES and word[1:] in _WITH_PREFIX:
+        return ("μ" if word[0] == "u" else word[0]) + UNITS[word[1:]]
+    lowered = word.lower()
+    for spelling in (lowered, lowered.removesuffix("s"), lowered.removesuffix("es")):
+        if spelling in UNITS:
+            return UNITS[spelling]
+        for short, long in _PREFIXES.items():
+            if spelling.startswith(long) and short != "u" and UNITS.get(spelling.removeprefix(long)) in _WITH_PREFIX:
+                return short + UNITS[spelling.removeprefix(long)]
+    return None
 
 
 def spelled_unit(tokens: Sequence[Token]) -> str | None:
-    """The unit in its one spelling; None when the tokens are no words and powers of words."""
-    words: list[str] = []
-    raised = ""
-    place = 0
-    while place < len(tokens):
-        token = tokens[place]
-        text = token.text
-        if text in _JOINTS:
-            words.append("/")
-        elif token.kind in ("word", "letter") and token.text.isascii():
-            if text.lower() in _POWERS and text.lower() not in ("squared", "cubed"):
-                raised = _POWERS[text.lower()]
-            elif text.lower() in ("squared", "cubed") and words:
-                words[-1] += _POWERS[text.lower()]
-            else:
-                words.append(_singular(text) + raised)
-                raised = ""
-        elif text == "^" and words:
-            power = [t.text for t in tokens[place + 1 : place + 4] if t.text not in ("{", "}")]
-            if not power or power[0] not in ("2", "3"):
-                return None
-            words[-1] += f"^{power[0]}"
-            place += 1 if tokens[place + 1].text != "{" else 3
-        elif text not in (".", "-"):
-            return None
-        place += 1
-    return " ".join(words) or None
-
-
-def _singular(word: str) -> str:
-    for spelling in (word, word.lower(), word.lower().removesuffix("s"), word.lower().removesuffix("es")):
-        if spelling in UNITS:
-            return UNITS[spelling]
-    return word.lower().removesuffix("s")
+    """What a number is of, in one spelling: a unit, or words; None when the tokens are neither."""
+    if (unit := _measure(" ".join(token.text for token in tokens))) is not None:
+        return unit
+    words = [token.text for token in tokens if token.text not in (".", "-")]
+    if any(token.kind not in ("word", "letter") or not token.text.isascii() for token in tokens if token.text in words):
+        return None
+    return " ".join(_unit(word) or word.lower().removesuffix("s") for word in words) or None
 
 
 def is_measure(unit: str) -> bool:
     """Whether every word is a unit of measurement."""
-    return all(word == "/" or word.partition("^")[0] in _SPELLINGS for word in unit.split())
+    return all(_unit(word.partition("^")[0]) is not None for word in unit.split())
 
 
 def is_noun(unit: str) -> bool:
     """Whether it may be what was counted (`eggs`, `red marbles`): a few words, none of which changes the number."""
     words = unit.split()
-    return len(words) <= 4 and not any(word in _NOT_NOUNS or len(word) < 2 for word in words)
+    return len(words) <= 4 and not any(word in _NOT_NOUNS or len(word) < 2 or "^" in word for word in words)
 
 
 def same_unit(gold: str | None, given: str | None, *, any_noun: bool) -> bool:

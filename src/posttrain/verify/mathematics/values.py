@@ -102,6 +102,8 @@ class Equation:
 
     difference: Ratio
     relation: str = "="
+    result: Value | None = None
+    """Of `m + n = 204` and `\\sin x = 1/2`, which say what something is and not what a letter is: the 204, the 1/2."""
 
 
 @dataclass(frozen=True, slots=True)

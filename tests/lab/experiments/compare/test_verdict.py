@@ -10,6 +10,7 @@ from tests.lab.experiments.compare.synthetic import BASE, compared, write_run
 
 from posttrain.control_groups import cores
 from posttrain.lab.experiments.compare.api import conclude
+from posttrain.lab.experiments.compare.charts import difference_bars, score_bars
 from posttrain.lab.experiments.compare.work import ATTEMPTS, keep_attempt, read_attempts, run_folder
 
 
@@ -203,3 +204,16 @@ def test_a_check_of_right_and_wrong_is_a_share_as_accuracy_is(tmp_path: Path):
     (pair,) = by_check.to_json()["pairs"]
     assert pair["low"] < 0 < pair["high"]
     assert "points" in by_check.verdict[0]
+
+
+def test_two_seeds_are_shown_as_two_dots_and_three_as_an_interval(tmp_path: Path):
+    """The interval of two seeds takes Student's t with one degree of freedom: it fills the plot."""
+    two = compared(tmp_path / "two", {"a": [0.3, 0.4], "b": [0.5, 0.7]}).analysis
+    for plot in (score_bars(two), difference_bars(two)):
+        assert "whisker" not in plot
+    assert score_bars(two).count("<circle") == 4
+    assert difference_bars(two).count("<circle") == 2
+    three = compared(tmp_path / "three", {"a": [0.3, 0.4, 0.35], "b": [0.5, 0.7, 0.6]}).analysis
+    for plot in (score_bars(three), difference_bars(three)):
+        assert "whisker" in plot
+        assert "<circle" not in plot

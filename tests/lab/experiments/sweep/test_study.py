@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.config import check
 from posttrain.errors import ConfigError
 from posttrain.lab.experiments.children import ChildResult
-from posttrain.lab.experiments.sweep.api import alone_in, settings_for, sweep
+from posttrain.lab.experiments.sweep.api import alone_in, announcement, settings_for, sweep
+from posttrain.lab.experiments.sweep.base import with_values
 from posttrain.lab.experiments.sweep.course import read_course
 from posttrain.lab.experiments.sweep.knobs import parse_knob
 from posttrain.lab.experiments.sweep.settings import read_settings
@@ -283,3 +285,30 @@ def test_a_record_is_plain(tmp_path):
         course=((0, 0.2), (2, 0.5)),
         is_default=True,
     )
+
+
+def test_fewer_steps_shorten_the_warm_up_that_the_config_asks_for():
+    """`sweep config.yaml train.steps=8` of a project of `init`, which warms up for 10 of 100 steps."""
+    base = BASE | {"train": {"steps": 100, "warmup_steps": 10}}
+    knobs = ["train.learning_rate=log(1e-5,1e-2)"]
+    for overrides, steps, warmup in (
+        ([], 100, 10),
+        (["train.steps=8"], 8, 0),
+        (["train.steps=50"], 50, 5),
+        ({"train.steps": 50}, 50, 5),
+        (["train.steps=50", "train.warmup_steps=7"], 50, 7),
+    ):
+        settings, _ = settings_for(base, knobs, overrides, None)
+        train = settings.config.train
+        assert (train.steps, train.warmup_steps) == (steps, warmup), overrides
+        check(settings.config)
+    assert with_values(base, {"train.steps": 20})["train"] == {"steps": 20, "warmup_steps": 2}
+
+
+def test_all_runs_are_announced_before_the_first():
+    settings, _ = settings_for(BASE, ["train.learning_rate=log(1e-5,1e-2)"], (), None, trials=4, seeds=5)
+    said = announcement(settings)
+    assert said.startswith("4 trials of at most 8 steps, then 10 runs on fresh seeds (--seeds 0 leaves them out)")
+    assert "on this machine, as planned" in said
+    few, _ = settings_for(BASE, ["train.learning_rate=log(1e-5,1e-2)"], (), None, trials=4, seeds=0)
+    assert "fresh seeds" not in announcement(few)

@@ -12,6 +12,8 @@ from posttrain.report.chart import Chart, draw
 from posttrain.report.frontier import Spot, frontier_chart
 from posttrain.report.svg import IntervalRow, Series, compact, interval_bars, percent, seconds
 
+FEW = 2
+"""Seeds: a dot each in place of an interval."""
 COLOURS = 5
 """Of arms; the sixth has the first one's again."""
 
@@ -25,10 +27,8 @@ def score_bars(found: Analysis) -> str:
     measured = [arm for arm in found.arms if arm.score.seeds]
     if not measured:
         return ""
-    rows = [
-        IntervalRow(label=_short(arm.name), bars=[("trained", arm.score.mean, *_ends(arm.score))]) for arm in measured
-    ]
-    ends = [edge for row in rows for _, _, low, high in row.bars for edge in (low, high)]
+    rows = [_row(arm.name, arm.score, list(scores_of(arm).values())) for arm in measured]
+    ends = _edges(rows)
     low, high = (0.0, 1.0) if found.share else (min(0.0, *ends), max(0.0, *ends))
     return interval_bars(rows, label=_spoken(found), form=_form(found), low=low, high=high)
 
@@ -43,19 +43,36 @@ def difference_bars(found: Analysis) -> str:
         text = f"{100 * value:+.1f}" if found.share else f"{value:+.3g}"
         return text.replace("-", "−") if value else "0"
 
-    rows = [
-        IntervalRow(
-            label=_short(f"{pair.first} − {pair.second}"),
-            bars=[("trained", pair.estimate.mean, pair.estimate.low, pair.estimate.high)],
-        )
-        for pair in pairs
-    ]
-    ends = [edge for pair in pairs for edge in (pair.estimate.low, pair.estimate.high)]
+    scores = {arm.name: scores_of(arm) for arm in found.arms}
+    rows = []
+    for pair in pairs:
+        first, second = scores[pair.first], scores[pair.second]
+        apart = [first[seed] - second[seed] for seed in first if seed in second]
+        rows.append(_row(f"{pair.first} − {pair.second}", pair.estimate, apart))
+    ends = _edges(rows)
     spoken = "; ".join(
         f"{p.first} minus {p.second}: {form(p.estimate.mean)}, from {form(p.estimate.low)} to {form(p.estimate.high)}"
         for p in pairs
     )
     return interval_bars(rows, label=f"Differences. {spoken}", form=form, low=min(0.0, *ends), high=max(0.0, *ends))
+
+
+def scores_of(arm: Arm) -> dict[int, float]:
+    """Seed -> score, of the runs that finished."""
+    return {run.seed: run.score for run in arm.finished if run.score is not None}
+
+
+def _row(name: str, estimate: Estimate, values: Sequence[float]) -> IntervalRow:
+    """The interval, or the values themselves where an interval over them would fill the plot and say nothing."""
+    few = 1 < len(values) <= FEW
+    bars = [("trained", estimate.mean, *_ends(estimate))]
+    return IntervalRow(label=_short(name), bars=bars, dots=values if few else ())
+
+
+def _edges(rows: Sequence[IntervalRow]) -> list[float]:
+    """What has to be on the axis."""
+    bars = (edge for row in rows if not row.dots for _, _, *ends in row.bars for edge in ends)
+    return [*bars, *(value for row in rows for value in row.dots)]
 
 
 def learning_plots(found: Analysis) -> list[Chart]:

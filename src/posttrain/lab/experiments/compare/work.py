@@ -14,7 +14,7 @@ from posttrain.files import write_atomically
 from posttrain.lab.experiments.children import Child, ChildResult, start_child
 from posttrain.lab.experiments.compare.design import Design
 from posttrain.lab.experiments.compare.outcomes import is_settled, read_lines
-from posttrain.lab.experiments.pool import let_orphans_end, share_of_processor, threads_of, work
+from posttrain.lab.experiments.pool import let_orphans_end, planned_time, share_of_processor, threads_of, work
 
 ATTEMPTS = "attempts.jsonl"
 Tell = Callable[[str], None]
@@ -68,6 +68,9 @@ def carry_out(design: Design, folder: Path, *, workers: int, tell: Tell) -> None
         state = "finished" if result.ok else f"did not finish: {result.reason}"
         tell(f"{done} of {len(places)}: {task.arm}, seed {task.seed}, {state} ({result.seconds:.0f} s)")
 
+    by_steps = design.budget.unit == "steps"
+    took = planned_time(design.resolved(arm, seed).config for arm, seed, _ in waiting) if by_steps else ""
+    tell(f"{len(waiting)} runs, of {len(design.arms)} arms with {len(design.seeds)} seeds each{took}")
     environment = share_of_processor(workers)
     tasks = (
         RunTask(design=design, arm=arm, seed=seed, folder=run, environment=environment, ended_as=ended_as)

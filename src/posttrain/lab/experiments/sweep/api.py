@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config import RunConfig, check, load_config
-from posttrain.config.pipeline_stages import holds_stages
+from posttrain.config.pipeline import holds_stages
 from posttrain.config.text import leaves, read_mapping, write_tree
 from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
-from posttrain.lab.experiments.pool import let_orphans_end, share_of_processor, work
+from posttrain.lab.experiments.pool import let_orphans_end, planned_time, share_of_processor, work
 from posttrain.lab.experiments.sweep.analysis import boundaries, importance
-from posttrain.lab.experiments.sweep.base import for_trials, given_settings, with_values
+from posttrain.lab.experiments.sweep.base import STEPS, WARMUP, for_trials, given_settings, with_values
 from posttrain.lab.experiments.sweep.confirm import (
     SIDES,
     Confirmation,
@@ -76,6 +76,7 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
         let_orphans_end()
     study = open_study(folder / "study.db", pruner=settings.pruner, seed=config.seed, steps=config.train.steps)
     environment = share_of_processor(workers)
+    tell(announcement(settings))
     tasks = trial_tasks(
         study,
         settings.knobs,
@@ -89,7 +90,10 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
     work(tasks, workers)
     result = _result(study, settings, folder, notes)
     if result.best is not None and not result.best.is_default and settings.seeds:
-        tell(f"trial {result.best.number} is best; it and the default run on {settings.seeds} fresh seeds")
+        tell(
+            f"trial {result.best.number} is best; it and the default run on {settings.seeds} fresh seeds: "
+            f"{len(SIDES) * settings.seeds} more runs"
+        )
         seeds, places = fresh_seeds(config.seed, settings.seeds), folder / "fresh"
         again = seed_tasks(base, result.best.values, seeds, folder=places, environment=environment, say=tell)
         work(again, workers)
@@ -97,6 +101,14 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
         result = replace(result, confirmation=Confirmation(measure=result.measure, scores=tuple(scores)))
     write(result)
     return result
+
+
+def announcement(settings: SweepSettings) -> str:
+    """What a sweep will run, and how long that takes as planned: before the first trial."""
+    again = len(SIDES) * settings.seeds
+    runs = f"{settings.trials} trials of at most {settings.config.train.steps} steps"
+    more = f", then {again} runs on fresh seeds (--seeds 0 leaves them out)" if again else ""
+    return f"{runs}{more}{planned_time([load_config(settings.base).config] * (settings.trials + again))}"
 
 
 def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[str, ...]) -> SweepResult:
@@ -172,12 +184,22 @@ def settings_for(
             allowed="base, knobs, trials, pruner, seeds",
             fix="Settings of the runs stand in the config that `base` names.",
         )
-    resolved = load_config(source, overrides)
-    given = given_settings(resolved)
+    given = _given(source, overrides)
     turned = [*_knobs(told.get("knobs", {})), *_knobs(knobs)]
     in_file = {key: told[key] for key in ("trials", "pruner", "seeds") if key in told}
     settings = SweepSettings(given=given, knobs=check_knobs(turned, given), **{**in_file, **said})
     return settings, Path(folder) if folder is not None else Path("sweeps") / name
+
+
+def _given(source: Any, overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the runs. A number of steps beside the config shortens its warm-up as a knob does."""
+    resolved = load_config(source, overrides)
+    given, steps = given_settings(resolved), resolved.config.train.steps
+    named = overrides if isinstance(overrides, Mapping) else [text.partition("=")[0] for text in overrides]
+    if any(name.endswith(STEPS) for name in named) and not any(name.endswith(WARMUP) for name in named):
+        before = with_values(given_settings(load_config(source)), {STEPS: steps})
+        return with_values(given, {WARMUP: before["train"].get("warmup_steps", 0)})
+    return given
 
 
 def _go_on(

@@ -10,6 +10,7 @@ from typing import Any
 from posttrain.config import Resolved, RunConfig
 from posttrain.config.text import leaves
 
+STEPS, WARMUP = "train.steps", "train.warmup_steps"
 EVALUATIONS = 5
 """Held-out evaluations during a trial, where the config asks for none: what a trial can be pruned by."""
 
@@ -55,8 +56,12 @@ def _at(section: Any, step: Any) -> Any:
 
 
 def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with others, by dotted path, in their place."""
+    """The settings with others, by dotted path, in their place. Where steps are changed and the warm-up is not, it
+    keeps its share of them."""
     tree = copy.deepcopy(dict(base))
+    before = tree.get("train", {})
+    if STEPS in values and WARMUP not in values and before.get("steps") and before.get("warmup_steps"):
+        values = {**values, WARMUP: before["warmup_steps"] * values[STEPS] // before["steps"]}
     for key, value in values.items():
         put(tree, tuple(int(step) if step.isdigit() else step for step in key.split(".")), value)
     return tree

@@ -1,0 +1,70 @@
+"""MPO: mixed preference optimisation (InternVL, arXiv:2411.10442).
+
+    r(y) = sum_t (logprobs - ref_logprobs),  s = beta * r
+    L    = dpo_weight * -log sigmoid(s(chosen) - s(rejected))                          which answer is better
+         + bco_weight * (-log sigmoid(s(chosen)) - log sigmoid(-s(rejected)))          whether each is good
+         + alpha      * NLL(chosen)                                                    how to write the good one
+
+Mean over the pairs of the step; NLL over the tokens of the chosen answers.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from posttrain.algorithms.base import Card
+from posttrain.algorithms.pairs import LOG_RATIO_METRICS, NLLNormalization, PairLoss, pairs_of
+from posttrain.algorithms.settings import NonNegative, Positive, settings
+from posttrain.functional.preferences import logistic
+from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
+
+
+@settings
+class MPO(PairLoss):
+    key: ClassVar[str] = "mpo"
+
+    beta: Positive = 0.1
+    """How strongly the policy is held to the reference."""
+    dpo_weight: NonNegative = 0.8
+    """Weight of the preference between the two answers."""
+    bco_weight: NonNegative = 0.2
+    """Weight of what each answer is worth by itself."""
+    alpha: NonNegative = 1.0
+    """Weight of the negative log-likelihood of the chosen answers."""
+    nll_normalization: NLLNormalization = "token_mean"
+    """Mean over all chosen tokens of the step; or of each answer the mean per token, or the sum, then over pairs."""
+
+    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
+        pairs = pairs_of(outputs, batch)
+        chosen_N, rejected_N = reward_2N = self.beta * pairs.log_ratios()
+        preference_N = logistic(chosen_N - rejected_N)
+        quality_N = logistic(chosen_N) + logistic(-rejected_N)
+        loss = pairs.mean(self.dpo_weight * preference_N + self.bco_weight * quality_N, totals)
+        return loss + self.alpha * pairs.nll(self.nll_normalization, totals), pairs.metrics(reward_2N)
+
+    card: ClassVar[Card] = Card(
+        title="MPO: mixed preference optimisation",
+        paper="MPO, arXiv:2411.10442",
+        summary="Which of two answers is better, whether each is good, and how to write the good one, at once.",
+        choices={
+            "score": "log-ratio, summed over the answer",
+            "reference": "yes",
+            "margin": "beta times the difference, and each score by itself",
+            "link": "log sigmoid",
+            "extra": "alpha times the NLL of the chosen answer",
+        },
+        use_when="Answers are long reasoning, where DPO alone makes the chosen ones less likely, too.",
+        avoid_when="The chosen answers are only better than the rejected ones, not good: the likelihood imitates them.",
+        differs=(
+            "The paper subtracts a moving average of the rewards from each score, as BCO; here is no shift, as in "
+            "TRL's loss_type = [sigmoid, bco_pair, sft].",
+        ),
+        sources={
+            "beta": "0.1: the paper, TRL",
+            "dpo_weight": "0.8: the paper",
+            "bco_weight": "0.2: the paper",
+            "alpha": "1: the paper",
+            "nll_normalization": "token_mean: TRL",
+        },
+        metrics=LOG_RATIO_METRICS,
+    )

@@ -1,0 +1,182 @@
+"""The settings of a run: all sections in one model, what each setting is called, and the models that it names."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, JsonValue
+
+from posttrain.algorithms import ALGORITHMS
+from posttrain.config.algorithm import AlgorithmConfig, walker_of
+from posttrain.config.presets import PRESETS
+from posttrain.config.schema import FieldDoc, Walker
+from posttrain.config.scorers import CheckConfig, RewardConfig, Scorer
+from posttrain.config.sections import (
+    AlarmConfig,
+    CheckpointConfig,
+    CriticConfig,
+    DataConfig,
+    EvaluationConfig,
+    GuardConfig,
+    LoRAConfig,
+    ModelConfig,
+    ReferenceConfig,
+    SampledPairsConfig,
+    SamplingConfig,
+    TeacherConfig,
+    TrainConfig,
+)
+from posttrain.config.values import Part, PathText, as_list, as_whole
+
+REWARD_MODEL = "reward_model"
+"""The section, the folder inside of the run's, and what an entry of rewards or check calls the model."""
+
+S = TypeVar("S", bound=Scorer)
+
+
+class RunConfig(Part):
+    """Everything that a run depends on."""
+
+    model: ModelConfig = Field(examples=["Qwen/Qwen3-0.6B"])
+    """The model that is trained."""
+    lora: LoRAConfig | None = None
+    """Train low-rank adapters; null trains all weights."""
+    reference: ReferenceConfig | None = None
+    """The model that the policy is held to, for an algorithm that has one; null is the model that the run starts with,
+    of which there is no second copy with lora or on given answers."""
+    teacher: TeacherConfig | None = None
+    """The teacher, for an algorithm that learns from one (distillation)."""
+    critic: CriticConfig | None = None
+    """The critic, for an algorithm that has one (ppo); null is one with default settings there."""
+    algorithm: AlgorithmConfig = Field(examples=["grpo"])
+    """The algorithm and its settings."""
+    data: DataConfig = Field(examples=[{"train": "train.jsonl"}])
+    """The prompts or examples."""
+    rewards: list[RewardConfig] = []
+    """What training maximises: the weighted sum. An entry that is a text stands for `{name: text}`, or for
+    `{function: text}` where it has a dot: `[math, my_rewards.py:brevity]`."""
+    check: list[CheckConfig] = []
+    """An independent check: scores held-out answers, and a sample of those that the rewards accept (see alarms). It is
+    never seen by training."""
+    reward_model: dict[str, JsonValue] | None = None
+    """A reward model to train first, on preference pairs: the settings of a run of its own (data and train at least),
+    made in the folder reward_model of this run. Its algorithm is reward_model, model and seed are those of this run,
+    unless given. An entry `{model: reward_model}` of rewards or check scores with it."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How completions are drawn."""
+    sampled_pairs: SampledPairsConfig | None = None
+    """For algorithms that learn from pairs: answer the prompts of data.train with the model that the run starts with,
+    order the answers by rewards, and train on the pairs (pairs.jsonl in the run's folder). One round of iterative DPO;
+    a pipeline repeats it. data.train may list pairs.jsonl of earlier rounds beside the prompts, to keep their pairs."""
+    train: TrainConfig = Field(examples=[{"steps": 200}])
+    """The optimizer and the size of a step."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When to save."""
+    guards: GuardConfig = GuardConfig()
+    """When to stop."""
+    alarms: AlarmConfig = AlarmConfig()
+    """What to watch, so that a reward which is gamed is noticed."""
+    output: PathText | None = None
+    """Folder of the run. null: the first free runs/<model>-<algorithm>-<n>."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(as_whole)] = 0
+    """All randomness of the run is a function of it."""
+    report: bool = True
+    """Write report.html."""
+    report_to: Annotated[list[Literal["tensorboard", "trackio", "wandb"]], BeforeValidator(as_list)] = []
+    """Trackers that are told of the run while it goes on, by a process for each (`posttrain track` does so afterwards).
+    The run folder is written in any case."""
+
+    @property
+    def has_dropout(self) -> bool:
+        """Of adapters, while they are trained."""
+        return self.lora is not None and self.lora.dropout > 0
+
+
+@functools.cache
+def walker() -> Walker:
+    """The JSON schema of the settings, those of the algorithms left out."""
+    return Walker(RunConfig.model_json_schema())
+
+
+def describe_fields() -> tuple[FieldDoc, ...]:
+    """Every setting: path, type, default and documentation. Settings of the algorithms are in `posttrain explain`."""
+    return walker().fields
+
+
+def setting_names(algorithm: str | None = None) -> list[str]:
+    """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
+    own = ["preset", *(doc.path.replace(".N", "") for doc in describe_fields())]
+    names = ALGORITHMS if algorithm is None else [algorithm]
+    of_algorithms = [doc.path for name in names for doc in walker_of(name).fields]
+    return list(dict.fromkeys([*own, *(f"algorithm.{path}" for path in of_algorithms)]))
+
+
+Part.setting_names = staticmethod(setting_names)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a configuration file, for editors: every algorithm with its own settings, and the presets."""
+    schema = copy.deepcopy(dict(walker().root))
+    definitions = schema["$defs"]
+    choices: list[dict[str, Any]] = [{"enum": list(ALGORITHMS)}]
+    for name in ALGORITHMS:
+        settings = copy.deepcopy(dict(walker_of(name).root))
+        definitions |= settings.pop("$defs", {})
+        settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}
+        choices.append(settings | {"required": ["name", *settings.get("required", [])]})
+    definitions["AlgorithmConfig"] = {"anyOf": choices}
+    for shorthand in ("ModelConfig", "ReferenceConfig", "TeacherConfig", "RewardConfig", "CheckConfig"):
+        definitions[shorthand] = {"anyOf": [{"type": "string"}, definitions[shorthand]]}
+    schema["properties"] = {"preset": {"enum": list(PRESETS)}, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+# --- the models that a run reads -------------------------------------------------------------------------------------
+
+
+def models_named(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(dotted setting, folder or name): not what stands behind an endpoint, what the section `reward_model` trains, and
+    the policy that judges itself."""
+    yield "model.path", config.model.path
+    for name in ("reference", "teacher", "critic"):
+        section = getattr(config, name)
+        if section is not None and section.path is not None and not _is_trained_first(section.path, config):
+            yield f"{name}.path", section.path
+    for name in ("rewards", "check"):
+        for place, entry in enumerate(getattr(config, name)):
+            setting, path = _of_entry(entry)
+            if path is not None and not _is_trained_first(path, config):
+                yield f"{name}.{place}.{setting}", path
+
+
+def _of_entry(entry: Scorer) -> tuple[str, str | None]:
+    judge = entry.judge
+    if judge is None:
+        return "model", entry.model
+    return "judge.model", None if judge.url is not None or judge.model == "policy" else judge.model
+
+
+def _is_trained_first(path: str, config: RunConfig) -> bool:
+    return path == REWARD_MODEL and config.reward_model is not None
+
+
+def uses_of_reward_model(config: RunConfig) -> list[str]:
+    """The entries that score with the model of the section, as `rewards.0`."""
+    return [
+        f"{section}.{place}"
+        for section, entries in (("rewards", config.rewards), ("check", config.check))
+        for place, entry in enumerate(entries)
+        if entry.model == REWARD_MODEL
+    ]
+
+
+def in_folder(entries: Sequence[S], folder: Path) -> list[S]:
+    """The entries, with the model of the section as the folder in which the run trained it."""
+    trained: dict[str, Any] = {"model": str(folder / REWARD_MODEL)}
+    return [entry.model_copy(update=trained) if entry.model == REWARD_MODEL else entry for entry in entries]

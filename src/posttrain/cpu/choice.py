@@ -1,0 +1,323 @@
+"""How a model computes on this CPU: chosen by measuring matrix products at its own shapes, in well under a second.
+
+The same product takes very different times by the way it is called, and which way is fast differs from processor to
+processor. A faster way is taken only if it is as exact as the config says: in float32, no more than `EXACT` times
+further from the product in float64 than PyTorch's plain float32 is.
+
+Times are processor time of a single thread, and are taken until they repeat: other programs, which a shared machine
+runs beside it, change neither.
+
+N rows, K inputs, M outputs of a linear layer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+import psutil
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from posttrain.cpu import kernels, onednn
+from posttrain.cpu.joint_linear import merges_adapters
+from posttrain.cpu.kernels import Kernels, in_panels
+from posttrain.engines.decoding_path import decoding_path
+from posttrain.models.compute import DTYPES, Compute, dtype_name, has_bfloat16, machine
+from posttrain.models.footprint import COPIED_WEIGHTS
+from posttrain.models.modes import evaluating
+
+FASTER = 1.2
+"""Times by which another way has to be faster than the plain one to be taken."""
+EXACT = 4.0
+"""Times by which the error of a float32 product may exceed that of the plain one; bfloat16 is off by hundreds."""
+COPY_SHARE = 0.25
+"""Of the memory that is free once the model is loaded, what a packed copy for sampling may take."""
+Way = Literal["plain", "onednn", "bfloat16"]
+Product = Callable[[Tensor, Tensor], Tensor]
+"""`a @ b` of two float32 matrices, with whatever has to happen to them on the way."""
+Key = TypeVar("Key", bound=Hashable)
+
+SHAPES = 3
+"""Of the shapes in a model, those that cost most."""
+WIDEST = 1024
+"""Larger matrices are cut to this: the way matters, not the whole product."""
+TRAINED_ROWS, DECODED_ROWS = 256, 16
+LEAST_TURNS, MOST_TURNS = 3, 24
+AGREE = 1.05
+"""A way is measured once its two best times differ by less than this factor."""
+BUSY = 1.5
+"""Seconds per second of processor time from which on the machine is busy with something else."""
+COLD_BYTES = 8_000_000
+"""Of different weights that are taken in turn, as a model that decodes does: a single one would stay in the cache."""
+
+
+class Shape(NamedTuple):
+    """Of the linear layers of a model."""
+
+    inputs: int
+    outputs: int
+    layers: int
+
+
+class Decoder(NamedTuple):
+    """What a few rows go through."""
+
+    dtype: torch.dtype
+    packed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """How fast each way is, and how exact those are that compute in float32."""
+
+    training: Mapping[Way, float]
+    """Seconds for the three products of forward and backward pass, of layers of all shapes together."""
+    decoding: Mapping[Decoder, float]
+    """Seconds for the product with `DECODED_ROWS` rows."""
+    inexact: Mapping[Literal["onednn", "packed"], float]
+    """Error against float64 (root mean square), in errors of the plain product; the worst of all shapes."""
+    doubts: str = ""
+    """What the user should know of the measurement, in a few words."""
+
+
+def choose(
+    model: nn.Module,
+    plain: Compute,
+    saved: Compute | None,
+    *,
+    decodes: bool,
+) -> Compute:
+    """See `Acceleration`: as `saved` if that was chosen on this processor for this precision, else measured."""
+    shapes = linear_shapes(model)
+    if not shapes or not onednn.available():
+        return plain
+    if saved is not None and (saved.machine, saved.precision) == (machine(), plain.precision):
+        others = saved.kernels == "compiled" and saved.compiler != kernels.made_by()
+        return with_kernels(saved) if others else saved
+    compiled = kernels.kernels() if decodes and multiplies_by_kernels(model) else None
+    measured = measure_products(shapes, compiled=compiled)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    free_bytes = psutil.virtual_memory().available
+    return with_kernels(decide(measured, plain.precision, size=size, free_bytes=free_bytes))
+
+
+def multiplies_by_kernels(model: nn.Module) -> bool:
+    """Whether compiled kernels, where there are some, multiply by the float32 weights of this model: it is a plain
+    decoder, its adapters can be merged for them, and no layer is too large to be copied."""
+    modules = list(model.modules())
+    large = any(type(module) is nn.Linear and module.weight.numel() > COPIED_WEIGHTS for module in modules)
+    adapters = [module for module in modules if isinstance(module, BaseTunerLayer)]
+    if large or not all(map(merges_adapters, adapters)):
+        return False
+    with evaluating(model):
+        return decoding_path(model).decoder is not None
+
+
+def with_kernels(chosen: Compute) -> Compute:
+    """Decoding by compiled kernels, if there are some; else says why there are none."""
+    reason = kernels.why_none()
+    if not reason:
+        return replace(chosen, kernels="compiled", compiler=kernels.made_by())
+    return replace(chosen, kernels="torch", compiler="", why=f"{chosen.why}; no compiled kernels: {reason}")
+
+
+def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) -> Compute:
+    """What follows from a measurement on a CPU, for a model of `size` parameters, where `free_bytes` of memory are."""
+    training, reasons = measured.training, list[str]()
+
+    def gains(what: str, before: float, after: float, inexact: float = 0.0) -> bool:
+        """Is it fast and exact enough? Says so either way."""
+        times = before / after
+        exact = inexact <= EXACT
+        verdict = "" if exact else f", which is not float32: errors are {inexact:.0f} times those of plain products"
+        reasons.append(f"{what} {times:.1f} times as fast{verdict}")
+        return exact and times >= FASTER
+
+    matmul = gains("float32 through oneDNN", training["plain"], training["onednn"], measured.inexact["onednn"])
+    float32_seconds = training["onednn" if matmul else "plain"]
+    dtype = DTYPES.get(precision)
+    if dtype is None:
+        faster = has_bfloat16() and gains("bfloat16", float32_seconds, training["bfloat16"])
+        dtype = torch.bfloat16 if faster else torch.float32
+    shared, packed = (measured.decoding[Decoder(dtype, is_packed)] for is_packed in (False, True))
+    inexact = measured.inexact["packed"] if dtype == torch.float32 else 0.0
+    copy = gains(f"decoding from packed {dtype_name(dtype)} weights", shared, packed, inexact)
+    copy |= dtype == torch.bfloat16  # shared weights are float32: they would be cast again with every few tokens
+    if copy and (needed := size * dtype.itemsize) > COPY_SHARE * free_bytes:
+        reasons.append(f"but a copy for sampling takes {needed / 2**30:.1f} GiB and {free_bytes / 2**30:.1f} are free")
+        copy = False
+    reasons += [measured.doubts] if measured.doubts else []
+    return Compute(
+        dtype=dtype,
+        matmul="onednn" if matmul else "plain",
+        sampler="packed" if copy else "shared",
+        why="; ".join(reasons),
+        precision=precision,
+        machine=machine(),
+    )
+
+
+def plain(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+def through_onednn(a: Tensor, b: Tensor) -> Tensor:
+    with onednn.onednn_products():
+        return a @ b
+
+
+def in_bfloat16(a: Tensor, b: Tensor) -> Tensor:
+    """With the casts of both factors, as autocast makes them."""
+    return a.bfloat16() @ b.bfloat16()
+
+
+PRODUCTS: Mapping[Way, Product] = {"plain": plain, "onednn": through_onednn, "bfloat16": in_bfloat16}
+DECODERS = [Decoder(dtype, packed) for dtype in (torch.float32, torch.bfloat16) for packed in (False, True)]
+
+
+def linear_shapes(model: nn.Module) -> list[Shape]:
+    """The `SHAPES` shapes of linear layers that hold the most weights, the most first; none without such layers."""
+    count = Counter((layer.in_features, layer.out_features) for layer in model.modules() if type(layer) is nn.Linear)
+    shapes = [Shape(*size, layers) for size, layers in count.items()]
+    return sorted(shapes, key=lambda shape: (-shape.inputs * shape.outputs * shape.layers, shape))[:SHAPES]
+
+
+def measure_products(
+    shapes: Sequence[Shape], products: Mapping[Way, Product] = PRODUCTS, *, compiled: Kernels | None = None
+) -> Measured:
+    """Time and probe the products of layers of these shapes. The random state of PyTorch is not touched.
+
+    `compiled`: what multiplies a few rows, if it can, by float32 weights that are not packed and by bfloat16 copies.
+    """
+    generator = torch.Generator().manual_seed(0)
+    training, decoding = Counter[Way](), Counter[Decoder]()
+    onednn_errors, packed_errors, timed = [0.0], [0.0], list[Timed]()
+    with torch.no_grad(), one_thread():
+        for shape in shapes:
+            weights = random_weights(shape, generator)
+            factors = factors_of_training(weights[0], generator)
+            ways = {way: partial(_all, product, factors) for way, product in products.items()}
+            of_training = fastest(ways)
+            training.update({way: shape.layers * seconds for way, seconds in of_training.seconds.items()})  # pyright: ignore[reportCallIssue, reportArgumentType]
+            rows_NK = factors[0][0][:DECODED_ROWS]
+            decoders = {way: _decoder(way, weights, rows_NK, compiled) for way in DECODERS}
+            turns = shape.layers / len(weights)
+            of_decoding = fastest(decoders)
+            decoding.update({way: turns * seconds for way, seconds in of_decoding.seconds.items()})  # pyright: ignore[reportCallIssue, reportArgumentType]
+            timed += [of_training, of_decoding]
+            onednn_errors += [error(products["onednn"], a, b) / error(plain, a, b) for a, b in factors]
+            packed_errors += [error(_packed_product, a, b) / error(plain, a, b) for a, b in factors[:1]]
+    return Measured(
+        training=dict(training),
+        decoding=dict(decoding),
+        inexact={"onednn": max(onednn_errors), "packed": max(packed_errors)},
+        doubts=_doubts(timed),
+    )
+
+
+def random_weights(shape: Shape, generator: torch.Generator) -> list[Tensor]:
+    """`[M, K]` weights of this shape, as many as are taken in turn."""
+    size = (min(shape.outputs, WIDEST), min(shape.inputs, WIDEST))
+    turns = max(1, min(shape.layers, COLD_BYTES // (4 * size[0] * size[1])))
+    return [torch.randn(size, generator=generator) for _ in range(turns)]
+
+
+def factors_of_training(weight_MK: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Of outputs, of the gradient of inputs and of that of weights."""
+    x_NK = torch.randn(TRAINED_ROWS, weight_MK.shape[1], generator=generator)
+    grad_NM = torch.randn(TRAINED_ROWS, weight_MK.shape[0], generator=generator)
+    return [(x_NK, weight_MK.T), (grad_NM, weight_MK), (grad_NM.T, x_NK)]
+
+
+def error(product: Product, a: Tensor, b: Tensor) -> float:
+    """Root mean square of the difference from the product in float64."""
+    return float((product(a, b).double() - a.double() @ b.double()).square().mean().sqrt())
+
+
+@dataclass(frozen=True)
+class Timed(Generic[Key]):
+    """Seconds of processor time of each task at its best."""
+
+    seconds: dict[Key, float]
+    agree: bool
+    """The two best times of each are about the same."""
+    busy: bool
+    """The clock went on much faster than the work."""
+
+
+def fastest(tasks: Mapping[Key, Callable[[], object]]) -> Timed[Key]:
+    """Tasks take turns until the two best times of each agree: whatever else the machine does meets all of them."""
+    seconds: dict[Key, list[float]] = {name: [] for name in tasks}
+    worked, agree = 0.0, False
+    for task in tasks.values():  # the first time it also chooses kernels and finds memory
+        task()
+    began = time.perf_counter()
+    for turn in range(MOST_TURNS):
+        for name, task in tasks.items():
+            begin = time.thread_time()
+            task()
+            seconds[name].append(time.thread_time() - begin)
+            worked += seconds[name][-1]
+        agree = all(sorted(times)[1] <= AGREE * min(times) for times in seconds.values()) if turn else False
+        if turn + 1 >= LEAST_TURNS and agree:
+            break
+    busy = time.perf_counter() - began > BUSY * worked
+    return Timed({name: min(times) for name, times in seconds.items()}, agree, busy)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other count their waiting as work. Afterwards there are as many as before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _doubts(timed: Sequence[Timed]) -> str:
+    said = []
+    if any(one.busy for one in timed):
+        said.append("the machine was busy with something else")
+    if not all(one.agree for one in timed):
+        said.append(f"times differed by more than {AGREE - 1:.0%} from turn to turn")
+    return f"measured while {' and '.join(said)}" if said else ""
+
+
+def _all(product: Product, factors: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for a, b in factors:
+        product(a, b)
+
+
+def _decoder(way: Decoder, weights: Sequence[Tensor], x_NK: Tensor, compiled: Kernels | None) -> Callable[[], None]:
+    """What puts a few rows through layers with these weights; casting and packing them is done before."""
+    x = x_NK.to(way.dtype)
+    ready = [weight.to(way.dtype) for weight in weights]
+    product: Callable[[Tensor, Tensor], Tensor] = linear
+    outputs, inputs = ready[0].shape
+    for_kernel = way in (Decoder(torch.float32, False), Decoder(torch.bfloat16, True))
+    if compiled is not None and for_kernel and compiled.can_multiply(way.dtype, inputs, outputs):
+        product = partial(compiled.linear, bias_M=None, outputs=outputs)
+        ready = [in_panels(weight) for weight in ready]
+    elif way.packed:
+        ready = [onednn.pack(weight) for weight in ready]
+        product = partial(onednn.packed_linear, bias_M=None)
+
+    def decode() -> None:
+        for weight in ready:
+            product(x, weight)
+
+    return decode
+
+
+def _packed_product(a: Tensor, b: Tensor) -> Tensor:
+    return onednn.packed_linear(a, onednn.pack(b.T), None)

@@ -1,0 +1,175 @@
+"""What each compiled kernel stands for, in operations of PyTorch: kernels are used where they compute this, only there.
+
+L tokens, n rows, B rows of logits, V vocabulary, E width of the model, I of a gated MLP or expert, X experts, k of them
+per row, H query heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posttrain.cpu.compiled import Unavailable
+from posttrain.cpu.kernels import Families, Kernels, RowPlaces, in_panels
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+"""Relative to the largest number, from the formula in float32."""
+
+
+@torch.no_grad()
+def check(made: Kernels) -> None:
+    """Compare each function with its formula, in both precisions; raises Unavailable where one differs."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in TOLERANCE:
+        for name, (actual, expected) in _pairs(made, dtype, generator).items():
+            if not (actual.float() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max():
+                raise Unavailable(f"{name} differs from its formula in {dtype}")
+
+
+def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dict[str, tuple[Tensor, Tensor]]:
+    """What each function gives, and what its formula gives in float32 of the same numbers."""
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float32).to(dtype)
+
+    x_LE, weight_E, angles_L1D = noise(3, 48), torch.rand(48, generator=generator, dtype=torch.float32), noise(3, 1, 32)
+    heads_LND, gate_up_LI = noise(3, 4, 32), 4 * noise(3, 96)
+    exact, rotated = x_LE.float(), heads_LND.clone()
+    made.rotate_(rotated[:, :3], angles_L1D.cos(), angles_L1D.sin())
+    swapped = heads_LND.float().roll(16, dims=-1)
+    expected = heads_LND.float() * angles_L1D.cos().float() + swapped * angles_L1D.sin().float()
+    gate, up = gate_up_LI.float().chunk(2, dim=-1)
+    return {
+        **_linear_pair(made, x_LE, noise(80, 48), noise(80)),
+        "rms_norm": (made.rms_norm(x_LE, weight_E, 0.1), _normed(exact, weight_E)),
+        "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
+        **_rotation_pairs(made, noise(5, 6, 32), noise(5, 32).float()),
+        "silu_gate": (made.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
+        "attend_rows": _attention_pair(made, noise),
+        **_segment_pairs(made, noise),
+        **_backward_pairs(made, noise, weight_E),
+        "experts": _experts_pair(made, noise),
+        **_choice_pairs(made, 3 * noise(40, 700)),
+    }
+
+
+def _linear_pair(made: Kernels, x_LE: Tensor, weight_ME: Tensor, bias_M: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    if not made.can_multiply(x_LE.dtype, weight_ME.shape[1], len(weight_ME)):
+        return {}
+    actual = made.linear(x_LE, in_panels(weight_ME), bias_M, len(weight_ME))
+    return {"linear": (actual, x_LE.float() @ weight_ME.float().T + bias_M.float())}
+
+
+def _rotation_pairs(made: Kernels, x_LND: Tensor, angles_LD: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Four of six heads, by other angles in either half; and what that hands back."""
+    there, back, exact = x_LND.clone(), x_LND.clone(), x_LND[:, :4].float()
+    cos, sin = angles_LD.cos(), angles_LD.sin()
+    made.rotate_heads_(there[:, :4], cos, sin, back=False)
+    made.rotate_heads_(back[:, :4], cos, sin, back=True)
+    (low, high), weighted = exact.chunk(2, dim=-1), (exact * sin[:, None]).chunk(2, dim=-1)
+    rotated = exact * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
+    returned = exact * cos[:, None] + torch.cat([weighted[1], -weighted[0]], dim=-1)
+    rest = x_LND[:, 4:].float()
+    return {
+        "rotate (as transformers)": (there, torch.cat([rotated, rest], dim=1)),
+        "rotate (as transformers, back)": (back, torch.cat([returned, rest], dim=1)),
+    }
+
+
+def _choice_pairs(made: Kernels, logits_BV: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Tokens and their log-probabilities, drawn by uniform numbers from near 0 to near 1 and the other way round."""
+    num_rows, logprobs_BV = len(logits_BV), (logits_BV.float() / 0.7).log_softmax(dim=-1)
+    steps_B = (torch.arange(num_rows, dtype=torch.float64) + 0.5) / num_rows
+    ids_B, actual_B = made.choose(logits_BV, torch.stack([steps_B, steps_B.flip(0)], dim=1), 0.7)
+    expected_B = logprobs_BV.gather(1, ids_B[:, None])[:, 0]
+    weights_BNb = torch.nn.functional.pad(logprobs_BV.exp(), (0, -700 % 256)).view(num_rows, -1, 256).double()
+    running_BN = weights_BNb.sum(dim=-1).cumsum(dim=-1)
+    blocks_B = (running_BN <= steps_B[:, None] * running_BN[:, -1:]).sum(dim=-1)
+    inside_Bb = weights_BNb[torch.arange(num_rows), blocks_B].cumsum(dim=-1)
+    tokens_B = blocks_B * 256 + (inside_Bb <= steps_B.flip(0)[:, None] * inside_Bb[:, -1:]).sum(dim=-1)
+    return {"choose (tokens)": (ids_B, tokens_B.float()), "choose": (actual_B, expected_B)}
+
+
+def _experts_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """Of nine rows and four experts, one of which nobody chose and one everybody."""
+    x_nE, gate_up_XJE, down_XEI, shares_nk = noise(9, 48), noise(4, 64, 48), noise(4, 48, 32), noise(9, 2)
+    chosen_nk = torch.tensor([[2, row % 2] for row in range(9)])
+    expected = torch.zeros(9, 48, dtype=torch.float32)
+    for row in range(9):
+        for expert, share in zip(chosen_nk[row], shares_nk[row].float(), strict=True):
+            gate, up = (gate_up_XJE[expert].float() @ x_nE[row].float()).chunk(2)
+            expected[row] += share * (down_XEI[expert].float() @ (torch.nn.functional.silu(gate) * up))
+    return made.experts(x_nE, gate_up_XJE, down_XEI, chosen_nk, shares_nk), expected
+
+
+def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """Of three rows after two prompts, two query heads of width 32 for each of two key heads."""
+    prompt_n, lengths, ages, scaling = [1, 0, 1], [19, 5], [0, 17, 3], 0.2
+    qkv_nND, mask_nC = noise(3, 8, 32), noise(3, 32 + 32)
+    prompts, rows = ((noise(slots, 2, 32, 48), noise(slots, 2, 48, 32)) for slots in (2, 3))
+    places = RowPlaces.of(prompt_n, lengths)
+    out_nHD = made.attend_rows(qkv_nND, places, torch.tensor(ages), prompts, rows, scaling, mask_nC, 32).view(3, 4, 32)
+    expected = torch.zeros(3, 4, 32, dtype=torch.float32)
+    for row, (prompt, age) in enumerate(zip(prompt_n, ages, strict=True)):
+        length = lengths[prompt]
+        added_C = torch.cat([mask_nC[row, :length], mask_nC[row, 32 : 33 + age]]).float()
+        for head in range(4):
+            past = prompts[0][prompt, head // 2, :, :length], rows[0][row, head // 2, :, :age]
+            keys_DC = torch.cat([*past, qkv_nND[row, 4 + head // 2, :, None]], dim=-1).float()
+            past = prompts[1][prompt, head // 2, :length], rows[1][row, head // 2, :age]
+            values_CD = torch.cat([*past, qkv_nND[row, 6 + head // 2, None]]).float()
+            scores_C = qkv_nND[row, head].float() @ keys_DC * scaling + added_C
+            expected[row, head] = scores_C.softmax(dim=-1) @ values_CD
+    return out_nHD, expected
+
+
+def _normed(x: Tensor, weight_E: Tensor) -> Tensor:
+    return x * (x.square().mean(dim=-1, keepdim=True) + 0.1).rsqrt() * weight_E
+
+
+@torch.enable_grad()
+def _backward_pairs(made: Kernels, noise: Callable[..., Tensor], weight_E: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Norm and gate as training computes them, and their gradients; of more rows than sums are taken in parts of."""
+    x_LE, gate_LE, up_LE, gradient_LE = noise(21, 48), 4 * noise(21, 48), noise(21, 48), noise(21, 48)
+    x, gate, up = (tensor.float().requires_grad_() for tensor in (x_LE, gate_LE, up_LE))
+    weight = weight_E.clone().requires_grad_()
+    normed, gated = _normed(x, weight), torch.nn.functional.silu(gate) * up
+    of_norm = torch.autograd.grad(normed, (x, weight), gradient_LE.float())
+    of_gate = torch.autograd.grad(gated, (gate, up), gradient_LE.float())
+    out, factors = made.rms_norm_kept(x_LE, weight_E, 0.1, torch.float32)
+    found = made.rms_norm_backward(gradient_LE, x_LE, weight_E, factors)
+    found += made.silu_gate_backward(gradient_LE, gate_LE, up_LE)
+    names = ("rms_norm (x)", "rms_norm (weight)", "silu_gate (gate)", "silu_gate (up)")
+    return {
+        "rms_norm in training": (out, normed.detach()),
+        "silu_gate in training": (made.silu_gate_of(gate_LE, up_LE), gated.detach()),
+        **dict(zip(names, zip(found, of_norm + of_gate, strict=True), strict=True)),
+    }
+
+
+@torch.enable_grad()
+def _segment_pairs(made: Kernels, noise: Callable[..., Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of a row of 40 tokens, one of 21 that begins with 17 of those, and one alone; four query heads, two key heads."""
+    rows = [[*range(40)], [*range(17), *range(40, 44)], [*range(44, 64)]]
+    families = Families(torch.tensor([[0, 40, 0], [40, 4, 17], [44, 20, 0]]), torch.tensor([0, 2, 3]))
+    qk_LND = noise(64, 6, 32)
+    tensors = qk_LND[:, :4], qk_LND[:, 4:], noise(64, 2, 16)
+    query, key, value = (x.float().requires_grad_() for x in tensors)
+    expected, own = torch.zeros(64, 4, 16, dtype=torch.float32), [0, 17, 0]
+    for row, first in zip(rows, own, strict=True):
+        q, k, v = (x[row].transpose(0, 1) for x in (query, key, value))
+        k, v = (x.repeat_interleave(2, dim=0) for x in (k, v))
+        hidden_TT = torch.ones(len(row), len(row), dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(1, 2) * 0.2).masked_fill(hidden_TT, -torch.inf).softmax(dim=-1)
+        expected = expected.index_add(0, torch.tensor(row[first:]), (weights @ v).transpose(0, 1)[first:])
+    gradient = noise(64, 4, 16)
+    gradients = torch.autograd.grad(expected, (query, key, value), gradient.float())
+    out, logsums = made.attend_segments(*tensors, families, 0.2)
+    dqk_LND = torch.zeros_like(qk_LND)
+    found = dqk_LND[:, :4], dqk_LND[:, 4:], torch.empty_like(tensors[2])
+    made.attend_segments_backward(gradient, tensors, found, logsums, families, 0.2)
+    names = ("queries", "keys", "values")
+    pairs = {f"attend_segments ({name})": pair for name, *pair in zip(names, found, gradients, strict=True)}
+    return {"attend_segments": (out, expected.detach()), **{name: (a, b) for name, (a, b) in pairs.items()}}

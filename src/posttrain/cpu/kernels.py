@@ -1,0 +1,484 @@
+"""Compiled kernels for a CPU (kernels.cpp): what decoding takes 4 to 17 calls of PyTorch for, in one; attention.
+
+A pass over a few rows of a small model takes as long as the calls that it makes, and attention of single queries by
+batched products of PyTorch reaches a tenth of what the processor can do. Where the machine has a C++ compiler
+(`CXX`, or g++), the kernels are compiled once for its processor (compiled.py). Before anything is computed with them,
+each is compared with the formula that it stands for (kernel_formulas.py). Where there is no compiler, or
+POSTTRAIN_KERNELS=torch, the same is computed in operations of PyTorch; which of the two a run began with is saved with
+it (compute.py).
+
+L tokens, n rows, P prompts, E width of the model, I of a gated MLP or expert, X experts, k of them per row, H query
+heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values. In training, values have a width
+E of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posttrain.cpu.compiled import Unavailable, compiled, find_compiler
+from posttrain.models.compute import Compute
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+SWITCH = "POSTTRAIN_KERNELS"
+SETTINGS = ("compiled", "torch")
+LANES = 16
+"""Numbers that the kernels take at a time: widths are multiples of it, those of heads of twice as many."""
+PANEL = 64
+"""Outputs of a linear layer whose weights are stored together."""
+CHUNK_ROWS = 8
+"""Rows of one prompt that are computed together: its keys and values are read once for all of them."""
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Queries `[L, H, D]`, keys `[L, K, D]` and values `[L, K, E]`, or their gradients."""
+Stored = tuple[Tensor, Tensor]
+"""Keys `[slots, K, D, C]` and values `[slots, K, C, D]`."""
+_HALF = {torch.float32: False, torch.bfloat16: True}
+
+
+class _Attention(ctypes.Structure):
+    """The struct of the same name in kernels.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("qkv", "keys_p", "values_p", "keys_s", "values_s", "mask", "out")),
+        *((name, ctypes.c_void_p) for name in ("prompts", "lengths", "ages", "order", "chunks")),
+        *((name, ctypes.c_int64) for name in ("num_chunks", "H", "K", "D")),
+        *((name, ctypes.c_int64) for name in ("columns_p", "columns_s", "mask_p", "mask_s")),
+        ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class _Segments(ctypes.Structure):
+    """The struct of the same name in kernels.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "logsums", "gradient", "dq", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("segments", "families")),
+        *((name, ctypes.c_int64) for name in ("num_families", "H", "K", "D", "E")),
+        *((name, ctypes.c_int64) for name in ("q_stride", "k_stride", "v_stride")),
+        ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class _Experts(ctypes.Structure):
+    """The struct of the same name in kernels.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "gate_up", "down", "chosen", "shares", "out")),
+        *((name, ctypes.c_int64) for name in ("n", "C", "X", "E", "I")),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class Families:
+    """Segments of packed rows. Those of a family see a prefix of its first one before their own tokens."""
+
+    segments: Tensor
+    """`[segments, 3]` start, length and length of the prefix; the first of a family has none."""
+    starts: Tensor
+    """`[families + 1]`: where families begin in `segments`."""
+
+    @property
+    def number(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of all segments, each of them once."""
+        return int(self.segments[:, 1].sum())
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Where each of n rows is, for as long as the same rows are in flight."""
+
+    prompts_n: Tensor
+    """The slot of the prompt that a row began with."""
+    lengths_n: Tensor
+    """Tokens of that prompt."""
+    order_n: Tensor
+    """The rows, those of a prompt beside each other."""
+    chunks: Tensor
+    """`[number + 1]`: where in `order_n` chunks begin, of rows of one prompt."""
+
+    @staticmethod
+    def of(prompt_n: Sequence[int], lengths: Sequence[int]) -> RowPlaces:
+        """`lengths`: of every prompt."""
+        prompts, lengths_P = np.array(prompt_n, dtype=np.int64), np.array(lengths, dtype=np.int64)
+        order = np.argsort(prompts, kind="stable")
+        first = np.flatnonzero(np.diff(prompts[order], prepend=-1))
+        ends = np.append(first[1:], len(order))
+        chunks = [place for a, b in zip(first, ends, strict=True) for place in range(a, b, CHUNK_ROWS)]
+        arrays = (prompts, lengths_P[prompts], order, np.array([*chunks, len(order)]))
+        return RowPlaces(*map(torch.from_numpy, arrays))
+
+
+class Kernels:
+    """The functions of a compiled library. All tensors are on the CPU, in float32 or bfloat16."""
+
+    def __init__(self, library: Path) -> None:
+        """Raises Unavailable for what cannot be loaded."""
+        try:
+            functions = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise Unavailable(f"{library} cannot be loaded ({error})") from error
+        half, pointer, size, number, threads = (
+            ctypes.c_bool,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_float,
+            ctypes.c_int,
+        )
+        four, sizes = [pointer] * 4, [size] * 3
+        self._linear = {torch.float32: _function(functions, "linear", *four, *sizes, threads)}
+        if hasattr(functions, "posttrain_linear_of_pairs"):
+            self._linear[torch.bfloat16] = _function(functions, "linear_of_pairs", *four, *sizes, threads)
+        self._attend_rows = _function(functions, "attend_rows", half, ctypes.POINTER(_Attention))
+        self._attend_segments = _function(functions, "attend_segments", half, half, ctypes.POINTER(_Segments))
+        two_kinds = half, half
+        self._rms_norm = _function(functions, "rms_norm", *two_kinds, *four, size, size, number, threads)
+        self._rms_norm_backward = _function(
+            functions, "rms_norm_backward", *two_kinds, *four, pointer, pointer, size, size, threads
+        )
+        self._rotate = _function(functions, "rotate", *two_kinds, *four, number, number, *sizes, size, threads)
+        self._silu_gate = _function(functions, "silu_gate", half, *four[:3], *sizes, threads)
+        self._silu_gate_backward = _function(functions, "silu_gate_backward", half, *four, pointer, size, size, threads)
+        self._experts = _function(functions, "experts", half, ctypes.POINTER(_Experts))
+        self._choose = _function(functions, "choose", half, *four, size, size, number, threads)
+
+    def linear(self, x: Tensor, panels: Tensor, bias_M: Tensor | None, outputs: int) -> Tensor:
+        """`x @ weight.T + bias`, for `x` of any leading shape, with the weight `in_panels`: see `can_multiply`."""
+        inputs = x.shape[-1]
+        assert self.can_multiply(x.dtype, inputs, outputs), (
+            "numbers to sum, in whole registers, of a kind that is known"
+        )
+        assert panels.numel() == inputs * outputs, "a weight for each number of a row"
+        assert x.dtype == panels.dtype, "other numbers are not what the kernel reads"
+        assert panels.is_contiguous(), "panels without gaps"
+        x, out = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
+        bias = None
+        if bias_M is not None:
+            assert (bias_M.dtype, bias_M.shape) == (x.dtype, (outputs,)), "a number for each sum"
+            assert bias_M.is_contiguous(), "numbers without gaps"
+            bias = bias_M.data_ptr()
+        pointers = x.data_ptr(), panels.data_ptr(), bias, out.data_ptr()
+        self._linear[x.dtype](*pointers, x.numel() // inputs, inputs, outputs, torch.get_num_threads())
+        return out
+
+    def can_multiply(self, dtype: torch.dtype, inputs: int, outputs: int) -> bool:
+        """Whether `linear` is for weights `[outputs, inputs]` of this kind here.
+
+        bfloat16 takes a processor with instructions for pairs of numbers, whose products oneDNN does not take in tiles.
+        """
+        whole = inputs > 0 and not outputs % LANES and not (dtype == torch.bfloat16 and inputs % 2)
+        return dtype in self._linear and whole
+
+    def attend_rows(
+        self,
+        qkv_nND: Tensor,
+        places: RowPlaces,
+        ages_n: Tensor,
+        prompts: Stored,
+        rows: Stored,
+        scaling: float,
+        mask_nC: Tensor | None,
+        mask_columns: int,
+    ) -> Tensor:
+        """`[n, H D]`: attention of new tokens; their keys and values are first written to their rows, column `ages_n`.
+
+        `qkv_nND`: rotated queries, rotated keys, values, N = H + 2 K; D is a multiple of 2 `LANES`. The mask is added
+        to scores, `mask_columns` of prompts before those of rows; None where a row sees all of its prompt and itself.
+        """
+        num_rows, num_heads, width = qkv_nND.shape
+        keys_p, values_p, keys_s, values_s = *prompts, *rows
+        num_keys = keys_s.shape[1]
+        qkv_nND = qkv_nND.contiguous()
+        out_nHD = qkv_nND.new_empty(num_rows, (num_heads - 2 * num_keys) * width)
+        mask = None if mask_nC is None else mask_nC.contiguous()
+        tensors = (qkv_nND, keys_p, values_p, keys_s, values_s, mask, out_nHD)
+        tensors += (places.prompts_n, places.lengths_n, ages_n, places.order_n, places.chunks)
+        given = _Attention(
+            *(None if x is None else x.data_ptr() for x in tensors),
+            len(places.chunks) - 1,
+            num_heads - 2 * num_keys,
+            num_keys,
+            width,
+            keys_p.shape[-1],
+            keys_s.shape[-1],
+            mask_columns,
+            0 if mask is None else mask.shape[-1] - mask_columns,
+            scaling,
+            torch.get_num_threads(),
+        )
+        self._attend_rows(_HALF[qkv_nND.dtype], given)
+        return out_nHD
+
+    def attend_segments(
+        self, query_LHD: Tensor, key_LKD: Tensor, value_LKE: Tensor, of: Families, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """`[L, H, E]` causal attention within segments, and `[L, H]` what its backward pass needs.
+
+        Heads of a token lie side by side, every token is in one segment, D and E are multiples of `LANES`.
+        """
+        length, num_heads, _ = query_LHD.shape
+        out_LHE = query_LHD.new_empty(length, num_heads, value_LKE.shape[-1])
+        logsums_LH = query_LHD.new_empty(length, num_heads, dtype=torch.float32)
+        forward = (query_LHD, key_LKD, value_LKE, out_LHE, logsums_LH, None, None, None, None)
+        self._attend_segments(_HALF[query_LHD.dtype], False, _segments(forward, of, scaling))
+        return out_LHE, logsums_LH
+
+    def attend_segments_backward(
+        self, gradient_LHE: Tensor, given: Parts, found: Parts, logsums_LH: Tensor, of: Families, scaling: float
+    ) -> None:
+        """The gradients of the `given` queries, keys and values are written to `found`, which lies in the same way."""
+        assert all(map(_beside_each_other, found)), "heads lie side by side"
+        assert [x.stride(0) for x in given] == [x.stride(0) for x in found], "the same way"
+        backward = (*given, None, logsums_LH, gradient_LHE.contiguous(), *found)
+        self._attend_segments(_HALF[given[0].dtype], True, _segments(backward, of, scaling))
+
+    def rms_norm(self, x: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
+        """`x / sqrt(mean(x^2) + epsilon) * weight`; the weight is float32, E a multiple of `LANES`."""
+        return self._normed(x, weight_E, epsilon, x.dtype, None)
+
+    def rms_norm_kept(self, x: Tensor, weight_E: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same in `dtype`, and of each row `1 / sqrt(mean(x^2) + epsilon)`, which its backward pass needs."""
+        factors = x.new_empty(x.shape[:-1], dtype=torch.float32)
+        return self._normed(x, weight_E, epsilon, dtype, factors), factors
+
+    def _normed(
+        self, x: Tensor, weight_E: Tensor, epsilon: float, dtype: torch.dtype, factors: Tensor | None
+    ) -> Tensor:
+        assert x.shape[-1] == len(weight_E), "a weight for each number"
+        x = x.contiguous()
+        out, width = torch.empty_like(x, dtype=dtype), len(weight_E)
+        pointers = x.data_ptr(), weight_E.data_ptr(), out.data_ptr(), None if factors is None else factors.data_ptr()
+        rows, threads = x.numel() // width, torch.get_num_threads()
+        self._rms_norm(_HALF[x.dtype], _HALF[dtype], *pointers, rows, width, epsilon, threads)
+        return out
+
+    def rms_norm_backward(
+        self, gradient: Tensor, x: Tensor, weight_E: Tensor, factors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of `x`, which is contiguous, and of the weight; that of rows is added up in one order."""
+        gradient, width = gradient.contiguous(), len(weight_E)
+        found = torch.empty_like(x), torch.empty_like(weight_E)
+        pointers = (tensor.data_ptr() for tensor in (gradient, x, weight_E, factors, *found))
+        rows, threads = x.numel() // width, torch.get_num_threads()
+        self._rms_norm_backward(_HALF[x.dtype], _HALF[gradient.dtype], *pointers, rows, width, threads)
+        return found
+
+    def rotate_(self, x_LND: Tensor, cos_L1D: Tensor, sin_L1D: Tensor) -> None:
+        """`x cos + swap(x) sin`, in place, the sign of the swapped halves put into the sine; D as in `attend_rows`.
+
+        Heads of a token lie side by side; what else there is of a token may lie behind them.
+        """
+        half = sin_L1D.shape[-1] // 2 * sin_L1D.element_size()
+        self._rotated(x_LND, cos_L1D, (1.0, 1.0), (sin_L1D.data_ptr(), sin_L1D.data_ptr() + half))
+
+    def rotate_heads_(self, x_LND: Tensor, cos_LD: Tensor, sin_LD: Tensor, *, back: bool) -> None:
+        """`x cos + [-x_high, x_low] sin`, in place, as transformers rotates; or what that hands `back` to `x`.
+
+        Cosines and sines are contiguous and may be of another kind than `x`.
+        """
+        low, high = sin_LD.data_ptr(), sin_LD.data_ptr() + sin_LD.shape[-1] // 2 * sin_LD.element_size()
+        assert sin_LD.dtype == cos_LD.dtype, "tables of one kind"
+        assert sin_LD.shape == cos_LD.shape == (len(x_LND), x_LND.shape[-1]), "an angle for each number of a head"
+        self._rotated(x_LND, cos_LD, *(((1.0, -1.0), (high, low)) if back else ((-1.0, 1.0), (low, high))))
+
+    def _rotated(self, x_LND: Tensor, cos: Tensor, signs: tuple[float, float], sines: tuple[int, int]) -> None:
+        length, heads, width = x_LND.shape
+        assert _beside_each_other(x_LND), "heads lie side by side"
+        kinds = _HALF[x_LND.dtype], _HALF[cos.dtype]
+        sizes = length, heads, width, x_LND.stride(0)
+        self._rotate(*kinds, x_LND.data_ptr(), cos.data_ptr(), *sines, *signs, *sizes, torch.get_num_threads())
+
+    def silu_gate(self, gate_up_LI: Tensor) -> Tensor:
+        """`silu(gate) * up` of the two halves of the last dimension, each a multiple of `LANES`."""
+        gate_up_LI = gate_up_LI.contiguous()
+        return self._gated(*gate_up_LI.chunk(2, dim=-1), stride=gate_up_LI.shape[-1])
+
+    def silu_gate_of(self, gate: Tensor, up: Tensor) -> Tensor:
+        """The same of two tensors, both contiguous."""
+        return self._gated(gate, up, stride=gate.shape[-1])
+
+    def _gated(self, gate: Tensor, up: Tensor, stride: int) -> Tensor:
+        width = gate.shape[-1]
+        assert width % LANES == 0, "whole registers of numbers"
+        assert (gate.shape, gate.dtype) == (up.shape, up.dtype), "a gate for each number"
+        out = gate.new_empty(gate.shape)
+        pointers = gate.data_ptr(), up.data_ptr(), out.data_ptr()
+        self._silu_gate(_HALF[out.dtype], *pointers, out.numel() // width, width, stride, torch.get_num_threads())
+        return out
+
+    def silu_gate_backward(self, gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of gate and up, both contiguous."""
+        gradient, width = gradient.contiguous(), gate.shape[-1]
+        found = torch.empty_like(gate), torch.empty_like(up)
+        pointers = (tensor.data_ptr() for tensor in (gradient, gate, up, *found))
+        rows, threads = gate.numel() // width, torch.get_num_threads()
+        self._silu_gate_backward(_HALF[gate.dtype], *pointers, rows, width, threads)
+        return found
+
+    def experts(
+        self, x_nE: Tensor, gate_up_XJE: Tensor, down_XEI: Tensor, chosen_nk: Tensor, shares_nk: Tensor
+    ) -> Tensor:
+        """`[n, E]`: `down(silu(gate x) * up x)` of each expert that a row chose, added up in the shares it has of them.
+
+        J = 2 I, gates before ups; E and I are multiples of `LANES`. Choices are int64; one that is no number of an
+        expert adds nothing. Weights are read where they are, for as long as the call lasts.
+        """
+        (num_rows, width), (num_experts, _, inner) = x_nE.shape, down_XEI.shape
+        assert width % LANES == inner % LANES == 0, "whole registers of products"
+        assert gate_up_XJE.shape == (num_experts, 2 * inner, width), "a gate and an up for each number between"
+        assert down_XEI.shape == (num_experts, width, inner), "from the numbers between to a whole row"
+        assert gate_up_XJE.is_contiguous(), "one output lies after the other"
+        assert down_XEI.is_contiguous(), "there too"
+        assert gate_up_XJE.dtype == down_XEI.dtype, "one precision"
+        assert chosen_nk.dtype == torch.int64, "what the kernel reads"
+        assert chosen_nk.shape == shares_nk.shape, "a share for each choice"
+        assert len(chosen_nk) == num_rows, "choices of every row"
+        x, chosen, shares = x_nE.float().contiguous(), chosen_nk.contiguous(), shares_nk.float().contiguous()
+        out_nE = torch.empty_like(x)
+        pointers = (tensor.data_ptr() for tensor in (x, gate_up_XJE, down_XEI, chosen, shares, out_nE))
+        sizes = num_rows, chosen.shape[1], num_experts, width, inner
+        self._experts(_HALF[down_XEI.dtype], _Experts(*pointers, *sizes, torch.get_num_threads()))
+        return out_nE.to(x_nE.dtype)
+
+    def choose(self, logits_BV: Tensor, uniforms_B2: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """A token of every row, drawn from `softmax(logits / temperature)`, and its log-probability, `[B]` each.
+
+        The uniform numbers are float64 and used as in `posttrain.engines.sampling`. Logits that are not numbers give
+        some token, and a log-probability that is not a number either.
+        """
+        logits_BV, uniforms_B2 = logits_BV.contiguous(), uniforms_B2.contiguous()
+        num_rows, num_tokens = logits_BV.shape
+        ids_B, logprobs_B = (
+            logits_BV.new_empty(num_rows, dtype=torch.long),
+            logits_BV.new_empty(num_rows, dtype=torch.float32),
+        )
+        pointers = (x.data_ptr() for x in (logits_BV, uniforms_B2, ids_B, logprobs_B))
+        sizes = num_rows, num_tokens, temperature, torch.get_num_threads()
+        self._choose(_HALF[logits_BV.dtype], *pointers, *sizes)
+        return ids_B, logprobs_B
+
+
+def _segments(tensors: Sequence[Tensor | None], of: Families, scaling: float) -> _Segments:
+    """In the order of the struct: queries, keys and values first."""
+    parts = query_LHD, _, value_LKE = [x for x in tensors[:3] if x is not None]
+    assert all(map(_beside_each_other, parts)), "heads lie side by side"
+    pointers = [None if x is None else x.data_ptr() for x in (*tensors, of.segments, of.starts)]
+    num_keys, width = value_LKE.shape[1:]
+    sizes = of.number, query_LHD.shape[1], num_keys, query_LHD.shape[2], width
+    return _Segments(*pointers, *sizes, *(x.stride(0) for x in parts), scaling, torch.get_num_threads())
+
+
+def _beside_each_other(x_LND: Tensor) -> bool:
+    """Whether the heads of a token are, without a gap."""
+    return x_LND.stride(2) == 1 and (x_LND.shape[1] == 1 or x_LND.stride(1) == x_LND.shape[2])
+
+
+def in_panels(weight_MK: Tensor) -> Tensor:
+    """A copy of a weight as `Kernels.linear` reads it, flat: transposed, `PANEL` outputs after the other.
+
+    In bfloat16 two neighbouring inputs stay together.
+    """
+    if weight_MK.dtype == torch.bfloat16:
+        pairs_MK = weight_MK.clone() if weight_MK.storage_offset() % 2 else weight_MK
+        return in_panels(pairs_MK.contiguous().view(torch.int32)).view(torch.bfloat16)
+    whole = len(weight_MK) // PANEL * PANEL
+    panels, rest = weight_MK[:whole].unflatten(0, (-1, PANEL)), weight_MK[whole:]
+    return torch.cat([panels.transpose(1, 2).flatten(), rest.T.flatten()])
+
+
+def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
+    function = getattr(library, f"posttrain_{name}")
+    function.argtypes, function.restype = arguments, None
+    return function
+
+
+def can_compute(device: torch.device, *dtypes: torch.dtype) -> bool:
+    """Whether kernels are for tensors there and of these kinds."""
+    return device.type == "cpu" and _HALF.keys() >= set(dtypes)
+
+
+_in_training: ContextVar[Kernels | None] = ContextVar("posttrain_training_kernels", default=None)
+
+
+@contextmanager
+def training_by(kernels: Kernels | None) -> Iterator[None]:
+    """Passes of training inside, forward and backward, are computed by these where they know how; None: by PyTorch."""
+    token = _in_training.set(kernels)
+    try:
+        yield
+    finally:
+        _in_training.reset(token)
+
+
+def in_training() -> Kernels | None:
+    """Those of the `training_by` around."""
+    return _in_training.get()
+
+
+def chosen(compute: Compute) -> Kernels | None:
+    """None where operations of PyTorch were chosen."""
+    return kernels() if compute.kernels == "compiled" else None
+
+
+def kernels() -> Kernels | None:
+    """Those of this machine, compiled now if they have not been before; None for the reason that `why_none` gives."""
+    return found().kernels
+
+
+def why_none() -> str:
+    """In one sentence; empty where there are kernels."""
+    return found().why_none
+
+
+def made_by() -> str:
+    """The compiler and the source: what these kernels compute may differ in the last bits from what others do."""
+    return found().compiler
+
+
+@dataclass(frozen=True)
+class Found:
+    """The kernels of this machine, or why there are none."""
+
+    kernels: Kernels | None = None
+    why_none: str = ""
+    compiler: str = ""
+
+
+@cache
+def found() -> Found:
+    """Asked once for the whole process."""
+    asked = os.environ.get(SWITCH) or "compiled"
+    if asked != "compiled":
+        allowed = "" if asked in SETTINGS else f", which is none of {', '.join(SETTINGS)}"
+        return Found(why_none=f"{SWITCH} = {asked}{allowed}")
+    from posttrain.cpu.kernel_formulas import check  # which needs this module
+
+    try:
+        compiler = find_compiler()
+        made = Kernels(compiled(SOURCE, compiler))
+        # whatever is in force where they are needed
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
+            check(made)
+    except Unavailable as error:
+        return Found(why_none=str(error))
+    source = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8]
+    return Found(kernels=made, compiler=f"{compiler.version}, kernels {source}")

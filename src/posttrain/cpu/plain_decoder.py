@@ -1,0 +1,263 @@
+"""A plain decoder as one short list of tensor operations: what its modules compute, in a third of the calls.
+
+    x = embed(ids)
+    x = x + o(attention(rotate(q(n x)), rotate(k(n x)), v(n x)))        for every layer
+    x = x + mlp(n x)
+    logits = head(n x)                                                  n: RMSNorm
+
+With a few rows a pass takes as long as the calls that it makes. Here queries, keys and values are one product, and so
+are the two halves of a gated MLP; the norm is one operation in place of six, the rotation of queries and keys three in
+place of fourteen. With compiled kernels (models/kernels.py) norm, rotation and gate are one call each, and so is every
+product of float32 layers that are not large, LoRA adapters merged, and all experts of a layer (experts.py). Everything
+else of a model (another kind of MLP, experts with an adapter, a layer with a hook on it) is called as it is.
+
+A model is recognised by the parts that it has and by what it computes, never by its name: decoding_path.py tries it.
+Whoever decodes makes a new `PlainDecoder`, which reads the modules as they are then and keeps nothing for later.
+
+L tokens of a pass, E width of the model, H query heads, K key-value heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posttrain.cpu.experts import SILU, built_as_experts, by_formula, experts_by_kernel
+from posttrain.cpu.group_attention import Heads
+from posttrain.cpu.joint_linear import joint_linear
+from posttrain.cpu.kernels import LANES, Kernels
+from posttrain.engines.decoding import base_model, is_hooked
+from posttrain.models.context import context_window
+
+Function = Callable[[Tensor], Tensor]
+Attend = Callable[[int, Tensor], Tensor]
+"""(layer, `[L, H + 2 K, D]` rotated queries, rotated keys, values) -> `[L, H D]`; it stores keys and values."""
+
+_BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
+_GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Function
+    qkv: Function
+    head_norms: tuple[Function, Function] | None
+    out: Function
+    mlp_norm: Function
+    mlp: Function
+
+
+class PlainDecoder:
+    """The modules of one model, in the order in which a pass needs them."""
+
+    def __init__(self, model: nn.Module, kernels: Kernels | None = None) -> None:
+        """Raises NotImplementedError, with the reason, for a model that has other parts than these."""
+        self._kernels = kernels
+        lm = base_model(model)
+        body: Any = lm.base_model
+        _require_parts(body, _BODY, "the model")
+        first = body.layers[0].self_attn
+        _require_parts(first, _ATTENTION | (_HEAD_NORMS & _parts(first)), "its attention")
+        self.heads = _heads(first)
+        self._embed: nn.Module = body.embed_tokens
+        self._rotary: nn.Module = body.rotary_emb
+        self._kept: tuple[Tensor, Tensor] | None = None
+        """Of the rotations of the first positions, their cosines and sines."""
+        self._window = context_window(lm.config)
+        self._layers = [self._layer(layer) for layer in body.layers]
+        self._norm = _norm(body.norm, kernels)
+        self._head = joint_linear([lm.get_output_embeddings()], kernels)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def hidden(self, ids_L: Tensor, positions_L: Tensor, attend: Attend, *, below: int = 0) -> Tensor:
+        """`[L, E]`, what the head reads.
+
+        All positions are `below` that number; then their rotations are kept for further passes. 0: not known.
+        """
+        x_LE = self._embed(ids_L[None])[0]
+        rotate = None
+        for number, layer in enumerate(self._layers):
+            qkv_LND = layer.qkv(layer.attention_norm(x_LE)).view(len(ids_L), -1, self.heads.width)
+            if layer.head_norms is not None:
+                qkv_LND = self._normed(qkv_LND, *layer.head_norms)
+            if rotate is None:
+                rotate = self._rotation(x_LE, positions_L, below, qkv_LND.dtype)
+            rotate(qkv_LND[:, : self.heads.query + self.heads.key])
+            x_LE = x_LE + layer.out(attend(number, qkv_LND))
+            x_LE = x_LE + layer.mlp(layer.mlp_norm(x_LE))
+        return self._norm(x_LE)
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """`[N, V]`."""
+        return self._head(hidden_NE)
+
+    def _layer(self, layer: Any) -> _Layer:
+        _require_parts(layer, _LAYER, "a layer")
+        attention = layer.self_attn
+        has_norms = _parts(attention) >= _HEAD_NORMS
+        _require_parts(attention, _ATTENTION | (_HEAD_NORMS if has_norms else set()), "its attention")
+        if _heads(attention) != self.heads:
+            raise NotImplementedError("its layers differ in their heads")
+        return _Layer(
+            attention_norm=_norm(layer.input_layernorm, self._kernels),
+            qkv=joint_linear([attention.q_proj, attention.k_proj, attention.v_proj], self._kernels),
+            head_norms=_head_norms(attention, self._kernels) if has_norms else None,
+            out=joint_linear([attention.o_proj], self._kernels),
+            mlp_norm=_norm(layer.post_attention_layernorm, self._kernels),
+            mlp=_mlp(layer.mlp, self._kernels),
+        )
+
+    def _normed(self, qkv_LND: Tensor, q_norm: Function, k_norm: Function) -> Tensor:
+        query, key, value = qkv_LND.split([self.heads.query, self.heads.key, self.heads.key], dim=1)
+        return torch.cat([q_norm(query), k_norm(key), value], dim=1)
+
+    def _rotation(self, x_LE: Tensor, positions_L: Tensor, below: int, dtype: torch.dtype) -> Callable[[Tensor], None]:
+        """Rotates `[L, N, D]` in place: `x cos + swap(x) sin`, the sign of the swapped halves put into the sine."""
+        if not below:
+            cos_L1D, sin_L1D = self._cos_sin(x_LE, positions_L, dtype)
+        else:
+            if self._kept is None or len(self._kept[0]) < below:
+                positions = max(below, min(2 * below, self._window or 2 * below))
+                self._kept = self._cos_sin(x_LE, torch.arange(positions, device=positions_L.device), dtype)
+            cos_L1D, sin_L1D = (x.index_select(0, positions_L) for x in self._kept)
+        half = self.heads.width // 2
+        if self._kernels is not None and not half % LANES:
+            kernels = self._kernels
+            return lambda x_LND: kernels.rotate_(x_LND, cos_L1D, sin_L1D)
+
+        def rotate(x_LND: Tensor) -> None:
+            swapped_LND = torch.cat([x_LND[..., half:], x_LND[..., :half]], dim=-1)
+            x_LND.mul_(cos_L1D).addcmul_(swapped_LND, sin_L1D)
+
+        return rotate
+
+    def _cos_sin(self, x_LE: Tensor, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`[T, 1, D]` each, as the model makes them, the first half of the sine with its sign changed."""
+        cos_T1D, sin_T1D = (x[0, :, None].to(dtype) for x in self._rotary(x_LE[None], positions_T[None]))
+        if cos_T1D.shape[-1] != self.heads.width:
+            raise NotImplementedError("it rotates a part of a head")
+        half = self.heads.width // 2
+        return cos_T1D, torch.cat([-sin_T1D[..., :half], sin_T1D[..., half:]], dim=-1)
+
+
+def bypassed(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a plain decoder that it does not call."""
+    lm = base_model(model)
+    body: Any = lm.base_model
+    yield from dict.fromkeys([model, lm, body])
+    for layer in body.layers:
+        yield from (layer, layer.self_attn)
+
+
+def _heads(attention: Any) -> Heads:
+    width: int = attention.head_dim
+    features = [attention.q_proj.out_features, attention.k_proj.out_features, attention.v_proj.out_features]
+    if features[1] != features[2]:
+        raise NotImplementedError("its keys and values differ in their width")
+    return Heads(query=features[0] // width, key=features[1] // width, width=width, scaling=attention.scaling)
+
+
+def check_parts(model: nn.Module) -> None:
+    """Raises NotImplementedError for a norm or an MLP that computes something else than this module takes it for.
+
+    Tried on numbers far larger than those of a forward pass, where whatever limits them shows.
+    """
+    body: Any = base_model(model).base_model
+    for layer in body.layers:
+        norms = [layer.input_layernorm, layer.post_attention_layernorm, body.norm]
+        norms += [norm for name, norm in layer.self_attn.named_children() if name in _HEAD_NORMS]
+        for norm in norms:
+            x = _noise(3, *norm.weight.shape, like=norm.weight)
+            if not _same(_norm(norm)(x), norm(x)):
+                raise NotImplementedError(f"its {type(norm).__name__} is no RMSNorm")
+        x_LE = _noise(3, *body.norm.weight.shape, like=body.norm.weight)
+        if not _same(_mlp(layer.mlp)(x_LE), _first(layer.mlp(x_LE[None]))[0]):
+            raise NotImplementedError(f"its {type(layer.mlp).__name__} is no gated one")
+        if built_as_experts(layer.mlp) and not _same(by_formula(layer.mlp, x_LE), _first(layer.mlp(x_LE[None]))[0]):
+            raise NotImplementedError(f"its {type(layer.mlp).__name__} is more than experts with shares")
+
+
+def _mlp(mlp: Any, kernels: Kernels | None = None) -> Function:
+    if _parts(mlp) != _GATED_MLP or is_hooked(mlp):
+        return experts_by_kernel(mlp, kernels) or (lambda x_LE: _first(mlp(x_LE[None]))[0])
+    gate_up, down, act = (
+        joint_linear([mlp.gate_proj, mlp.up_proj], kernels),
+        joint_linear([mlp.down_proj], kernels),
+        mlp.act_fn,
+    )
+
+    if kernels is not None and type(act) in SILU and not is_hooked(act) and not mlp.up_proj.out_features % LANES:
+        return lambda x_LE: down(kernels.silu_gate(gate_up(x_LE)))
+
+    def gated(x_LE: Tensor) -> Tensor:
+        gate_LI, up_LI = gate_up(x_LE).chunk(2, dim=-1)
+        return down(act(gate_LI) * up_LI)
+
+    return gated
+
+
+def _norm(norm: Any, kernels: Kernels | None = None) -> Function:
+    """One kernel, or a few operations, unless something waits for the module to be called.
+
+    `rms_norm` is one operation on a GPU and ten on the CPU; the few written out here take two thirds of it, and round
+    to half precision once, at the end.
+    """
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if epsilon is None:
+        raise NotImplementedError(f"its {type(norm).__name__} is no RMSNorm")
+    if is_hooked(norm):
+        return norm
+    weight_E: Tensor = norm.weight
+    if weight_E.device.type != "cpu" or weight_E.dtype not in (torch.float32, torch.bfloat16):
+        return lambda x: F.rms_norm(x, weight_E.shape, weight_E, epsilon)
+    weight_E = weight_E.to(torch.float32, copy=True)  # a kernel reads memory, and nobody who watches tensors sees it
+    if kernels is not None and not len(weight_E) % LANES:
+        return lambda x: kernels.rms_norm(x, weight_E, epsilon)
+    epsilon_1, scale = weight_E.new_full((1,), epsilon), 1 / len(weight_E)
+
+    def normed(x: Tensor) -> Tensor:
+        exact = x.float()
+        length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+        return (exact * weight_E).mul_(torch.addcmul(epsilon_1, length, length, value=scale).rsqrt_()).to(x.dtype)
+
+    return normed
+
+
+def _head_norms(attention: Any, kernels: Kernels | None) -> tuple[Function, Function]:
+    return _norm(attention.q_norm, kernels), _norm(attention.k_norm, kernels)
+
+
+def _noise(*shape: int, like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return 10 * torch.randn(*shape, generator=generator).to(like.device, like.dtype)
+
+
+def _same(actual: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-5 if expected.dtype in (torch.float32, torch.float64) else 2e-2
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _parts(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _require_parts(module: nn.Module, names: set[str], what: str) -> None:
+    if (found := _parts(module)) != names:
+        different = ", ".join(sorted(found ^ names))
+        raise NotImplementedError(f"{what} is not built as that of a plain decoder ({different})")
+
+
+def _first(output: Any) -> Tensor:
+    """Of a module that may return more than its result."""
+    return output[0] if isinstance(output, tuple) else output

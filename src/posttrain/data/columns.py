@@ -1,0 +1,178 @@
+"""Columns under other names: those that `data.columns` maps, and those that are recognised by how they are called."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from posttrain.errors import DataError
+
+if TYPE_CHECKING:
+    from posttrain.data.read import Row
+
+Names = Mapping[str, str]
+"""What a column is called here, and what the data calls it."""
+
+PROMPT_NAMES = ("prompt", "question", "problem", "instruction", "query", "user_prompt", "input", "context")
+ANSWER_NAMES = ("completion", "response", "output", "reply", "generation")
+LABEL_NAMES = ("label", "desirable", "is_desirable", "is_correct", "correct", "thumbs_up", "liked", "kto_tag")
+SCORE_NAMES = ("score", "rating", "reward")
+_BETTER = (
+    "chosen",
+    "accepted",
+    "preferred",
+    "better",
+    "best",
+    "winner",
+    "winning",
+    "win",
+    "good",
+    "positive",
+    "pos",
+    "w",
+)
+_WORSE = (
+    "rejected", "dispreferred", "non_preferred", "unpreferred", "worse", "worst", "loser", "losing", "lose", "bad",
+    "negative", "neg", "l",
+)  # fmt: skip
+_NO_ANSWER = ("model", "id", "source", "policy", "name", "type")
+"""What follows chosen and rejected where the column holds something about the answer."""
+
+_ANSWER = re.compile(
+    r"output|response|answer|completion|reply|generation|target|conversation|summary|ref", re.IGNORECASE
+)
+_SIDE = re.compile(r"(?P<what>.+?)[_ ]?(?P<side>[0-9]|[a-hA-H])")
+_SIDES = ({"0", "1"}, {"1", "2"}, {"a", "b"})
+_VERDICT = re.compile(r"prefer|winner|better|label|choice|chosen|verdict|best", re.IGNORECASE)
+_TIES = re.compile(r"\b(tie|tied|both|equal|neither|same|draw|none)\b|tie$", re.IGNORECASE)
+
+
+def renamed(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """
+    >>> renamed({"better": "a", "id": 1}, {"chosen": "better"})
+    {'chosen': 'a', 'id': 1}
+    """
+    ours = {theirs: name for name, theirs in names.items()}
+    return {ours.get(name, name): value for name, value in values.items() if name in ours or name not in names}
+
+
+def require_columns(names: Names, columns: Sequence[str]) -> None:
+    """Raise `DataError` for a column of `data.columns` that the data, with these columns, does not have."""
+    for ours, theirs in names.items():
+        if theirs not in columns:
+            close = difflib.get_close_matches(theirs, columns, n=1, cutoff=0.5)
+            raise DataError(
+                given=f"data.columns has {ours}: {theirs}, and the data has no column {theirs!r}",
+                allowed=f"its columns {', '.join(columns) or '(none)'}",
+                fix=f"Set data.columns = {{{ours}: {close[0]}}}." if close else "Name one of its columns.",
+            )
+
+
+def other_names(kind: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What columns of this kind of data are called in data that calls them otherwise; empty where that is not certain.
+
+    >>> other_names("pairs", ["query", "response_w", "response_l"], [])
+    {'prompt': 'query', 'chosen': 'response_w', 'rejected': 'response_l'}
+    """
+    sample = list(rows)
+    prompt = next((name for name in PROMPT_NAMES if name in columns), None)
+    found = {} if prompt is None else {"prompt": prompt}
+    if kind == "pairs":
+        couples = _couples([name for name in columns if _may_be_answer(name, sample)])
+        if len(couples) != 1 or (prompt is not None and prompt in couples[0]):
+            return {}
+        return found | dict(zip(("chosen", "rejected"), couples[0], strict=True))
+    judged = {"labels": ("label", LABEL_NAMES), "ratings": ("score", SCORE_NAMES)}.get(kind)
+    answer = next((name for name in ANSWER_NAMES if name in columns and name != prompt), None)
+    if judged is None or prompt is None or answer is None:
+        return {}
+    verdict = next((name for name in judged[1] if name in columns), None)
+    return {} if verdict is None else found | {"completion": answer, judged[0]: verdict}
+
+
+def _couples(columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Columns that differ in a word for better and one for worse: response_w and response_l, better and worse."""
+    found: dict[str, dict[str, str]] = {}
+    for name in columns:
+        for side, words in (("better", _BETTER), ("worse", _WORSE)):
+            stem = _stem(name.lower(), words)
+            if stem is not None:
+                found.setdefault(stem, {})[side] = name
+    return [(sides["better"], sides["worse"]) for sides in found.values() if len(sides) == 2]
+
+
+def _stem(name: str, words: Sequence[str]) -> str | None:
+    """What is left of a name without one of the words; None where it has none of them."""
+    for word in words:
+        if name == word and len(word) > 1:
+            return ""
+        for begins, rest in ((f"{word}_", name[len(word) + 1 :]), (f"_{word}", name[: -len(word) - 1])):
+            fits = name.startswith(begins) if begins.endswith("_") else name.endswith(begins)
+            if fits and rest and rest not in _NO_ANSWER:
+                return rest
+    return None
+
+
+def _may_be_answer(name: str, sample: Iterable[Mapping[str, Any]]) -> bool:
+    values = [row[name] for row in sample if row.get(name) is not None]
+    return all(isinstance(value, str | list | dict) for value in values)
+
+
+# --- two answers and a verdict ----------------------------------------------------------------------------------------
+
+
+def two_answers(columns: Iterable[str]) -> tuple[str, str] | None:
+    """Two columns that differ in a last 1 and 2, 0 and 1, or a and b; three of them are choices, not a pair.
+
+    >>> two_answers(["instruction", "output_1", "output_2", "preference"])
+    ('output_1', 'output_2')
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in columns:
+        match = _SIDE.fullmatch(name)
+        if match and _ANSWER.search(match["what"]):
+            found.setdefault(match["what"], {})[match["side"].lower()] = name
+    pairs = (tuple(sides[side] for side in sorted(sides)) for sides in found.values() if set(sides) in _SIDES)
+    return next(((first, second) for first, second in pairs), None)
+
+
+def verdict_column(sides: tuple[str, str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """The column that says which of the two is better, in words that leave no doubt about it in any of the rows."""
+    sample = list(rows)
+    for name in columns:
+        if _VERDICT.search(name) and name not in sides:
+            said = [row[name] for row in sample if row.get(name) is not None]
+            if said and all(is_tie(value) or better_side(value, sides) is not None for value in said):
+                return name
+    return None
+
+
+def better_side(verdict: Any, sides: tuple[str, str]) -> int | None:
+    """Which of the two columns a verdict names: by its name, its last letter, or as first and second.
+
+    >>> [better_side(verdict, ("response_a", "response_b")) for verdict in ("B", "model_a", "response_b", "first", 1)]
+    [1, 0, 1, 0, None]
+    """
+    said = str(verdict).strip().lower()
+    names = [side.lower() for side in sides]
+    last = re.fullmatch(r"(?:.*[^a-z0-9])?([a-z0-9]+)", said)
+    ways = (names, [name[-1] for name in names], ["first", "second"])
+    for way in ways:
+        for word in (said, last[1] if last else ""):
+            if word in way:
+                return way.index(word)
+    return None
+
+
+def is_tie(verdict: Any) -> bool:
+    """
+    >>> [is_tie(verdict) for verdict in ("tie", "winner_tie", "both bad", "A", 0.5)]
+    [True, True, True, False, True]
+    """
+    return verdict == 0.5 or (isinstance(verdict, str) and bool(_TIES.search(verdict)))
+
+
+def renamed_rows(rows: Iterable[Row], names: Names) -> Iterable[Row]:
+    return (row._replace(values=renamed(row.values, names)) for row in rows) if names else rows

@@ -1,0 +1,60 @@
+"""States of models and of transformers that hold for a while: evaluation mode, recomputation, quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import nn
+from transformers.utils import logging
+
+
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluation mode; afterwards every module is in the mode in which it was."""
+    return evaluating_all(model.modules())
+
+
+@contextmanager
+def evaluating_all(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """The same for modules that were looked up before: in a large model that takes as long as a few layers do."""
+    in_training = [module for module in modules if module.training]
+    try:
+        for module in in_training:
+            module.training = False
+        yield
+    finally:
+        for module in in_training:
+            module.training = True
+
+
+def recompute_activations(model: nn.Module, **settings: Any) -> None:
+    """Keep of each layer its input alone; `settings` go to `torch.utils.checkpoint`.
+
+    The switch got another name in transformers 5.23, and the former one goes with version 6; adapters pass both on.
+    """
+    enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, **settings})
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """No progress bars of transformers inside; afterwards as before."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Errors of transformers only; what else it would say of a folder is checked and said by the caller."""
+    shown = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(shown)

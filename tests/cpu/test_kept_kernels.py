@@ -1,0 +1,49 @@
+"""What oneDNN compiles for shapes that do not come again is given up again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from posttrain.cpu import onednn
+
+GROWTH = """
+import psutil, torch
+from posttrain.cpu.onednn import onednn_products
+
+def after(shapes):
+    with onednn_products():
+        for n in shapes:
+            torch.bmm(torch.ones(3, n, 32), torch.ones(3, 32, n))
+    return psutil.Process().memory_info().rss
+
+first = after(range(64, 664))
+print((after(range(664, 964)) - first) // 2**20)
+"""
+
+
+@pytest.mark.skipif(not onednn.available() or sys.platform != "linux", reason="PyTorch without oneDNN")
+def test_memory_does_not_grow_with_the_shapes_of_products():
+    """300 more of them, each with the larger matrices that it multiplies; with all kernels kept it grows by 200 MB."""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_CACHE_CAPACITY")}
+    told = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, text=True, check=True)
+    assert int(told.stdout) < 150
+
+
+def test_who_sets_the_number_of_kept_kernels_is_obeyed():
+    environment = os.environ | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, posttrain.cpu.onednn; print(os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'])",
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == "7"

@@ -1,0 +1,156 @@
+"""Data that calls its columns otherwise is recognised where that is certain, and mapped where the user says how."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.samples import jsonl, rows_of
+
+from posttrain.config import DataConfig
+from posttrain.data import inspect_data
+from posttrain.data.columns import _BETTER, _WORSE, better_side, is_tie, two_answers
+from posttrain.data.dropped import Dropped
+from posttrain.data.forms import detect
+from posttrain.data.split import read_split
+from posttrain.errors import DataError
+
+STEMS = ("", "response", "answer", "output", "completion")
+COUPLES = [
+    ("chosen_response", "rejected_response"), ("response_chosen", "response_rejected"), ("response_w", "response_l"),
+    ("y_w", "y_l"), ("better", "worse"), ("preferred", "dispreferred"), ("preferred_output", "non_preferred_output"),
+    ("accepted", "rejected"), ("winner", "loser"), ("Chosen_Answer", "Rejected_Answer"), ("good", "bad"),
+]  # fmt: skip
+PROMPTS = ("prompt", "question", "instruction", "query", "user_prompt")
+
+
+def read(rows: list[dict[str, Any]], kind: Any) -> list[Any]:
+    given = rows_of(*rows)
+    form = detect(given, kind)
+    return [form.read(row) for row in given]
+
+
+@pytest.mark.parametrize("couple", COUPLES)
+def test_pairs_are_recognised_by_what_their_columns_are_called(couple):
+    for prompt in PROMPTS:
+        row = {"id": 7, prompt: "a?", couple[1]: "no", couple[0]: "yes", "chosen_model": "m1", "rejected_model": "m2"}
+        (found,) = read([row], "pairs")
+        assert found == {"prompt": "a?", "chosen": "yes", "rejected": "no"}
+
+
+@given(st.sampled_from(STEMS), st.sampled_from(_BETTER), st.sampled_from(_WORSE), st.booleans(), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_two_words_for_better_and_worse_with_the_same_stem_are_a_pair(stem, better, worse, behind, messages):
+    if not stem and (better == "w" or worse == "l"):
+        return
+    names = [f"{stem}_{word}" if behind and stem else f"{word}_{stem}" if stem else word for word in (better, worse)]
+    answers: list[Any] = ["yes", "no"]
+    if messages:
+        answers = [[{"role": "assistant", "content": text}] for text in answers]
+    (found,) = read([{"prompt": "a?", **dict(zip(names, answers, strict=True))}], "pairs")
+    assert (found["chosen"], found["rejected"]) == tuple(answers)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "better": 0.5, "worse": 0.2},
+        {"prompt": "a", "better_x": "b", "worse_y": "c"},
+        {"prompt": "a", "good_reply": "b", "bad_reply": "c", "good_text": "d", "bad_text": "e"},
+        {"better": "b", "worse": "c"},
+    ],
+)
+def test_what_is_not_certain_is_not_taken_for_pairs(row):
+    with pytest.raises(DataError, match=r"preference pairs cannot be made of"):
+        detect(rows_of(row), "pairs")
+
+
+VERDICTS = [
+    (("response_a", "response_b"), ["a", "B", "model_a", "response_b", "Response A"], [0, 1, 0, 1, 0]),
+    (("output_1", "output_2"), [1, 2, "2", "output_1"], [0, 1, 1, 0]),
+    (("response_0", "response_1"), [0, 1, "1"], [0, 1, 1]),
+    (("answer_a", "answer_b"), ["first", "second"], [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("sides", "verdicts", "better"), VERDICTS)
+def test_two_answers_and_a_verdict_are_pairs_and_ties_are_left_out(sides, verdicts, better):
+    rows = [{"instruction": "a?", sides[0]: "x", sides[1]: "y", "preference": one} for one in [*verdicts, "tie"]]
+    *found, tie = read(rows, "pairs")
+    assert [(one["chosen"], one["rejected"]) for one in found] == [("xy"[n], "xy"[1 - n]) for n in better]
+    assert tie == Dropped(f"rows:{len(rows)}", "a tie")
+
+
+@pytest.mark.parametrize("verdicts", [(0, 1), ("left", "right"), (1, 0, 2), ("A", "C"), (-2, 3)])
+def test_a_verdict_that_may_mean_either_is_not_guessed(verdicts):
+    rows = [{"prompt": "a?", "response_a": "x", "response_b": "y", "preference": one} for one in verdicts]
+    with pytest.raises(DataError):
+        detect(rows_of(*rows), "pairs")
+
+
+@given(st.text(max_size=9) | st.integers() | st.floats() | st.none())
+def test_no_verdict_is_read_as_both_a_tie_and_a_side_of_its_own(verdict):
+    for sides in (("response_a", "response_b"), ("output_1", "output_2")):
+        assert better_side(verdict, sides) in (None, 0, 1)
+        assert is_tie(verdict) in (True, False)
+
+
+@pytest.mark.parametrize("prompt", ["question", "instruction", "query"])
+@pytest.mark.parametrize("answer", ["response", "output", "reply"])
+def test_labels_and_ratings_are_recognised_too(prompt, answer):
+    for label in ("label", "is_correct", "thumbs_up"):
+        (found,) = read([{prompt: "a?", answer: "b", label: True}], "labels")
+        assert found == {"prompt": "a?", "completion": "b", "label": True}
+    for score in ("score", "rating", "reward"):
+        (found,) = read([{prompt: "a?", answer: "b", score: 4}], "ratings")
+        assert found == {"prompt": "a?", "completion": "b", "score": 4.0}
+
+
+# --- data.columns -----------------------------------------------------------------------------------------------------
+
+ROWS = [{"frage": f"{n}?", "gut": f"a{n}", "schlecht": f"b{n}", "chosen": "something else"} for n in range(20)]
+NAMES = {"prompt": "frage", "chosen": "gut", "rejected": "schlecht"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_columns_are_read_under_the_names_that_are_given(write, streaming, suffix, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    path = str(write(f"rows.{suffix}", jsonl(*ROWS) if suffix == "jsonl" else json.dumps(ROWS)))
+    config = DataConfig(train=path, columns=NAMES, streaming=streaming, eval_fraction=0.2)
+    split = read_split(config, seed=0)
+    assert len(split.heldout) == 4
+    for part in split:
+        assert detect(part, "pairs").name == "prompt + chosen + rejected"
+        assert all(set(row.values) == {"prompt", "chosen", "rejected"} for row in part)
+        assert all(row.values["chosen"].startswith("a") for row in part)
+
+
+def test_a_column_that_is_not_there_is_an_error_with_the_one_that_was_meant(write):
+    path = str(write("rows.jsonl", jsonl(*ROWS)))
+    for streaming in (False, True):
+        with pytest.raises(DataError, match=r"chosen: gutt, and the data has no column 'gutt'") as error:
+            read_split(DataConfig(train=path, columns={"chosen": "gutt"}, streaming=streaming), seed=0)
+        assert "Set data.columns = {chosen: gut}." in str(error.value)
+
+
+def test_data_check_shows_which_column_was_read_as_which(write):
+    path = str(write("rows.jsonl", jsonl(*({"query": f"{n}?", "better": "a", "worse": "b"} for n in range(3)))))
+    said = inspect_data(path).render()
+    assert "prompt (query) + chosen (better) + rejected (worse)" in said
+    assert "not read" not in said
+    mapped = inspect_data(str(write("more.jsonl", jsonl(*ROWS))), config=DataConfig(train="-", columns=NAMES))
+    assert mapped.uses[0].kind == "pairs"
+
+
+def test_two_answers_are_told_by_the_end_of_their_names():
+    for columns, found in (
+        (["history", "human_ref_A", "human_ref_B", "labels"], ("human_ref_A", "human_ref_B")),
+        (["prompt", "response_0", "response_1"], ("response_0", "response_1")),
+        (["answer_a", "answer_b", "answer_c"], None),
+        (["model_a", "model_b"], None),
+    ):
+        assert two_answers(columns) == found
