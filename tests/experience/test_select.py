@@ -15,7 +15,7 @@ from posttrain.config import RunConfig
 from posttrain.errors import GuardStop, RewardError
 from posttrain.experience.generate import Generated
 from posttrain.experience.group import Group, groups_of
-from posttrain.experience.select import (
+from posttrain.experience.selection import (
     DynamicallySelected,
     DynamicSampling,
     EveryGroup,

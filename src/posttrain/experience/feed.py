@@ -18,9 +18,9 @@ from posttrain.engines.sampler import Sampler
 from posttrain.experience.assemble import assemble, with_rewards
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
 from posttrain.experience.group import Group
+from posttrain.experience.group_queue import GroupQueue
 from posttrain.experience.metrics import sampled_metrics
-from posttrain.experience.queue import GroupQueue
-from posttrain.experience.select import DynamicSampling, EveryGroup, Select
+from posttrain.experience.selection import DynamicSampling, EveryGroup, Select
 from posttrain.rewards import RewardSet, Scores
 from posttrain.rewards.judge import Judgement
 from posttrain.types import Batch, Example, Experience, Metrics, Prompt

@@ -128,6 +128,23 @@ class CurrentLogprobs:
 
 
 @dataclass(frozen=True)
+class CurrentEntropy:
+    """Fills `current_entropy_BT`."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
+        (entropy_BT,) = per_token(minibatch, self._entropy, self.split, count=1)
+        return replace(minibatch, current_entropy_BT=entropy_BT)
+
+    def _entropy(self, micro: Batch) -> list[Tensor]:
+        entropy_BT = self.forward(micro).entropy_BT
+        assert entropy_BT is not None, "the forward pass of a policy gives the entropy in any case"
+        return [entropy_BT]
+
+
+@dataclass(frozen=True)
 class MismatchedLogRatios:
     """Fills `mismatched_log_ratios_B`: of each prompt with another row's answer; NaN without one."""
 

@@ -37,7 +37,7 @@ from posttrain.rewards.model import find_model
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.folders import pipeline_around
 from posttrain.store.run_store import RunStore, holds_run, never_began
-from posttrain.train import same_data, same_model, same_rewards
+from posttrain.train import same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.judges import Judges
@@ -120,6 +120,7 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
             run.restore(checkpoint)
             run.evaluation = stage | run.evaluation
             same_rewards.point_out(run)
+            same_settings.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
         if steps is not None:
@@ -226,6 +227,7 @@ def carry_out(run: Run) -> Run:
         show_first_rows(run)
         same_data.put_on_file(run)
         same_model.put_on_file(run)
+        same_settings.put_on_file(run)
         if "baseline" not in run.evaluation:  # else rewards have judged before
             same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
@@ -349,7 +351,8 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
 
 @contextmanager
 def finishing_steps(run: Run) -> Iterator[Any]:
-    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once."""
+    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once. The interruption that
+    ends the run carries the exit code of the signal."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -364,6 +367,9 @@ def finishing_steps(run: Run) -> Iterator[Any]:
         before = {}
     try:
         yield lambda: bool(received)
+    except KeyboardInterrupt as stop:
+        vars(stop)["exit_code"] = 128 + (received or [signal.SIGINT])[0]
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

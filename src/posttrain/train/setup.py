@@ -33,6 +33,7 @@ from posttrain.models.scoring import HEADS, ScoringForward, load_scoring_model
 from posttrain.store.checkpoint import Checkpoints
 from posttrain.train.advantages import (
     Advantages,
+    CurrentEntropy,
     CurrentLogprobs,
     Fill,
     Logprobs,
@@ -202,6 +203,7 @@ def advantages_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, 
     split, present = Split(forward, config.train.tokens_per_microbatch), forward.under(loaded.model)
     refreshes: list[Refresh] = [
         *([CurrentLogprobs(present, split)] if "current" in algorithm.needs else []),
+        *([CurrentEntropy(forward, split)] if "current_entropy" in algorithm.needs else []),
         *([MismatchedLogRatios(present, split)] if "mismatched" in algorithm.needs else []),
     ]
     if algorithm.data_kind != "prompts":
