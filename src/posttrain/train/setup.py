@@ -76,6 +76,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     """
     config = resolved.config
     algorithm = config.algorithm.build()
+    view.begins("reading the data")
     rows = read_split(config.data, config.seed)
     tell(store, view, "warning", few_heldout_notes(config, rows))
     streams = {"training data": rows.train, "held-out data": rows.heldout}
@@ -86,6 +87,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     if "scores" in algorithm.needs:
         return set_up_scoring(resolved, store, view, algorithm, rows)
     judges = Judges.of(config, store.folder, resources)
+    view.begins(f"loading {config.model.path}, and choosing how to compute with it")
     loaded = with_compute(load_policy(config), config.model.precision, store.folder)
     tell(store, view, "compute", compute_facts(loaded))
     algorithm = with_correction(config, algorithm, loaded)
@@ -93,6 +95,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     forward = policy_forward(config, loaded, algorithm, critic)
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts")
     judges.bind(samplers.evaluation, config, store.folder)
+    view.begins("preparing rows and rewards")
     build = BUILDERS[algorithm.data_kind]
     if config.sampled_pairs is not None:
         build = partial(sampled_preferences, say=partial(view.event, "sampled_pairs"))
