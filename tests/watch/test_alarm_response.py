@@ -146,7 +146,7 @@ DIES_BEFORE_IT_TELLS = """
 import json, os, signal, sys
 from posttrain.train import api
 
-responding = sys.modules["posttrain.watch.respond"]
+responding = sys.modules["posttrain.train.respond"]
 responding.tell = lambda run, alarm: os.kill(os.getpid(), signal.SIGKILL)
 api.train(json.loads(sys.argv[1]))
 """

@@ -7,12 +7,16 @@ per row, H query heads, K key-value heads, N = H + 2 K, D width of a head, C col
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from posttrain.cpu.compiled import Unavailable
-from posttrain.cpu.kernels import Families, Kernels, RowPlaces, in_panels
+from posttrain.cpu.layouts import Families, RowPlaces, in_panels
+
+if TYPE_CHECKING:
+    from posttrain.cpu.kernels import Kernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative to the largest number, from the formula in float32."""

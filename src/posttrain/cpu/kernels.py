@@ -21,15 +21,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from posttrain.cpu.compiled import Unavailable, compiled, find_compiler
+from posttrain.cpu.kernel_formulas import check
+from posttrain.cpu.layouts import Families, RowPlaces
 from posttrain.models.compute import Compute
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -37,10 +38,6 @@ SWITCH = "POSTTRAIN_KERNELS"
 SETTINGS = ("compiled", "torch")
 LANES = 16
 """Numbers that the kernels take at a time: widths are multiples of it, those of heads of twice as many."""
-PANEL = 64
-"""Outputs of a linear layer whose weights are stored together."""
-CHUNK_ROWS = 8
-"""Rows of one prompt that are computed together: its keys and values are read once for all of them."""
 Parts = tuple[Tensor, Tensor, Tensor]
 """Queries `[L, H, D]`, keys `[L, K, D]` and values `[L, K, E]`, or their gradients."""
 Stored = tuple[Tensor, Tensor]
@@ -82,50 +79,6 @@ class _Experts(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n", "C", "X", "E", "I")),
         ("threads", ctypes.c_int32),
     ]
-
-
-@dataclass(frozen=True)
-class Families:
-    """Segments of packed rows. Those of a family see a prefix of its first one before their own tokens."""
-
-    segments: Tensor
-    """`[segments, 3]` start, length and length of the prefix; the first of a family has none."""
-    starts: Tensor
-    """`[families + 1]`: where families begin in `segments`."""
-
-    @property
-    def number(self) -> int:
-        return len(self.starts) - 1
-
-    @cached_property
-    def tokens(self) -> int:
-        """Of all segments, each of them once."""
-        return int(self.segments[:, 1].sum())
-
-
-@dataclass(frozen=True)
-class RowPlaces:
-    """Where each of n rows is, for as long as the same rows are in flight."""
-
-    prompts_n: Tensor
-    """The slot of the prompt that a row began with."""
-    lengths_n: Tensor
-    """Tokens of that prompt."""
-    order_n: Tensor
-    """The rows, those of a prompt beside each other."""
-    chunks: Tensor
-    """`[number + 1]`: where in `order_n` chunks begin, of rows of one prompt."""
-
-    @staticmethod
-    def of(prompt_n: Sequence[int], lengths: Sequence[int]) -> RowPlaces:
-        """`lengths`: of every prompt."""
-        prompts, lengths_P = np.array(prompt_n, dtype=np.int64), np.array(lengths, dtype=np.int64)
-        order = np.argsort(prompts, kind="stable")
-        first = np.flatnonzero(np.diff(prompts[order], prepend=-1))
-        ends = np.append(first[1:], len(order))
-        chunks = [place for a, b in zip(first, ends, strict=True) for place in range(a, b, CHUNK_ROWS)]
-        arrays = (prompts, lengths_P[prompts], order, np.array([*chunks, len(order)]))
-        return RowPlaces(*map(torch.from_numpy, arrays))
 
 
 class Kernels:
@@ -336,19 +289,6 @@ def _beside_each_other(x_LND: Tensor) -> bool:
     return x_LND.stride(2) == 1 and (x_LND.shape[1] == 1 or x_LND.stride(1) == x_LND.shape[2])
 
 
-def in_panels(weight_MK: Tensor) -> Tensor:
-    """A copy of a weight as `Kernels.linear` reads it, flat: transposed, `PANEL` outputs after the other.
-
-    In bfloat16 two neighbouring inputs stay together.
-    """
-    if weight_MK.dtype == torch.bfloat16:
-        pairs_MK = weight_MK.clone() if weight_MK.storage_offset() % 2 else weight_MK
-        return in_panels(pairs_MK.contiguous().view(torch.int32)).view(torch.bfloat16)
-    whole = len(weight_MK) // PANEL * PANEL
-    panels, rest = weight_MK[:whole].unflatten(0, (-1, PANEL)), weight_MK[whole:]
-    return torch.cat([panels.transpose(1, 2).flatten(), rest.T.flatten()])
-
-
 def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
     function = getattr(library, f"posttrain_{name}")
     function.argtypes, function.restype = arguments, None
@@ -414,8 +354,6 @@ def found() -> Found:
     if asked != "compiled":
         allowed = "" if asked in SETTINGS else f", which is none of {', '.join(SETTINGS)}"
         return Found(why_none=f"{SWITCH} = {asked}{allowed}")
-    from posttrain.cpu.kernel_formulas import check  # which needs this module
-
     try:
         compiler = find_compiler()
         made = Kernels(compiled(SOURCE, compiler))

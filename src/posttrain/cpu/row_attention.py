@@ -17,7 +17,8 @@ from torch import Tensor
 
 from posttrain.cpu.group_attention import Groups, Heads, Stored, attend_rows
 from posttrain.cpu.group_cache import Place, SlotBlocks
-from posttrain.cpu.kernels import LANES, Kernels, RowPlaces
+from posttrain.cpu.kernels import LANES, Kernels
+from posttrain.cpu.layouts import RowPlaces
 
 
 class RowAttention(Protocol):

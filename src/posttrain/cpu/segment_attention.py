@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from posttrain.cpu.kernels import LANES, Families, Kernels, can_compute, in_training
+from posttrain.cpu.kernels import LANES, Kernels, can_compute, in_training
+from posttrain.cpu.layouts import Families
 from posttrain.models.acceleration import RowAttention
 from posttrain.models.packing import Segment
 

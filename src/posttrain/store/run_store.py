@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import psutil
 import pyarrow as pa
@@ -57,9 +57,6 @@ from posttrain.files import (
     write_sealed,
 )
 
-if TYPE_CHECKING:
-    from posttrain.rewards.judge import Judgement
-
 EventKind = Literal[
     "start", "compute", "data", "checkpoint", "warning", "guard",
     "alarm", "resume", "evaluation", "publish", "end", "error",
@@ -70,6 +67,12 @@ EVALUATION = "evaluation.json"
 _MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "checkpoints")
 _LASTING = ("error", "guard", "resume")
 """Events that a resume keeps, whatever their step: they happened, and the repeated steps will not tell of them."""
+
+
+class Recorded(Protocol):
+    """Something that is kept as a line of JSON."""
+
+    def to_json(self) -> dict[str, Any]: ...
 
 
 class RunStore:
@@ -168,7 +171,7 @@ class RunStore:
         parquet.write_table(table, buffer, compression="zstd")
         return self._replace(f"rollouts/step-{step:06d}.parquet", buffer.getvalue())
 
-    def judgements(self, step: int, judgements: Sequence[Judgement]) -> None:
+    def judgements(self, step: int, judgements: Sequence[Recorded]) -> None:
         """`judgements/step-NNNNNN.jsonl`, one line per judgement; no file without any."""
         if not judgements:
             return

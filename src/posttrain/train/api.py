@@ -44,10 +44,10 @@ from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
+from posttrain.train.respond import respond, untold
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
 from posttrain.train.tracking import tracking
-from posttrain.watch import respond, untold
 
 MOSTLY_REJECTED = 0.5
 """Share of tokens that an off-policy correction may reject before a warning says so."""

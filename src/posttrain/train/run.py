@@ -19,7 +19,8 @@ from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
 from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.store.run_store import EVALUATION
-from posttrain.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch, respond
+from posttrain.train.respond import respond
+from posttrain.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig

@@ -31,25 +31,23 @@ from posttrain.models.policy import Forward, load_policy, policy_forward
 from posttrain.models.reward_head import ScoringFacts
 from posttrain.models.scoring import HEADS, ScoringForward, load_scoring_model
 from posttrain.store.checkpoint import Checkpoints
-from posttrain.train.advantages import (
-    Advantages,
-    CurrentEntropy,
-    CurrentLogprobs,
-    Fill,
-    Logprobs,
-    MismatchedLogRatios,
-    OfExperience,
-    OfGivenData,
-    OldLogprobsAndValues,
-    Refresh,
-    Values,
-)
+from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.critic import build_critic, critic_updates
 from posttrain.train.guards import Guards
 from posttrain.train.judges import Judges, Samplers
 from posttrain.train.optimizer import Updater
+from posttrain.train.passes import (
+    CurrentEntropy,
+    CurrentLogprobs,
+    Fill,
+    Logprobs,
+    MismatchedLogRatios,
+    OldLogprobsAndValues,
+    Refresh,
+    Values,
+)
 from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
 from posttrain.train.run import Run
 from posttrain.train.scoring import OncePerVersion, WithScale

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.config import CriticConfig, RunConfig
-from posttrain.errors import CheckpointError
 from posttrain.models.adapters import trainable_parameters
 from posttrain.models.microbatches import Split
 from posttrain.models.save import save_model
@@ -27,6 +26,7 @@ from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.metrics import MetricLog
 from posttrain.train.publish import mismatch_metrics
 from posttrain.train.ranks import OneRank, Ranks
+from posttrain.train.restoring import detached, require_same_adapters, take_over
 from posttrain.types import Batch, Mean, Metrics, Outputs, Totals
 
 if TYPE_CHECKING:
@@ -146,44 +146,3 @@ class Trainer:
         scales = {"lora.alpha": lora.alpha} if lora else {}
         beside = self.critic is not None and critic.kind_beside(lora) == "lora"
         return scales | ({"critic.alpha": critic.alpha} if beside else {})
-
-
-def detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in parameters.items()}
-
-
-_SAME = "the weights of a run with the same model, the same critic and the same LoRA settings"
-_AS_STARTED = "Resume with the config that the run was started with."
-
-
-@torch.no_grad()
-def take_over(parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor], path: Path, what: str) -> None:
-    """Write the saved values into the parameters; raises `CheckpointError` where they are not the same ones."""
-    if parameters.keys() != saved.keys():
-        odd = sorted(parameters.keys() ^ saved.keys())
-        raise CheckpointError(
-            given=f"{path} holds other trained {what} has: {', '.join(odd[:3])}",
-            allowed=_SAME,
-            fix=_AS_STARTED,
-        )
-    for name, tensor in saved.items():
-        if parameters[name].shape != tensor.shape:
-            raise CheckpointError(
-                given=f"{path} holds other trained {what} has: {name} is {list(tensor.shape)} there and "
-                f"{list(parameters[name].shape)} here",
-                allowed=_SAME,
-                fix=_AS_STARTED,
-            )
-    for name, tensor in saved.items():
-        parameters[name].copy_(tensor)
-
-
-def require_same_adapters(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Raises `CheckpointError` where the saved weights of adapters would be scaled by another number."""
-    different = [f"{name} was {saved[name]} and is {now.get(name)}" for name in saved if now.get(name) != saved[name]]
-    if different:
-        raise CheckpointError(
-            given=f"the adapters in {path} were trained with another scale: {', '.join(different)}",
-            allowed=_SAME,
-            fix=_AS_STARTED,
-        )

@@ -7,12 +7,12 @@ held-out score, and the answers themselves.
                      the alarms: each looks at one step after the other, and its state is plain JSON
     answers.py       the numbers about lengths and texts that they compare
     watch.py         all of them together: the collaborator of a run
-    respond.py       what happens when one fires: evidence, a checkpoint that stays, a warning, a pause or a stop
+
+What happens when one fires: train/respond.py.
 """
 
 from posttrain.watch.check import IndependentCheck
 from posttrain.watch.records import Alarm
-from posttrain.watch.respond import respond, untold
 from posttrain.watch.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch
 
-__all__ = ["NOTHING_SEEN", "Alarm", "IndependentCheck", "Looked", "Watch", "nothing_to_watch", "respond", "untold"]
+__all__ = ["NOTHING_SEEN", "Alarm", "IndependentCheck", "Looked", "Watch", "nothing_to_watch"]

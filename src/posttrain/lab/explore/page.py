@@ -6,11 +6,11 @@ import base64
 import hashlib
 import importlib.resources
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import posttrain
 from posttrain.algorithms import ALGORITHMS
 from posttrain.files import write_atomically
 from posttrain.lab.explore.choices import Choice, choices
@@ -50,7 +50,7 @@ def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question
         second=_algorithm_options(None),
         model_fields=_fields(offered, hardware=False),
         hardware_fields=_fields(offered, hardware=True),
-        footer=escaped(f"Written by posttrain {posttrain.__version__}."),
+        footer=escaped(f"Written by posttrain {version('posttrain')}."),
     )
 
 

@@ -1,0 +1,146 @@
+"""Passes through a model before an update: what an algorithm needs to know of its rows beside the loss.
+
+Each is one record, chosen once from what the algorithm declares. None of them is a closure: another process can be
+given the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from posttrain.functional.preferences import summed
+from posttrain.models.microbatches import Split
+from posttrain.models.policy import Forward
+from posttrain.types import Batch, Experience
+
+
+class Fill(Protocol):
+    """Puts a `[B, T]` tensor that the algorithm needs into the experience."""
+
+    def __call__(self, experience: Experience) -> Experience: ...
+
+
+class Refresh(Protocol):
+    """What an update needs to know of the policy as it is right before that update."""
+
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
+        """`moved`: has an earlier update on this batch changed the policy since its advantages were computed?"""
+        ...
+
+
+# --- before each update ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CurrentLogprobs:
+    """Fills `current_logprobs_BT`; no pass where the old pass has done it and no update came between."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
+        if not moved and minibatch.current_logprobs_BT is not None:
+            return minibatch
+        return replace(minibatch, current_logprobs_BT=logprobs(minibatch, self.forward, self.split))
+
+
+@dataclass(frozen=True)
+class CurrentEntropy:
+    """Fills `current_entropy_BT`."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
+        (entropy_BT,) = per_token(minibatch, self._entropy, self.split, count=1)
+        return replace(minibatch, current_entropy_BT=entropy_BT)
+
+    def _entropy(self, micro: Batch) -> list[Tensor]:
+        entropy_BT = self.forward(micro).entropy_BT
+        assert entropy_BT is not None, "the forward pass of a policy gives the entropy in any case"
+        return [entropy_BT]
+
+
+@dataclass(frozen=True)
+class MismatchedLogRatios:
+    """Fills `mismatched_log_ratios_B`: of each prompt with another row's answer; NaN without one."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
+        other = minibatch.mismatched
+        assert other is not None, "the feed pairs each prompt with another row's answer"
+        mask_BT = other.completion_mask_BT
+        rows = Batch(completion_mask_BT=mask_BT, groups_B=minibatch.groups_B, tokens=other.tokens)
+        ratios_B = summed(logprobs(rows, self.forward, self.split) - other.ref_logprobs_BT, mask_BT)
+        return replace(minibatch, mismatched_log_ratios_B=ratios_B.where(mask_BT.any(dim=-1), torch.nan))
+
+
+# --- once per step ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Fills the field `name` with what `forward` says about each token."""
+
+    name: str
+    forward: Forward
+    split: Split
+
+    def __call__(self, experience: Experience) -> Experience:
+        return replace(experience, **{self.name: logprobs(Batch.from_experience(experience), self.forward, self.split)})
+
+
+@dataclass(frozen=True)
+class Values:
+    """Fills `values_BT` with the critic's value before each token."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, experience: Experience) -> Experience:
+        batch = Batch.from_experience(experience)
+        (values_BT,) = per_token(batch, lambda micro: [self.forward.values(micro)], self.split, count=1)
+        return replace(experience, values_BT=values_BT)
+
+
+@dataclass(frozen=True)
+class OldLogprobsAndValues:
+    """Fills both, where one pass gives both."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, experience: Experience) -> Experience:
+        def both(micro: Batch) -> list[Tensor]:
+            outputs = self.forward(micro)
+            assert outputs.values_BT is not None
+            return [outputs.logprobs_BT, outputs.values_BT]
+
+        old_BT, values_BT = per_token(Batch.from_experience(experience), both, self.split, count=2)
+        return replace(experience, old_logprobs_BT=old_BT, values_BT=values_BT)
+
+
+def logprobs(batch: Batch, forward: Forward, split: Split) -> Tensor:
+    """`[B, T]` log-probabilities of the batch, without gradient; 0 where the mask is False."""
+    return per_token(batch, lambda micro: [forward(micro).logprobs_BT], split, count=1)[0]
+
+
+@torch.no_grad()
+def per_token(batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], split: Split, *, count: int) -> list[Tensor]:
+    """The `count` tensors `[B, T]` that `compute` gives, micro-batch by micro-batch and without gradient.
+
+    They are 0 in rows that train nothing, which no micro-batch contains.
+    """
+    mask_BT = batch.completion_mask_BT
+    found = [torch.zeros(mask_BT.shape, device=mask_BT.device) for _ in range(count)]
+    for rows, micro in split(batch):
+        for whole_BT, part_BT in zip(found, compute(micro), strict=True):
+            whole_BT[rows] = part_BT.float()
+    return found

@@ -1,0 +1,202 @@
+"""The plan of the house, read from the source: what lies on what. `python -m tests.house` prints it.
+
+A package may import those that stand before it in `FLOORS`, also lazily and also for types alone. No file takes part in
+a circle of imports.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("cache", "control_groups", "files", "importing", "sources"),
+    ("functional",),
+    ("types",),
+    ("algorithms",),
+    ("report", "store", "verify"),
+    ("config",),
+    ("explain", "data"),
+    ("models",),
+    ("engines",),
+    ("rewards",),
+    ("tasks",),
+    ("experience",),
+    ("evaluate",),
+    ("watch",),
+    ("train",),
+    ("export",),
+    ("pipeline",),
+    ("lab", "cpu"),
+    ("posttrain", "environment"),
+    ("cli",),
+    ("__main__",),
+)
+"""From the ground up. `posttrain` is the package itself, which wires the others."""
+HEIGHT = {part: number for number, floor in enumerate(FLOORS) for part in floor}
+SMALL = 40
+READING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "GRPO": {
+        "train/loop.py": ("train_step", "minibatches"),
+        "experience/assemble.py": ("assemble", "with_rewards"),
+        "train/advantages.py": ("Remembering", "OfExperience", "without_truncated"),
+        "train/trainer.py": ("Trainer.update",),
+        "algorithms/grpo.py": (),
+        "functional/ratios.py": ("token_ratio", "clipped_surrogate"),
+    },
+    "DPO": {
+        "train/loop.py": ("train_step", "minibatches"),
+        "train/trainer.py": ("Trainer.update",),
+        "algorithms/dpo.py": (),
+        "functional/preferences.py": ("logistic", "smoothed", "divergence_score"),
+    },
+}
+"""What a reader goes through from the experience of a step to its update: by file the definitions that matter, or none
+for the whole file down to its card."""
+
+
+class Import(NamedTuple):
+    """One line that imports one of our modules."""
+
+    file: Path
+    line: int
+    module: str
+    for_types: bool
+    """Only while types are checked."""
+
+
+def part_of(file: Path) -> str:
+    """The package of a file, or the module itself where it lies on the ground floor."""
+    first = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+    return "posttrain" if first == "__init__" else first
+
+
+def module_of(file: Path) -> str:
+    parts = ("posttrain", *file.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def imports_of(file: Path, modules: Mapping[str, Path]) -> Iterator[Import]:
+    """Every import of one of our modules in the file, wherever it stands."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            named = [name if name in modules else node.module for name in inside]
+        else:
+            continue
+        for name in dict.fromkeys(named):
+            if name in modules:
+                yield Import(file, node.lineno, name, id(node) in guarded)
+
+
+def all_imports() -> list[Import]:
+    modules = {module_of(file): file for file in SOURCE.rglob("*.py")}
+    return [found for file in sorted(modules.values()) for found in imports_of(file, modules)]
+
+
+def upward(imports: list[Import]) -> list[str]:
+    """Imports of something that does not stand below; what two neighbours on one floor import of each other, too."""
+    modules = {module_of(file): file for file in SOURCE.rglob("*.py")}
+    found = []
+    for one in imports:
+        here, there = part_of(one.file), part_of(modules[one.module])
+        if here != there and HEIGHT[there] >= HEIGHT[here]:
+            found.append(f"{one.file.relative_to(SOURCE)}:{one.line} imports {one.module}")
+    return found
+
+
+def circles(imports: list[Import]) -> list[list[str]]:
+    """Sets of files each of which needs all others when it runs (Tarjan's strongly connected components)."""
+    needs = defaultdict[str, set[str]](set)
+    for one in imports:
+        if not one.for_types:
+            needs[module_of(one.file)].add(one.module)
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for other in sorted(needs[module] - {module}):
+            if other not in number:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], number[other])
+        if low[module] == number[module]:
+            place = stack.index(module)
+            circle = stack[place:]
+            del stack[place:]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for module in sorted(needs):
+        if module not in number:
+            visit(module)
+    return found
+
+
+def lines(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def reading_lines(name: str, definitions: tuple[str, ...]) -> int:
+    """Lines of these definitions with their docstrings; of a file without any named, all down to the card."""
+    text = (SOURCE / name).read_text(encoding="utf-8")
+    if not definitions:
+        return len(text.split("    card: ClassVar")[0].splitlines())
+    known: dict[str, ast.stmt] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            known[node.name] = node
+        if isinstance(node, ast.ClassDef):
+            known |= {f"{node.name}.{one.name}": one for one in node.body if isinstance(one, ast.FunctionDef)}
+    nodes = [known[definition] for definition in definitions]
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in nodes)
+
+
+def main() -> None:
+    imports = all_imports()
+    files = sorted(SOURCE.rglob("*.py"))
+    by_part = Counter[str]()
+    small = Counter[str]()
+    for file in files:
+        by_part[part_of(file)] += lines(file)
+        small[part_of(file)] += lines(file) < SMALL
+    print(f"{'package':<16}{'lines':>7}{'files':>7}{f'  under {SMALL}':>12}   imports")
+    for floor in FLOORS:
+        for part in floor:
+            own = [file for file in files if part_of(file) == part]
+            below = {one.module.split(".")[1] for one in imports if part_of(one.file) == part and "." in one.module}
+            print(f"{part:<16}{by_part[part]:>7}{len(own):>7}{small[part]:>12}   {' '.join(sorted(below - {part}))}")
+    print(f"{'all':<16}{by_part.total():>7}{len(files):>7}{small.total():>12}")
+    for what, found in (("arrows that run up", upward(imports)), ("circles of files", circles(imports))):
+        print(f"\n{what}: {len(found)}")
+        for one in found:
+            print(f"  {one if isinstance(one, str) else ' '.join(one)}")
+    for step, files_of in READING.items():
+        counts = {name: reading_lines(name, definitions) for name, definitions in files_of.items()}
+        print(f"\na {step} step is read in {len(counts)} files, {sum(counts.values())} lines")
+        for name, count in counts.items():
+            print(f"  {count:>5}  {name}  {', '.join(files_of[name])}")
+
+
+if __name__ == "__main__":
+    main()
