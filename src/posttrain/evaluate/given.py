@@ -34,18 +34,18 @@ from posttrain.evaluate.heldout_steps import HeldOutSteps
 from posttrain.evaluate.measure import HeldOutLoss, Measure, read_measured
 from posttrain.evaluate.row_scores import first
 from posttrain.evaluate.trained import run_in, trained_model
+from posttrain.experience.rendering import longest_row
 from posttrain.files import Damaged, read_sealed, write_sealed
 from posttrain.functional.step_scores import aggregate
 from posttrain.models.footprint import REWARD_TOKENS
 from posttrain.models.load import LoadedModel
+from posttrain.models.policy import load_policy, policy_forward
+from posttrain.models.scoring import ScoringForward, scores_of_rows, scores_of_steps
 from posttrain.report.heldout import measure_of
 from posttrain.report.lines import evaluation_line
 from posttrain.report.spans import show_change, span
 from posttrain.report.store import mapping
 from posttrain.rewards.step_model import load_model_reward
-from posttrain.train.scoring import ScoringForward, scores_of_rows, scores_of_steps
-from posttrain.train.setup import load_policy, policy_forward
-from posttrain.train.source import longest_row
 
 SCORED: tuple[Kind, ...] = ("pairs", "ratings", "steps")
 LIKE: Mapping[Kind, str] = {"pairs": "simpo", "labels": "kto", "examples": "sft"}
