@@ -134,6 +134,13 @@ def test_the_core_does_not_know_the_parts_that_stand_on_it():
     check(imports_nothing_of(outer), files)
 
 
+def test_no_module_has_the_name_of_one_of_the_standard_library():
+    """Python that is started in its folder would import ours in place of it. `types` alone stays: it is public."""
+    names = {path: path.parent.name if path.name == "__init__.py" else path.stem for path in FILES}
+    taken = [str(path.relative_to(SOURCE)) for path, name in names.items() if name in sys.stdlib_module_names]
+    assert taken == ["types.py"]
+
+
 @pytest.mark.parametrize("module", NO_TORCH_WHEN_IMPORTED)
 def test_what_runs_without_torch_does_not_load_it(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

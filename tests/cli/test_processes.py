@@ -73,12 +73,14 @@ def test_a_run_on_a_terminal_has_colours_unless_they_are_not_wanted(place, monke
     assert bool(COLOUR.search(text)) == (not no_color)
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(place):
+@pytest.mark.parametrize(("sent", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(place, sent, exit_code):
     process = start("train", "run.yaml", "train.steps=100000", cwd=place)
     wait_for(place / "run" / "metrics.jsonl", process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, err = process.communicate(timeout=600)
-    assert process.returncode == 1
+    assert process.returncode == exit_code
+    assert json.loads((place / "run" / "error.json").read_text())["exit_code"] == exit_code
     done = json.loads((place / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert f"Interrupted: stopped after step {done}, with a checkpoint" in err
     assert "`posttrain resume run` continues it" in err

@@ -6,7 +6,7 @@ import pytest
 from tests.data import templates
 from tests.data.samples import jsonl, rows_of
 
-from posttrain.data.inspect import inspect_data
+from posttrain.data.inspection import inspect_data
 from posttrain.data.special import injected, texts_in
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b<eos>c"}]

@@ -7,8 +7,8 @@ import pytest
 
 from posttrain.cli import run as command
 from posttrain.errors import ConfigError, DataError
+from posttrain.evaluate.group_signal import about_right
 from posttrain.evaluate.reward_trial import try_config
-from posttrain.evaluate.signal import about_right
 from posttrain.functional.estimators import differ_at_k
 from posttrain.rewards import Reward, Scores, build_rewards
 from posttrain.types import Prompt

@@ -14,7 +14,7 @@ import posttrain
 from posttrain.config import RunConfig
 from posttrain.errors import GuardStop, RewardError
 from posttrain.experience.group import Collected, Judged
-from posttrain.experience.select import OneRound, Refill, informative, kinds_of, refill_metrics
+from posttrain.experience.selection import OneRound, Refill, informative, kinds_of, refill_metrics
 from posttrain.rewards import Scores
 from posttrain.train.metrics import MetricLog
 from posttrain.train.run import Run

@@ -1,6 +1,7 @@
 """The command line: one file per verb, each a thin layer over a function of the Python API.
 
-Exit codes: 0 it worked, 2 configuration or data, 3 does not fit, 4 stopped by a guard, 1 anything else. With `--json`
+Exit codes: 0 it worked, 2 configuration or data, 3 does not fit, 4 stopped by a guard, 130 stopped by Ctrl-C, 143 by
+SIGTERM, 1 anything else. With `--json`
 stdout carries exactly one JSON object, whatever happens; everything that is meant for people goes to stderr.
 """
 
@@ -8,13 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import posttrain
 from posttrain.cli import (
     advise,
     chat,
@@ -43,13 +46,18 @@ from posttrain.importing import defer
 UsageError: Any = typer.BadParameter.__base__
 """The error of click for a command line that cannot be parsed; newer releases of typer contain their own click."""
 
+INTERRUPTED = 128 + signal.SIGINT
+"""As shells count it; `posttrain.train.api` says 143 of a SIGTERM."""
+
+COMPLETE = "_POSTTRAIN_COMPLETE"
+"""Set by the scripts of `--install-completion`."""
+
 app = typer.Typer(
     name="posttrain",
     help="Post-train language models by reinforcement learning and preference optimisation, with a proof at every "
     "stage.\n\n\b\nExamples:\n  posttrain demo\n  posttrain train my_run.yaml train.steps=20\n"
     "  posttrain VERB --help",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -76,8 +84,26 @@ for verb in (
     verb.register(app)
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"posttrain {posttrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def before_every_verb(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of `posttrain` itself."""
+
+
 def main() -> None:
     """Run the command of this process and exit with the code that says what happened."""
+    if COMPLETE in os.environ:  # the shell asks how the words so far may go on
+        defer("torch")
+        typer.main.get_command(app).main(prog_name="posttrain")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -95,7 +121,10 @@ def run(arguments: Sequence[str]) -> int:
     except PosttrainError as error:
         return _report(type(error).__name__, str(error), error.exit_code, as_json, notes=_notes(error))
     except (KeyboardInterrupt, typer.Abort) as error:
-        return _report("Interrupted", str(error) or "stopped before it was finished", 1, as_json, notes=_notes(error))
+        code = 1 if isinstance(error, typer.Abort) else getattr(error, "exit_code", INTERRUPTED)
+        return _report(
+            "Interrupted", str(error) or "stopped before it was finished", code, as_json, notes=_notes(error)
+        )
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         _leave_stdout()
         return 1

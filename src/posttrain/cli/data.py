@@ -71,7 +71,7 @@ def check(
       posttrain data check sft.jsonl --model Qwen/Qwen3-0.6B --max-length 2048 --json
     """
     from posttrain.config import DataConfig
-    from posttrain.data.inspect import inspect_data
+    from posttrain.data.inspection import inspect_data
 
     columns = dict(_named(one) for one in column or ())
     config = DataConfig(train=source, columns=columns, prompt=prompt, answer=answer_column, split=split)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import AsJson, answer
+from posttrain.cli.output import AsJson, algorithm_names, answer
 
 
 def register(app: typer.Typer) -> None:
@@ -15,7 +15,10 @@ def register(app: typer.Typer) -> None:
 
 def explain(
     algorithm: Annotated[
-        str | None, typer.Argument(metavar="[ALGO]", help="For example grpo; without it, all are listed.")
+        str | None,
+        typer.Argument(
+            metavar="[ALGO]", help="For example grpo; without it, all are listed.", autocompletion=algorithm_names
+        ),
     ] = None,
     json: AsJson = False,
 ) -> int:

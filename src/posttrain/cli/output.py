@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from posttrain.errors import PosttrainError
+
 if TYPE_CHECKING:
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
@@ -78,3 +80,28 @@ def finish(run: Run | Pipeline, *, as_json: bool) -> int:
     table = [table_text(stage_rows(summary["folder"])), ""] if staged else []
     answer(summary, "\n".join([*table, *lines]), as_json=as_json)
     return 0
+
+
+def algorithm_names(incomplete: str) -> list[str]:
+    """For the shell: the algorithms that a word may become."""
+    from posttrain.algorithms import ALGORITHMS
+
+    return [name for name in ALGORITHMS if name.startswith(incomplete)]
+
+
+def setting_keys(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the settings that a word may become, of the algorithm that the file before it names."""
+    from posttrain.config import setting_names
+    from posttrain.config.algorithm import algorithm_named
+    from posttrain.config.text import read_mapping
+
+    dashes = "--" if incomplete.startswith("--") else ""
+    if incomplete.removeprefix("--").startswith("algorithm"):
+        try:
+            named = algorithm_named(read_mapping(str(ctx.params.get("config"))).get("algorithm"))
+        except PosttrainError:  # no file yet, or none that can be read
+            named = None
+        names = setting_names(named)
+    else:
+        names = setting_names("sft")  # one whose file is small: its settings are not asked for
+    return [f"{dashes}{name}=" for name in names if name.startswith(incomplete.removeprefix("--"))]

@@ -19,10 +19,12 @@ This page is written from the verbs in `src/posttrain/cli/` by `python -m posttr
 | exit code | meaning |
 | --- | --- |
 | 0 | it worked |
-| 1 | anything else: a fault, an interruption, a checkpoint that cannot be read, an environment that cannot be used |
+| 1 | anything else: a fault, a checkpoint that cannot be read, an environment that cannot be used |
 | 2 | settings, data, a model or the command line itself; [bad inputs](bad-inputs.md) shows what is said |
 | 3 | it does not fit: memory or disk |
 | 4 | a guard stopped the run, because going on would have given a wrong or a useless model |
+| 130 | Ctrl-C stopped it |
+| 143 | SIGTERM stopped it, as orchestrators send it; the run was saved first, like after Ctrl-C |
 
 **For programs.** With `--json` stdout carries exactly one JSON object, also when something went wrong
 (`{"error": {"type", "message", "notes", "exit_code"}}`); progress and messages are on stderr. Nothing needs a terminal:
@@ -34,6 +36,9 @@ as YAML. `--dry-run` prints what the run would use and where each value comes fr
 
 **Stopping.** The first Ctrl-C (or SIGTERM) lets the step finish and saves a checkpoint, the second stops at once.
 `posttrain resume` goes on from the newest checkpoint that verifies; on a CPU the weights end up the same bit for bit.
+
+**Completion.** `posttrain --install-completion` sets it up for the shell that you use, and `--show-completion` prints
+the script. Verbs, options, names of algorithms (`explain`) and settings (`train CONFIG`) are completed.
 
 **Quiet.** Progress bars and notes of other libraries are switched off, except for downloads on a terminal; a variable
 of theirs that is set, such as `TRANSFORMERS_VERBOSITY=info`, is respected. Models and datasets of the Hugging Face Hub

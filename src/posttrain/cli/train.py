@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posttrain.cli.output import AsJson, Quiet, ShowSamples, answer, finish, view_for
+from posttrain.cli.output import AsJson, Quiet, ShowSamples, answer, finish, setting_keys, view_for
 from posttrain.errors import ConfigError
 from posttrain.importing import uncollected
 
@@ -27,7 +28,9 @@ def train(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML or TOML file.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file."),
+        typer.Argument(
+            metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file.", autocompletion=setting_keys
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Run folder; it must not hold a run yet.")] = None,
     dry_run: Annotated[
@@ -124,7 +127,7 @@ def sort_arguments(
         argument = rest.pop(0)
         if argument.startswith("-") and "=" not in argument:
             overrides.append(f"{_setting(argument, verb, options)}={_value(argument, rest)}")
-        elif "=" in argument and not Path(argument).is_file():
+        elif "=" in argument and not os.path.isfile(argument):
             overrides.append(argument.removeprefix("--"))
         else:
             configs.append(argument)

@@ -12,7 +12,8 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.config.names import foreign, nearest
 from posttrain.config.schema import Problem, Problems, Walker, explain, missing, mistyped, unknown
 from posttrain.config.text import Steps, show
-from posttrain.config.values import Part, Text, expand
+from posttrain.config.values import Part, Text, expand, in_range
+from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
@@ -84,6 +85,13 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
     for key in [key for key, value in settings.items() if isinstance(value, bool)]:  # true is not the number 1
         if "true" not in walker.describe(allowed[key]):
             problems.append(mistyped(("algorithm", key), allowed[key], settings.pop(key), walker))
+    for key, value in [(key, value) for key, value in settings.items() if isinstance(value, int | float)]:
+        try:
+            in_range(value)
+        except ConfigError as error:
+            given = f"algorithm.{key}: {error.given}"
+            problems.append(Problem(path=("algorithm", key), given=given, allowed=error.allowed, fix=error.fix))
+            del settings[key]
     complete: dict[str, Any] = {}
     try:
         complete = adapter.dump_python(adapter.validate_python(settings), mode="json", by_alias=True)
@@ -126,8 +134,13 @@ def _settings_of_none(settings: Mapping[str, Any]) -> list[Problem]:
 
 def names_under(section: Any) -> list[str]:
     """The dotted paths of the settings that exist under the algorithm of the section; of all where it names none."""
+    return Part.setting_names(algorithm_named(section))
+
+
+def algorithm_named(section: Any) -> str | None:
+    """The algorithm that a section as it was written names, if there is one of that name."""
     name = section.get("name") if isinstance(section, Mapping) else section
-    return Part.setting_names(name if isinstance(name, str) and name in ALGORITHMS else None)
+    return name if isinstance(name, str) and name in ALGORITHMS else None
 
 
 def _not_of_algorithm(key: str, value: Any, name: str) -> list[Problem]:

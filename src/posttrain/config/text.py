@@ -7,6 +7,7 @@ are spelt `true` and `false`. A key that is written twice is an error, never the
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import stat
 import tomllib
@@ -23,7 +24,7 @@ SUFFIXES = (".yaml", ".yml", ".toml")
 REDACTED = "<redacted>"
 COMMENT = "  # "
 """What stands between a value and its comment."""
-MAX_BYTES, MAX_LEVELS, MAX_VALUES = 4 * 2**20, 64, 100_000
+MAX_BYTES, MAX_LEVELS, MAX_VALUES = 2**18, 64, 20_000
 """Of a configuration; what an alias stands for counts as often as it is used. One that is larger was not meant, or was
 meant to harm."""
 MAX_INTEGER = 2**64 - 1
@@ -188,7 +189,7 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    if path.is_dir():
+    if os.path.isdir(path):  # not of pathlib, which raises where a name is too long
         inside = path / "config.yaml"
         raise ConfigError(
             given=f"{path} is a folder",
@@ -215,12 +216,15 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         given = f"{path} is not UTF-8 text: byte {error.start} cannot be read"
         raise ConfigError(given=given, allowed="UTF-8", fix="Save it as UTF-8.") from None
-    except OSError as error:
-        given = f"{path} cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:
+        given = f"{path} cannot be read: {getattr(error, 'strerror', error)}"
         raise ConfigError(given=given, allowed="a readable file", fix="Check its permissions.") from None
 
 
 def _read_toml(text: str, path: Path) -> dict[str, Any]:
+    keys = (line.partition("=")[0] for line in text.splitlines() if line.count(".") > MAX_LEVELS)
+    if any(key.count(".") > MAX_LEVELS and re.fullmatch(r"[\w\s\[\].\"'-]*", key) for key in keys):
+        raise ConfigError(given=f"{path} is not usable TOML: too many levels", allowed=_USABLE)  # and takes minutes
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

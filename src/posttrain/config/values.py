@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -12,20 +13,35 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from posttrain.config.schema import Walker, combine, explain
-from posttrain.config.text import number_in
+from posttrain.config.text import number_in, show
 from posttrain.errors import ConfigError
+
+LARGEST, LARGEST_WHOLE = 3.4028234663852886e38, 2**63 - 1
+"""Of float32 and of int64, in which everything is computed and saved."""
 
 
 def as_number(value: Any) -> Any:
     """Readers of YAML 1.1 make the text "1e-6" of 1e-6."""
     number = number_in(value) if isinstance(value, str) else None
-    return value if number is None else number
+    return in_range(value if number is None else number)
+
+
+def in_range(value: Any) -> Any:
+    """The value itself; ConfigError for a number that tensors cannot hold. inf and nan are refused elsewhere."""
+    limit = LARGEST_WHOLE if isinstance(value, int) else LARGEST
+    if isinstance(value, (int, float)) and limit < abs(value) < math.inf:
+        raise ConfigError(
+            given=f"{show(value)} is too large",
+            allowed=f"numbers from {-limit:g} to {limit:g}",
+            fix="Set it to null where null means no limit, or to a smaller number.",
+        )
+    return value
 
 
 def as_whole(value: Any) -> Any:
     """1e4 is how one writes ten thousand steps."""
     number = as_number(value)
-    return int(number) if isinstance(number, float) and number.is_integer() else number
+    return in_range(int(number)) if isinstance(number, float) and number.is_integer() else number
 
 
 def as_list(value: Any) -> Any:

@@ -13,7 +13,7 @@ from posttrain.data.marked import cut, marked
 from posttrain.data.survey import PLACES, Finding, Lengths, Sample, Use
 
 if TYPE_CHECKING:
-    from posttrain.data.inspect import DataReport
+    from posttrain.data.inspection import DataReport
 
 WIDTH = 110
 

@@ -21,7 +21,14 @@ from posttrain.data.plain import plain_prompts
 from posttrain.data.read import Row
 from posttrain.data.split import Split, read_split
 from posttrain.engines import make_sampler
-from posttrain.evaluate.signal import ModelAnswers, about_answers, about_right, about_unscored, finding, sample_answers
+from posttrain.evaluate.group_signal import (
+    ModelAnswers,
+    about_answers,
+    about_right,
+    about_unscored,
+    finding,
+    sample_answers,
+)
 from posttrain.experience.prompted import prompt_sets
 from posttrain.models.load import load_model
 from posttrain.models.named import resolve_model_path

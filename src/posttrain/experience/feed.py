@@ -20,8 +20,8 @@ from posttrain.data.order import rows_for_step
 from posttrain.engines.sampler import Sampler, SamplingSettings
 from posttrain.experience.generate import draw
 from posttrain.experience.group import Judged, Rollout
-from posttrain.experience.queue import ExperienceQueue
-from posttrain.experience.select import Collect, OneRound, Refill, refill_metrics
+from posttrain.experience.group_queue import ExperienceQueue
+from posttrain.experience.selection import Collect, OneRound, Refill, refill_metrics
 from posttrain.rewards import RewardSet
 from posttrain.rewards.judge import judge_metrics
 from posttrain.train.guards import Guards, name_completions, name_examples

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
-from posttrain.models.forward import token_logprobs
+from posttrain.models.forward import TokenLogprobs
 from posttrain.models.forward_path import shares_prefixes
 from posttrain.types import Batch, Outputs
 
@@ -38,14 +38,13 @@ class Forward:
     ) -> None:
         self.model, self.temperature, self.chunk_tokens = model, temperature, chunk_tokens
         self.compute, self.entropy, self.scope, self.critic = compute, entropy, scope, critic
-        self.top1 = top1
+        self.top1, self.logprobs = top1, TokenLogprobs(model)
 
     def __call__(self, batch: Batch) -> Outputs:
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
         critic = self.critic
         with self.scope(), self.computing():
-            outputs = token_logprobs(
-                self.model,
+            outputs = self.logprobs(
                 batch.tokens,
                 batch.completion_mask_BT,
                 temperature=self.temperature,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Outcome, Runner, Signature, run_call
-from posttrain.rewards.gates import TOLD, Gate, GateLike
+from posttrain.rewards.gates import GATE_STATE, Gate, GateLike
 from posttrain.rewards.load import Target
 from posttrain.rewards.missing import missing_column
 from posttrain.rewards.pool import Job
@@ -108,13 +108,13 @@ class Component:
     gate: Gate | None = None
 
     @property
-    def is_told(self) -> bool:
+    def receives_gate(self) -> bool:
         """Does its function ask whether the gate is open? Then it decides itself what comes of it."""
-        return self.gate is not None and TOLD in self.signature.named
+        return self.gate is not None and GATE_STATE in self.signature.named
 
     @property
     def reads_one_place(self) -> bool:
-        """Is it told where the answer stands?"""
+        """Do its settings say where the answer stands?"""
         return self.builtin is not None and "answer_from" in self.settings
 
     @property
@@ -151,7 +151,7 @@ class Component:
 
     @property
     def _given_names(self) -> frozenset[str]:
-        return GIVEN_NAMES | {TOLD} if self.is_told else GIVEN_NAMES
+        return GIVEN_NAMES | {GATE_STATE} if self.receives_gate else GIVEN_NAMES
 
     def _missing(self, name: str, available: Sequence[str], what: str) -> ConfigError:
         ways = (
@@ -167,16 +167,16 @@ class Component:
         """The keyword arguments of each call: one call for all rows, or one per row.
 
         Of a column that a row lacks, a function of one row gets its own default, if it has one, else None.
-        `is_open`: of a component that is told, whether its gate is, for each row.
+        `is_open`: of a component that asks for the state of its gate, that state for each row.
         """
         if self.model is not None:
             return [{"prompt": row.prompt, "completion": row.completion} for row in rows]
         if self.judge is not None:
             return [{"prompt": row.prompt, "completion": row.completion, "number": row.number} for row in rows]
         if self.signature.batch:
-            given = self._given(rows, "prompts", "completions") | self._told(is_open)
+            given = self._given(rows, "prompts", "completions") | self._gate_state(is_open)
             return [given | {name: list(columns[name]) for name in self.columns(columns)}]
-        given = self._given(rows, "prompt", "completion") | self._told(is_open)
+        given = self._given(rows, "prompt", "completion") | self._gate_state(is_open)
         wanted = self.columns(columns)
         own = set(wanted) & set(self.signature.optional)
         given |= {name: columns[name] for name in wanted}
@@ -195,7 +195,7 @@ class Component:
 
     def trial(self) -> dict[str, Any]:
         """What a call for one short completion gets from the rollout."""
-        one = {"completion": "\\boxed{0}", "completion_ids": [0], "truncated": False, "groups": 0, TOLD: True}
+        one = {"completion": "\\boxed{0}", "completion_ids": [0], "truncated": False, "groups": 0, GATE_STATE: True}
         if self.signature.batch:
             one = {"completions": [one.pop("completion")]} | {name: [value] for name, value in one.items()}
         return {name: value for name, value in one.items() if name in self.signature.named}
@@ -229,8 +229,8 @@ class Component:
             asked |= {prompt, completion}
         return {name: [make(row) for row in rows] for name, make in makers.items() if name in asked}
 
-    def _told(self, is_open: Sequence[bool | None]) -> dict[str, list[Any]]:
-        return {TOLD: list(is_open)} if self.is_told else {}
+    def _gate_state(self, is_open: Sequence[bool | None]) -> dict[str, list[Any]]:
+        return {GATE_STATE: list(is_open)} if self.receives_gate else {}
 
 
 def _is_chat(row: Row) -> bool:

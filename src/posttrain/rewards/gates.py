@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from posttrain.errors import ConfigError
 
-TOLD = "correct"
+GATE_STATE = "correct"
 """The parameter by which a function learns whether its gate is open, for each completion; it is then not gated."""
 
 
@@ -67,7 +67,7 @@ class Gated(Protocol):
     @property
     def gate(self) -> Gate | None: ...
     @property
-    def is_told(self) -> bool: ...
+    def receives_gate(self) -> bool: ...
 
 
 Some = TypeVar("Some", bound=Gated)
@@ -78,7 +78,7 @@ def in_waves(components: Sequence[Some]) -> list[list[Some]]:
     by_label = {component.label: component for component in components}
 
     def depth(component: Gated) -> int:
-        return 1 + depth(by_label[component.gate.label]) if component.is_told and component.gate else 0
+        return 1 + depth(by_label[component.gate.label]) if component.receives_gate and component.gate else 0
 
     depths = [depth(component) for component in components]
     return [

@@ -14,7 +14,7 @@ from posttrain.config.text import redact
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Signature
 from posttrain.rewards.components import GIVEN_NAMES, Component, RewardLike
-from posttrain.rewards.gates import TOLD, Gate
+from posttrain.rewards.gates import GATE_STATE, Gate
 from posttrain.rewards.load import Target, find_named, resolve, suggestion
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.threads import ThreadRunner
@@ -152,7 +152,7 @@ def _check_settings(component: Component) -> None:
             raise ConfigError(
                 given=f'reward "{label}" needs settings.{missing[0]}', fix=f"Add it: settings: {{{missing[0]}: ...}}."
             )
-        if TOLD in signature.required and not component.is_told:
+        if GATE_STATE in signature.required and not component.receives_gate:
             raise ConfigError(
                 given=f'reward "{label}" has to know which completions are correct',
                 allowed="an entry of rewards with a gate; checks have none",

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.config.gates import wrong_gate
 from posttrain.errors import ConfigError, DataError
+from posttrain.rewards.call_batch import CallBatch
 from posttrain.rewards.calls import Runner
 from posttrain.rewards.components import Component, Reward, RewardLike
-from posttrain.rewards.lanes import Lane, open_lane
+from posttrain.rewards.dispatch import Dispatcher, open_dispatcher
 from posttrain.rewards.load import IN_MEMORY, given_function
 from posttrain.rewards.making import make_component
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.scores import Scores
 from posttrain.rewards.scoring import Scoring
-from posttrain.rewards.sheet import Sheet
 from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class RewardSet:
         of them in the error.
         """
         known = list(rows)
-        sheets: list[tuple[Sheet, dict[str, list[int]]]] = []
+        batches: list[tuple[CallBatch, dict[str, list[int]]]] = []
         for component in self.components:
             if component.builtin is None or not (columns := component.gold_columns):
                 continue
@@ -159,15 +159,15 @@ class RewardSet:
                 rows_of.setdefault(repr(gold), []).append(place)
                 golds[repr(gold)] = gold
             calls = [component.trial() | gold for gold in golds.values()]
-            sheets.append((Sheet(component, calls), rows_of))
-        self._fill([sheet for sheet, _ in sheets])
-        for sheet, rows_of in sheets:
-            found = zip(rows_of, sheet.outcomes, strict=True)
+            batches.append((CallBatch(component, calls), rows_of))
+        self._fill([batch for batch, _ in batches])
+        for batch, rows_of in batches:
+            found = zip(rows_of, batch.outcomes, strict=True)
             problems = {key: outcome.message for key, outcome in found if outcome.kind != "value"}
             if problems:
                 wrong = sorted((place, message) for key, message in problems.items() for place in rows_of[key])
                 names = [known[place][0] for place, _ in wrong]
-                raise _gold_error(sheet.component.label, wrong[0][1], names, len(known), what)
+                raise _gold_error(batch.component.label, wrong[0][1], names, len(known), what)
 
     def score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> Scores:
         """Score G completions of each of P prompts; `groups[p][g]` answers `prompts[p]`.
@@ -185,20 +185,20 @@ class RewardSet:
         """The same for groups that come one by one, in any order: see `Scoring`."""
         return Scoring(self.components, self._pool, prompts, self._costs)
 
-    def _fill(self, sheets: Sequence[Sheet]) -> None:
+    def _fill(self, batches: Sequence[CallBatch]) -> None:
         """Get the missing outcomes of all components, at the same time."""
-        lanes: list[Lane] = []
+        dispatchers: list[Dispatcher] = []
         try:
-            for sheet in sheets:
-                if sheet.open:
-                    lanes.append(open_lane(sheet.component, self._pool))
-                    lanes[-1].add(sheet)
-                    lanes[-1].close()
-            for lane in lanes:
-                lane.wait()
+            for batch in batches:
+                if batch.open:
+                    dispatchers.append(open_dispatcher(batch.component, self._pool))
+                    dispatchers[-1].add(batch)
+                    dispatchers[-1].close()
+            for dispatcher in dispatchers:
+                dispatcher.wait()
         except BaseException:
-            for lane in lanes:
-                lane.abandon()
+            for dispatcher in dispatchers:
+                dispatcher.abandon()
             raise
 
 

@@ -17,18 +17,19 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from posttrain.rewards.call_batch import CallBatch, Read, check_scale, read_all
 from posttrain.rewards.components import Component, Row
+from posttrain.rewards.dispatch import Dispatcher, LastDispatcher, open_dispatcher
 from posttrain.rewards.gates import in_waves
-from posttrain.rewards.lanes import Lane, LastLane, open_lane
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.scores import Scores, behind_gate, weighted_sum
-from posttrain.rewards.sheet import Read, Sheet, check_scale, read_all
 
 if TYPE_CHECKING:
     from posttrain.rewards.pool import WorkerPool
     from posttrain.types import Completion, Prompt
 
 
+Part = tuple[Sequence[Row], CallBatch]
 HANDOVER = 0.002
 """Seconds that the sampler loses for each call that is handed to another process while it computes, on two cores:
 shorter calls are made when it has ended."""
@@ -50,9 +51,11 @@ class Scoring:
         self._groups: dict[int, dict[int, Row]] = {}
         self._sizes: dict[int, int] = {}
         """Completions that each prompt has, or will have."""
-        self._parts: dict[str, dict[tuple[int, int], tuple[Sequence[Row], Sheet]]] = {c.label: {} for c in components}
+        self._parts: dict[str, dict[tuple[int, int], tuple[Sequence[Row], CallBatch]]] = {
+            c.label: {} for c in components
+        }
         """By label and the place of the first row: rows, and what is asked about them."""
-        self._lanes: dict[str, Lane] = {}
+        self._dispatchers: dict[str, Dispatcher] = {}
         self._finished = False
 
     def __enter__(self) -> Scoring:
@@ -60,8 +63,8 @@ class Scoring:
 
     def __exit__(self, *_: object) -> None:
         if not self._finished:
-            for lane in self._lanes.values():
-                lane.abandon()
+            for dispatcher in self._dispatchers.values():
+                dispatcher.abandon()
 
     def add(self, place: int, group: Sequence[Completion]) -> None:
         """All completions of prompt `place` are there: begin to score them. Raises what has stopped a reward."""
@@ -119,12 +122,12 @@ class Scoring:
 
     def _begin(self, component: Component, rows: Sequence[Row], gates: Sequence[bool | None] = ()) -> None:
         columns = {name: [row.prompt.columns.get(name) for row in rows] for name in self._names}
-        sheet = Sheet(component, component.calls(rows, columns, gates))
-        self._parts[component.label][rows[0].group, rows[0].number] = rows, sheet
-        if sheet.open:
-            if component.label not in self._lanes:
-                self._lanes[component.label] = open_lane(component, self._pool)
-            self._lanes[component.label].add(sheet)
+        batch = CallBatch(component, component.calls(rows, columns, gates))
+        self._parts[component.label][rows[0].group, rows[0].number] = rows, batch
+        if batch.open:
+            if component.label not in self._dispatchers:
+                self._dispatchers[component.label] = open_dispatcher(component, self._pool)
+            self._dispatchers[component.label].add(batch)
 
     def _begin_late(self, component: Component, groups: Sequence[Sequence[Row]], gates: Sequence[bool | None]) -> None:
         """What had to wait for all groups: all rows together, unless a list function wants a call for each group."""
@@ -137,19 +140,19 @@ class Scoring:
 
     def _wait(self, labels: Sequence[str]) -> None:
         """For these; what computes in this thread does so while the others go on."""
-        lanes = [self._lanes[label] for label in labels if label in self._lanes]
-        for lane in lanes:
-            lane.close()
-        for lane in sorted(lanes, key=lambda lane: not isinstance(lane, LastLane)):
-            lane.wait()
+        dispatchers = [self._dispatchers[label] for label in labels if label in self._dispatchers]
+        for dispatcher in dispatchers:
+            dispatcher.close()
+        for dispatcher in sorted(dispatchers, key=lambda dispatcher: not isinstance(dispatcher, LastDispatcher)):
+            dispatcher.wait()
 
     def _note_costs(self, components: Sequence[Component]) -> None:
         for component in components:
-            asked = [outcome.seconds for _, sheet in self._in_order(component.label) for outcome in sheet.asked]
+            asked = [outcome.seconds for _, batch in self._in_order(component.label) for outcome in batch.asked]
             if asked:
                 self._costs[component.label] = math.fsum(asked) / len(asked)
 
-    def _in_order(self, label: str) -> list[tuple[Sequence[Row], Sheet]]:
+    def _in_order(self, label: str) -> list[tuple[Sequence[Row], CallBatch]]:
         return [part for _, part in sorted(self._parts[label].items(), key=lambda item: item[0])]
 
     def _combine(self, rows: Sequence[Row], sizes: Sequence[int], read: Mapping[str, Read]) -> Scores:
@@ -158,7 +161,7 @@ class Scoring:
         failed: list[set[str]] = [set() for _ in rows]
         for row, failure in failures:
             failed[row] |= self._behind(failure.label)
-        gated = {c.label: is_open(c, read) for c in self._components if rows and c.gate and not c.is_told}
+        gated = {c.label: is_open(c, read) for c in self._components if rows and c.gate and not c.receives_gate}
         counted = {label: part.values for label, part in read.items()}
         counted |= {label: list(map(behind_gate, counted[label], gates)) for label, gates in gated.items()}
         rewards = [

@@ -11,6 +11,7 @@
     data.json                     what the given rows were at the start, see same_data.py
     start.json                    what the model was at the start, see same_model.py
     rewards.json                  what the rewards were at the start, see same_rewards.py
+    settings.json                 the settings, and from which step on they held, see same_settings.py
     references/                   what the reference says about them, see references.py
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
     alarms/step-000010-KIND.jsonl the answers that an alarm points to, see alarms/respond.py

@@ -105,6 +105,20 @@ def with_current_logprobs(forward: Forward, split: Split) -> Refresh:
     return refresh
 
 
+def with_current_entropy(forward: Forward, split: Split) -> Refresh:
+    """`refresh` that fills `current_entropy_BT`."""
+
+    def entropy(micro: Batch) -> list[Tensor]:
+        found_BT = forward(micro).entropy_BT
+        assert found_BT is not None, "the forward pass of a policy gives the entropy in any case"
+        return [found_BT]
+
+    def refresh(minibatch: Batch, *, moved: bool) -> Batch:
+        return replace(minibatch, current_entropy_BT=per_token(minibatch, entropy, split, count=1)[0])
+
+    return refresh
+
+
 def with_mismatched_log_ratios(forward: Forward, split: Split) -> Refresh:
     """`refresh` that fills `mismatched_log_ratios_B`: of each prompt with another row's answer; NaN without one."""
 

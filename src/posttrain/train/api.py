@@ -39,7 +39,7 @@ from posttrain.rewards.model import find_model
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.folders import pipeline_around
 from posttrain.store.run_store import RunStore, holds_run, never_began
-from posttrain.train import objects, same_data, same_model, same_rewards
+from posttrain.train import objects, same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.judges import Judges
@@ -136,6 +136,7 @@ def resume(
             run.restore(checkpoint)
             run.evaluation = stage | run.evaluation
             same_rewards.point_out(run)
+            same_settings.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
         if steps is not None:
@@ -244,6 +245,7 @@ def carry_out(run: Run) -> Run:
         show_first_rows(run)
         same_data.put_on_file(run)
         same_model.put_on_file(run)
+        same_settings.put_on_file(run)
         if "baseline" not in run.evaluation:  # else rewards have judged before
             same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
@@ -366,7 +368,8 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
 
 @contextmanager
 def finishing_steps(run: Run) -> Iterator[Any]:
-    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once."""
+    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once. The interruption that
+    ends the run carries the exit code of the signal."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -381,6 +384,9 @@ def finishing_steps(run: Run) -> Iterator[Any]:
         before = {}
     try:
         yield lambda: bool(received)
+    except KeyboardInterrupt as stop:
+        vars(stop)["exit_code"] = 128 + (received or [signal.SIGINT])[0]
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,9 +1,9 @@
 """A config with Python objects in it: rows and functions, as `evaluate` takes them.
 
 Whatever can be written into config.yaml is: a function that a module defines, by its file and name. Rows are written
-into the run's folder, and the config names that file. A function that no file defines (a lambda, one of a notebook or of
-the script itself, an object) runs in this process; config.yaml holds a name that stands for it, and whoever resumes the
-run gives the function again.
+into the run's folder, and the config names that file. A function that no file defines (a lambda, one of a notebook or
+of the script itself, an object) runs in this process; config.yaml holds a name that stands for it, and whoever resumes
+the run gives the function again.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from posttrain.train.advantages import (
     fill_old_logprobs_and_values,
     fill_values,
     in_turn,
+    with_current_entropy,
     with_current_logprobs,
     with_mismatched_log_ratios,
 )
@@ -230,6 +231,7 @@ def refreshing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, for
     split = split_for(forward, config.train.tokens_per_microbatch)
     makers: dict[Need, Callable[..., Refresh]] = {
         "current": with_current_logprobs,
+        "current_entropy": with_current_entropy,
         "mismatched": with_mismatched_log_ratios,
     }
     asked = [make for need, make in makers.items() if need in algorithm.needs]

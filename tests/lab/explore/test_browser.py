@@ -11,7 +11,7 @@ import pytest
 from tests.lab.explore.planned import planned, random_selection, written
 
 from posttrain.cli import run
-from posttrain.lab.explore.numbers import PHASES
+from posttrain.lab.explore.plan_numbers import PHASES
 
 pytestmark = pytest.mark.slow
 

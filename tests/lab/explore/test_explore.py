@@ -18,8 +18,8 @@ from posttrain.cli import run
 from posttrain.lab.advise.advisor import advise
 from posttrain.lab.explore.choices import GROUPS, choices
 from posttrain.lab.explore.facts import NEEDS
-from posttrain.lab.explore.numbers import PHASES, ROLES
 from posttrain.lab.explore.page import render
+from posttrain.lab.explore.plan_numbers import PHASES, ROLES
 from posttrain.lab.explore.questions import questions
 from posttrain.lab.plan.verdict import Verdict
 

@@ -19,9 +19,9 @@ from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import ConfigError, DoesNotFit, RewardError
 from posttrain.rewards import enforce_limit
+from posttrain.rewards.dispatch import JudgeLane
 from posttrain.rewards.judge import judge_metrics
 from posttrain.rewards.judge.budget import Budget
-from posttrain.rewards.lanes import JudgeLane
 
 PAIR = ["long answer", "short"]
 

@@ -15,7 +15,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.files import write_atomically
 from posttrain.lab.explore.choices import Choice, choices
 from posttrain.lab.explore.facts import facts_of, family_of
-from posttrain.lab.explore.numbers import Numbers, device_of
+from posttrain.lab.explore.plan_numbers import Numbers, device_of
 from posttrain.lab.explore.questions import Question, questions
 from posttrain.lab.explore.walk import Walk
 from posttrain.report.text import escaped, script_json

@@ -137,7 +137,7 @@ def audit_prompts(
         if component.runner is not None:
             stack.callback(component.runner.close)
         component.columns(columns_known(prompts))
-        if not component.is_told:  # what is told takes no gold answer, and cannot stand without its gate
+        if not component.receives_gate:  # what is told takes no gold answer, and cannot stand without its gate
             RewardSet([replace(component, weight=1.0, gate=None)], pool).check(prompts, "the rows of the audit")
         kind, why = (options.kind, "declared") if options.kind else _inferred(component, pool, prompts, options)
         golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]

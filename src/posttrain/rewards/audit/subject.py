@@ -211,7 +211,7 @@ class Subject:
         rows = [self._row(case) for case in cases]
         names = columns_known(row.prompt for row in rows)
         columns = {name: [row.prompt.columns.get(name) for row in rows] for name in names}
-        is_open = [True] * len(rows) if self.component.is_told else ()
+        is_open = [True] * len(rows) if self.component.receives_gate else ()
         calls = self.component.calls(rows, columns, is_open)
         if self.component.signature.batch:
             return calls

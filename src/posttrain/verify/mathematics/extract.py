@@ -18,7 +18,7 @@ from itertools import pairwise
 from posttrain.verify.mathematics import places
 from posttrain.verify.mathematics.conclusions import JOINT, concluded, has_number, of_sentence
 from posttrain.verify.mathematics.denials import is_changed, is_denied, retractions
-from posttrain.verify.mathematics.guard import MAX_CHARS, NeedsAlgebra, look_at_the_clock
+from posttrain.verify.mathematics.guard import MAX_CHARS, NeedsAlgebra, check_deadline
 from posttrain.verify.mathematics.reader import Extracted, Reader, ambiguous
 from posttrain.verify.mathematics.sentences import AMOUNTS, FORMULA, HEDGE, atoms_of, without_dollars
 from posttrain.verify.mathematics.tokens import script_of
@@ -59,11 +59,11 @@ def extract(text: str, reader: Reader | None = None) -> Extracted:
     >>> extract("She sells 9 eggs.\n#### 18").answer, extract("That makes 9 * 2 = $18 every day.").answer
     ('18', '$18')
     """
-    look_at_the_clock(len(text) // 10)
+    check_deadline(len(text) // 10)
     segment = final_segment(text) if len(text) <= MAX_TEXT else text
     if len(segment) > MAX_SEGMENT:
         return Extracted(None, reason="too_large", detail=f"a text of {len(segment)} characters")
-    look_at_the_clock(len(segment))
+    check_deadline(len(segment))
     reader = reader or Reader()
     match reader.options.answer_from:
         case "box":

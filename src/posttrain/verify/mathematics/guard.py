@@ -59,7 +59,7 @@ def quickly() -> Iterator[None]:
         _deadline.reset(token)
 
 
-def look_at_the_clock(chars: int = 0) -> None:
+def check_deadline(chars: int = 0) -> None:
     """Raises NeedsWorker within `quickly` when the time is over, or so much text is to be read."""
     deadline = _deadline.get()
     if deadline is not None and (chars > QUICK_CHARS or time.thread_time() > deadline):
@@ -89,6 +89,6 @@ class Budget:
 
     def pay_work(self, products: int) -> None:
         self.work -= products
-        look_at_the_clock()
+        check_deadline()
         if self.work < 0:
             raise Unreadable("too_large", "multiplying it out takes too many terms")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrain.verify.mathematics.compare import same
-from posttrain.verify.mathematics.guard import NeedsAlgebra, Unreadable, look_at_the_clock
+from posttrain.verify.mathematics.guard import NeedsAlgebra, Unreadable, check_deadline
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse
 from posttrain.verify.mathematics.values import Value
@@ -46,7 +46,7 @@ class Reader:
     def value(self, text: str) -> Value | None:
         """None for what has no value."""
         if text not in self.read:
-            look_at_the_clock()
+            check_deadline()
             try:
                 self.read[text] = parse(text, self.options)
             except Unreadable:
@@ -57,7 +57,7 @@ class Reader:
         """Whether two answers have the same value, or the same spelling."""
         if one == other:
             return True
-        look_at_the_clock()
+        check_deadline()
         first, second = self.value(one), self.value(other)
         if first is None or second is None:
             return False

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from posttrain.lab.experiments.compare.statistics import (
+from posttrain.lab.experiments.compare.estimates import (
     Estimate,
     difference,
     estimate,

@@ -84,7 +84,7 @@ def test_ctrl_c_saves_the_runs_and_says_so(place):
     wait_for_steps(place / "out" / "trials", process, at_least=2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "Interrupted" in err
     assert "`posttrain sweep out` goes on with it" in err
     assert list((place / "out" / "trials" / "trial-000" / "checkpoints").glob("step-*/manifest.json"))

@@ -10,9 +10,9 @@ from typing import Any
 
 from posttrain.config.text import redact
 from posttrain.lab.experiments.compare.design import Design
+from posttrain.lab.experiments.compare.estimates import Estimate, difference, holm, level, paired, ratio, smallest_seen
 from posttrain.lab.experiments.compare.measures import COST, STABILITY, TO_TARGET, Measure
 from posttrain.lab.experiments.compare.outcomes import Outcome
-from posttrain.lab.experiments.compare.statistics import Estimate, difference, holm, level, paired, ratio, smallest_seen
 from posttrain.report.heldout import LOWER_IS_BETTER
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from posttrain.lab.experiments.compare.analysis import Analysis, Arm
+from posttrain.lab.experiments.compare.estimates import Estimate
 from posttrain.lab.experiments.compare.outcomes import Point
-from posttrain.lab.experiments.compare.statistics import Estimate
 from posttrain.report.chart import Chart, draw
 from posttrain.report.frontier import Spot, frontier_chart
 from posttrain.report.svg import IntervalRow, Series, compact, interval_bars, percent, seconds

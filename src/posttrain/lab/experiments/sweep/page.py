@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.files import write_atomically
-from posttrain.lab.experiments.html import table
+from posttrain.lab.experiments.markup import table
 from posttrain.lab.experiments.sweep.plots import Found, compact_value, course_chart, knob_chart, knobs_of
 from posttrain.report.document import Section, document
 from posttrain.report.svg import compact

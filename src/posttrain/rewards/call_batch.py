@@ -22,7 +22,7 @@ LARGEST = 1e6
 """Times the usual size of a step's rewards that one of them may have."""
 
 
-class Sheet:
+class CallBatch:
     """Calls of one component in one step, for one group or for all, and what came of them.
 
     Quick decisions are made when it is written.
@@ -101,7 +101,7 @@ class Sheet:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What a sheet says about each row."""
+    """What a batch says about each row."""
 
     values: list[float | None]
     """None where not applicable or failed."""
@@ -118,11 +118,11 @@ class Read:
         return any(verdict is not None for verdict in self.verdicts)
 
 
-def read_all(parts: Iterable[tuple[Sequence[Row], Sheet]]) -> Read:
-    """What several sheets of one component say about all their rows, numbered through."""
+def read_all(parts: Iterable[tuple[Sequence[Row], CallBatch]]) -> Read:
+    """What several batches of one component say about all their rows, numbered through."""
     whole = Read(values=[], verdicts=[], failures=[])
-    for rows, sheet in parts:
-        read, first = sheet.read(rows), len(whole.values)
+    for rows, batch in parts:
+        read, first = batch.read(rows), len(whole.values)
         failures = [(first + number, failure) for number, failure in read.failures]
         if whole.failures:
             failures = [(number, replace(failure, traceback="")) for number, failure in failures]
