@@ -34,14 +34,14 @@ from posttrain.evaluate.heldout_steps import HeldOutSteps
 from posttrain.evaluate.measure import HeldOutLoss, Measure
 from posttrain.evaluate.row_scores import first
 from posttrain.evaluate.trained import run_in, trained_model
+from posttrain.experience.rendering import longest_row
 from posttrain.functional.step_scores import aggregate
 from posttrain.models.footprint import REWARD_TOKENS
 from posttrain.models.load import LoadedModel
+from posttrain.models.policy import load_policy, policy_forward
+from posttrain.models.scoring import ScoringForward, scores_of_rows, scores_of_steps
 from posttrain.report.lines import evaluation_line
 from posttrain.rewards.step_model import load_model_reward
-from posttrain.train.scoring import ScoringForward, scores_of_rows, scores_of_steps
-from posttrain.train.setup import load_policy, policy_forward
-from posttrain.train.source import longest_row
 
 SCORED: tuple[Kind, ...] = ("pairs", "ratings", "steps")
 LIKE: Mapping[Kind, str] = {"pairs": "simpo", "labels": "kto", "examples": "sft"}

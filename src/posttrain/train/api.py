@@ -239,7 +239,7 @@ def with_steps(config: str, steps: int) -> str:
 def carry_out(run: Run) -> Run:
     """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
     config = run.config
-    run.view.compares_groups = run.algorithm.group_size_needed > 1
+    run.view.compares_groups = run.trainer.algorithm.group_size_needed > 1
     same_data.tell_of_rows_left_out(run)
     if run.step == 0:
         show_first_rows(run)
@@ -292,29 +292,30 @@ def catch_up(run: Run) -> None:
 
 def one_step(run: Run) -> None:
     """Take experience, learn from it, publish, write down what happened."""
-    step, phases = run.step + 1, Phases()
-    fed = run.feed.take(step, run.step)
-    for warning in run.feed.inspect(fed, step, run.guards):
+    step, phases, trainer = run.step + 1, Phases(), run.trainer
+    data = run.feed.take(step, run.step)
+    for warning in run.guards.observe(step, data):
         run.warn("guard", warning)
     with phases.phase("train"):
-        batch, log = train_step(run, fed.experience, step)
+        batch, log = train_step(trainer, data.experience, step)
     for warning in run.guards.observe_update(step, log.reduce().get("grad_norm")):
         run.warn("guard", warning)
     with phases.phase("publish"):
-        log.add(run.publish(step))
+        log.add(trainer.publish(step))
     if (rejected := log.reduce().get("is/masked_fraction", 0.0)) > MOSTLY_REJECTED:
         share = f"{rejected:.0%} of the trained tokens"
         run.warn("correction", f"step {step}: algorithm.correction rejects {share}, which then teach nothing")
     run.step = step
-    run.num_tokens += fed.num_tokens
+    run.num_tokens += data.num_tokens
+    log.add(data.metrics)
     log.add(memory_metrics())
-    seen = run.watch.look(fed.rollout, step)
+    seen = run.watch.look(data.groups, step)
     if seen.warning:
         run.warn("check", seen.warning)
-    metrics = {**run.feed.metrics(fed), **log.reduce(), **seen.metrics, **fed.seconds, **phases.metrics()}
+    metrics = {**log.reduce(), **seen.metrics, **data.seconds, **phases.metrics()}
     run.seconds += metrics["time/step"]
     alarms, gauges = run.watch.observe(step, metrics)
-    run.record_step(fed, batch, metrics | gauges, seen)
+    run.record_step(data, batch, metrics | gauges, seen)
     respond(run, alarms)
 
 

@@ -170,7 +170,7 @@ def _small_step(config: RunConfig, device: torch.device) -> SmallStep:
             api.one_step(run)
             api.one_step(run)
             row = run.store.read_metrics()[-1]
-            chosen = run.compute
+            chosen = run.trainer.loaded.compute
         computing = Computing(
             precision="bfloat16" if chosen.dtype == torch.bfloat16 else "float32",
             onednn=chosen.matmul == "onednn",
