@@ -89,7 +89,7 @@ class TerminalView:
         self._seconds: list[float] = []
         self._total = 0
         self._heldout: dict[str, Mapping[str, Any]] = {}
-        self._step_ended = time.monotonic()
+        self._opened = self._step_ended = time.monotonic()
 
     @_never_stops_a_run
     def started(self, summary: str | Mapping[str, Any]) -> None:
@@ -101,6 +101,11 @@ class TerminalView:
             live = Live(get_renderable=self._block, console=console, refresh_per_second=4)
             live.start()
             self._live = live
+
+    @_never_stops_a_run
+    def begins(self, what: str) -> None:
+        """Something that takes a while begins: said with the time since the start, so that silence is no riddle."""
+        self._say(f"{seconds(time.monotonic() - self._opened):>7}  {what}")
 
     @_never_stops_a_run
     def step(self, metrics: Mapping[str, Any], total: int) -> None:

@@ -250,6 +250,7 @@ def carry_out(run: Run) -> Run:
             same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
         if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
+            run.view.begins("measuring the baseline on held-out rows")
             run.measure_model("baseline")
         if run.step == 0:
             run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written
@@ -264,6 +265,7 @@ def carry_out(run: Run) -> Run:
                 raise KeyboardInterrupt(f"stopped after step {run.step}, with a checkpoint")
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
+    run.view.begins("measuring what was trained on held-out rows")
     run.measure_model("trained")
     limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
     run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)

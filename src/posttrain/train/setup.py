@@ -78,6 +78,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     """
     config = resolved.config
     algorithm = config.algorithm.build()
+    view.begins("reading the data")
     rows = read_split(config.data, config.seed)
     tell(store, view, "warning", few_heldout_notes(config, rows))
     streams = {"training data": rows.train, "held-out data": rows.heldout}
@@ -92,6 +93,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     )
     tell_here = partial(tell, store, view)
     build = scoring_trainer if "scores" in algorithm.needs else policy_trainer
+    view.begins(f"loading {config.model.path}, choosing how to compute with it, and preparing the rows")
     trainer, feed, measure, watch = build(config, algorithm, rows, guards, store, tell_here, resources)
     return Run(
         resolved=resolved,
