@@ -28,7 +28,7 @@ from posttrain.lab.plan.api import Plan, plan_for
 from posttrain.lab.plan.before_run import target_here
 from posttrain.lab.plan.calibration import EXACT, Calibration, apply_to, processor, save
 from posttrain.lab.plan.cost import Work
-from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.probe_run import ANSWER, PROMPT, small_config
 from posttrain.lab.plan.records import MemoryPlan, Workload
 from posttrain.lab.plan.target import Target
