@@ -105,10 +105,7 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
 def nearest_algorithm(given: str, known: Mapping[str, str] | None = None) -> tuple[str, str]:
     """(what is allowed, how to fix it) for a name that no algorithm has: the one that was probably meant, and not all
     of them. `known` are other names, and the key of each."""
-    names, everything = (
-        known or {key: key for key in ALGORITHMS},
-        "`posttrain explain` lists them all.",
-    )
+    names, everything = known or {key: key for key in ALGORITHMS}, "`posttrain explain` lists them all."
     close = nearest(given, names)
     if close is not None:
         return "", f"Did you mean {names[close]}? {everything}"
