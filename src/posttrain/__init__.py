@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from posttrain import evaluate, sources, train
-from posttrain.importing import uncollected
+from posttrain.importing import uncollected, wait_passively
 from posttrain.models import acceleration
 from posttrain.train.before import BEFORE
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from posttrain.config import RunConfig
+    from posttrain.config.presets import presets as presets
     from posttrain.evaluate.evaluation import Evaluation
     from posttrain.lab.advise.advisor import Advice
     from posttrain.lab.experiments.compare.api import Comparison
@@ -59,7 +60,16 @@ sources.ROWS["task"] = _rows_of_task
 sources.MODELS |= {"tiny": _tiny_model, "tiny-moe": _tiny_mixture}
 
 __version__ = "0.1.0"
-__all__ = ["advise", "compare", "evaluate", "plan", "resume", "sweep", "train"]
+__all__ = ["advise", "compare", "evaluate", "plan", "presets", "resume", "sweep", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """`presets["trl-grpo"]`: the algorithms of other libraries, number for number; see `posttrain.config.presets`."""
+    if name != "presets":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from posttrain.config.presets import presets
+
+    return presets
 
 
 class _Train(ModuleType):
@@ -90,6 +100,7 @@ sys.modules[train.__name__].__class__, sys.modules[evaluate.__name__].__class__ 
 
 
 acceleration.register("posttrain.cpu")
+wait_passively()
 
 
 def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -86,3 +87,17 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""What says how the threads of OpenMP wait for each other; whichever is set by the user is obeyed."""
+
+
+def wait_passively() -> None:
+    """Let threads that wait for others sleep. By default they spin, which on a busy machine costs more than the work.
+
+    OpenMP reads this once, when torch is imported; where that has happened, nothing changes.
+    """
+    unloaded = type(sys.modules.get("torch")) in (type(None), Deferred)
+    if unloaded and not any(name in os.environ for name in WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"

@@ -53,18 +53,39 @@ class Completion:
     """What the sampler returns for one completion: token ids, never re-tokenised text."""
 
     ids: tuple[int, ...]
-    """Sampled ids, the closing EOS included when there is one."""
+    """All ids after the prompt, the closing EOS included when there is one."""
     logprobs: tuple[float, ...]
-    """The sampler's log-probability of each id under the distribution that it sampled from."""
+    """The sampler's log-probability of each drawn id under the distribution that it sampled from."""
     versions: tuple[int, ...]
-    """The policy version that produced each id."""
+    """The policy version that produced each drawn id."""
     finish_reason: FinishReason
     text: str
     """Decoded without special tokens; a stop string, when one ended the completion, is not part of it."""
+    given: tuple[tuple[int, int], ...] = ()
+    """Stretches (begin, end) of `ids` that the policy did not draw: what an environment wrote, context alone."""
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+    @property
+    def drawn(self) -> tuple[bool, ...]:
+        """For each id whether the policy drew it: only such tokens are trained.
+
+        >>> Completion(
+        ...     ids=(5, 6, 7), logprobs=(-1.0, -2.0), versions=(0, 0), finish_reason="eos", text="", given=((1, 2),)
+        ... ).drawn
+        (True, False, True)
+        """
+        if not self.given:
+            return (True,) * len(self.ids)
+        return tuple(not any(begin <= place < end for begin, end in self.given) for place in range(len(self.ids)))
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Completion:
+        """What `dataclasses.asdict` gave, read from JSON."""
+        per_token = {name: tuple(saved[name]) for name in ("ids", "logprobs", "versions")}
+        return Completion(**{**saved, **per_token, "given": tuple(map(tuple, saved.get("given", ())))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,6 +378,8 @@ class Experience:
     """Each reward function by itself, without its weight; NaN where it did not apply."""
     reward_weights_K: Tensor | None = None
     """The weight of each in the sum; None: all 1."""
+    token_rewards_BT: Tensor | None = None
+    """Rewards of single tokens, of steps for example, beside the reward of the whole completion on its last token."""
     greedy_rewards_P: Tensor | None = None
     """Reward of the greedy completion of each prompt; NaN where it could not be scored."""
     scored_PG: Tensor
@@ -374,6 +397,7 @@ class Experience:
         _require_shapes(self, self.completion_mask_BT, self.rewards_PG)
         _refuse_endless("rewards_PG", self.rewards_PG, self.scored_PG)
         _refuse_endless("rewards_KPG", self.rewards_KPG, self.scored_PG)
+        _refuse_endless("token_rewards_BT", self.token_rewards_BT, self.scored_mask_BT)
         _refuse_endless("greedy_rewards_P", self.greedy_rewards_P)
 
     @staticmethod
@@ -388,6 +412,7 @@ class Experience:
         teacher_logprobs_BT: Tensor | None = None,
         rewards_KPG: Tensor | None = None,
         reward_weights_K: Tensor | None = None,
+        token_rewards_BT: Tensor | None = None,
         greedy_rewards_P: Tensor | None = None,
         scored_PG: Tensor | None = None,
         truncated_PG: Tensor | None = None,
@@ -407,6 +432,7 @@ class Experience:
             teacher_logprobs_BT=teacher_logprobs_BT,
             rewards_KPG=rewards_KPG,
             reward_weights_K=reward_weights_K,
+            token_rewards_BT=token_rewards_BT,
             greedy_rewards_P=greedy_rewards_P,
             scored_PG=~rewards_PG.isnan() if scored_PG is None else scored_PG,
             truncated_PG=no_PG if truncated_PG is None else truncated_PG,
@@ -431,6 +457,12 @@ class Experience:
 
     def broadcast(self, values_PG: Tensor) -> Tensor:
         """One number per completion -> `[B, T]`: that number on its trained tokens, 0 elsewhere."""
+        if self.token_rewards_BT is not None:
+            raise ConfigError(
+                given="token_rewards_BT, but all tokens of a completion get the same advantage here",
+                allowed="rewards of tokens with ppo, reinforce_plus_plus, reinforce and remax",
+                fix="Leave token_rewards_BT out, or choose one of these.",
+            )
         mask_BT = self.scored_mask_BT
         return torch.where(mask_BT, values_PG.reshape(-1, 1), values_PG.new_zeros(()))
 
@@ -443,12 +475,18 @@ class Batch:
     advantages_BT: Tensor | None = None
     rewards_B: Tensor | None = None
     """Reward of each completion; a row without one is not in the mask."""
+    token_rewards_BT: Tensor | None = None
+    """Rewards of single tokens beside it."""
     truncated_B: Tensor | None = None
     """Was the completion cut before its EOS?"""
     old_logprobs_BT: Tensor | None = None
     sampling_logprobs_BT: Tensor | None = None
     current_logprobs_BT: Tensor | None = None
     """The policy's own log-probabilities right before this update, without gradient: for what couples its rows."""
+    current_entropy_BT: Tensor | None = None
+    """The entropy of each token at the same time."""
+    kept_BT: Tensor | None = None
+    """Tokens whose policy term counts, chosen by `prepare` among all of the update; None: all."""
     correction_BT: Tensor | None = None
     """Off-policy weight of each token, 0 where it is rejected; None: no correction."""
     coupled: bool = False
@@ -490,7 +528,7 @@ class Batch:
     tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
-        _make_bool(self, "completion_mask_BT", "truncated_B", "selected_BT", "chosen_B", "labels_B")
+        _make_bool(self, "completion_mask_BT", "truncated_B", "selected_BT", "kept_BT", "chosen_B", "labels_B")
         _require_shapes(self, self.completion_mask_BT)
 
     @staticmethod
@@ -501,6 +539,7 @@ class Batch:
             completion_mask_BT=experience.scored_mask_BT,
             advantages_BT=advantages_BT,
             rewards_B=experience.rewards_PG.reshape(-1),
+            token_rewards_BT=experience.token_rewards_BT,
             truncated_B=experience.truncated_PG.reshape(-1),
             old_logprobs_BT=experience.old_logprobs_BT,
             sampling_logprobs_BT=experience.sampling_logprobs_BT,

@@ -34,6 +34,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
     "gamma": (DISCOUNTED, 0.5),
     "std_epsilon": ({}, 0.1),
     "population": ({}, True),
+    "top_entropy_quantile": ({}, 0.5),
     "whiten_over": ({"normalisation": "whiten_tokens"}, "sequences"),
     "center": ({"normalisation": "whiten_tokens"}, False),
     "clip_low": ({"clip_low": 0.9, "clip_high": 9.0}, 0.01),

@@ -132,6 +132,7 @@ def test_settings_of_its_own_come_first():
                 "old_for_advantages": "with correction",
                 "reference": "with kl_coef",
                 "entropy": "with entropy_coef",
+                "current_entropy": "with top_entropy_quantile",
             },
         ),
         (

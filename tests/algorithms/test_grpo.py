@@ -1,6 +1,7 @@
 """GRPO: worked numbers, the on-policy limit, groups without signal, and what it refuses."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -249,3 +250,37 @@ def test_a_batch_without_advantages_is_refused():
     batch = Batch(completion_mask_BT=torch.tensor([[True]]), groups_B=torch.tensor([0]))
     with pytest.raises(ConfigError, match=r"(?s)without advantages.*Batch.from_experience"):
         GRPO().loss(torch.tensor([[-0.5]]), batch, count_totals(batch))
+
+
+# Only the tokens of largest entropy
+
+
+def test_only_the_top_share_by_entropy_has_a_policy_term_and_the_denominator_stays(t):
+    """Ten tokens, of which the quantile 0.8 of 0.1 to 1.0 is 0.82: the two above it are left, as in TRL."""
+    entropy_BT = torch.full((4, 4), 9.0, dtype=torch.float64)
+    entropy_BT[t.mask_BT] = torch.arange(1, 11, dtype=torch.float64) / 10
+    batch, logprobs_BT = t.batch(), t.logprobs_BT
+    algorithm = GRPO(top_entropy_quantile=0.2, kl_coef=0.04)
+    assert "current_entropy" in algorithm.needs
+    outputs = Outputs(logprobs_BT, entropy_BT=entropy_BT)
+    loss, _ = algorithm.loss(outputs, batch, t.totals)
+    kept_BT = t.mask_BT & (entropy_BT > 0.85)
+    assert kept_BT.sum() == 2
+    bare = GRPO(kl_coef=0.04)
+    without = Batch(**{**vars(batch), "advantages_BT": batch.advantages_BT.masked_fill(~kept_BT, 0.0)})
+    assert loss.item() == pytest.approx(bare.loss(t.logprobs_BT, without, t.totals)[0].item(), rel=1e-12)
+    prepared = algorithm.prepare(replace(batch, current_entropy_BT=entropy_BT))
+    assert torch.equal(prepared.kept_BT, kept_BT)
+    parts = [algorithm.loss(logprobs_BT[i], prepared.rows(i), t.totals)[0] for i in ([0, 1], [2, 3])]
+    assert float(sum(parts)) == pytest.approx(loss.item(), rel=1e-12)
+
+
+def test_the_share_of_a_part_is_not_taken_for_that_of_the_update(t):
+    algorithm, part = GRPO(top_entropy_quantile=0.5), t.batch().rows([0, 1])
+    outputs = Outputs(t.logprobs_BT[:2], entropy_BT=torch.rand(2, 4, dtype=torch.float64))
+    with pytest.raises(ConfigError, match=r"(?s)some rows of an update.*with current_entropy_BT in it"):
+        algorithm.loss(outputs, part, t.totals)
+    with pytest.raises(ConfigError, match=r"top_entropy_quantile = 0.5, but no entropy of the tokens"):
+        algorithm.loss(t.logprobs_BT, t.batch(), t.totals)
+    with pytest.raises(ConfigError, match=r"top_entropy_quantile = 0.0; allowed: greater than 0"):
+        GRPO(top_entropy_quantile=0.0)

@@ -80,7 +80,10 @@ def make_batch(algorithm: Algorithm, experience: Experience) -> Batch:
         batch = algorithm.to_batch(experience, algorithm.initial_state())
     else:
         batch = Batch.from_experience(experience)
-    return algorithm.prepare(replace(batch, current_logprobs_BT=batch.sampling_logprobs_BT))
+    assert batch.sampling_logprobs_BT is not None
+    entropy_BT = 1 + batch.sampling_logprobs_BT**2
+    looked = replace(batch, current_logprobs_BT=batch.sampling_logprobs_BT, current_entropy_BT=entropy_BT)
+    return algorithm.prepare(looked)
 
 
 def row(outputs: Outputs, index: Tensor | list[int]) -> Outputs:

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.algorithms import PPO
+from posttrain.algorithms import (
+    GRPO,
+    PPO,
+    REINFORCE,
+    RLOO,
+    ComposedPolicyGradient,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+)
 from posttrain.algorithms.critic import KLController
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, ExplainedVariance, Outputs, Spread, Totals, count_totals
@@ -348,3 +356,43 @@ def test_a_penalty_for_truncation_needs_to_know_it():
     batch = replace(algorithm.to_batch(one_answer()), truncated_B=None)
     with pytest.raises(ConfigError, match=r"(?s)does not say which completions were cut.*truncated_B"):
         algorithm.loss(Outputs(row(0, 0, 0, 0), values_BT=row(0, 0, 0, 0)), batch, count_totals(batch))
+
+
+# Rewards of single tokens
+
+
+def dense(**changes: object) -> Experience:
+    """Three tokens with rewards 0.5, -1 and 0.25 of their own and 2 for the whole."""
+    given: dict[str, object] = {
+        "completion_mask_BT": torch.ones(1, 3),
+        "values_BT": torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64),
+        "token_rewards_BT": torch.tensor([[0.5, -1.0, 0.25]], dtype=torch.float64),
+    }
+    return Experience.from_rewards(torch.tensor([[2.0]], dtype=torch.float64), **(given | changes))  # type: ignore[arg-type]
+
+
+def test_rewards_of_tokens_enter_the_returns_of_ppo():
+    """Undiscounted returns are 1.75, 1.25 and 2.25; with lambda = 1 the advantage is return minus value."""
+    plain = PPO(kl_coef=0.0, gae_lambda=1.0, whiten_advantages=False)
+    batch = plain.to_batch(dense())
+    assert batch.returns_BT is not None
+    assert batch.advantages_BT is not None
+    assert batch.returns_BT.tolist() == [pytest.approx([1.75, 1.25, 2.25])]
+    assert batch.advantages_BT.tolist() == [pytest.approx([1.65, 1.05, 1.95])]
+
+
+def test_rewards_of_tokens_enter_the_returns_of_reinforce_and_its_relatives():
+    raw = REINFORCE(baseline="none").advantages(dense())
+    assert raw.tolist() == [pytest.approx([1.75, 1.25, 2.25])]
+    white = ReinforcePlusPlus().advantages(dense())
+    assert white.tolist() == [pytest.approx([0, -1, 1], abs=1e-6)], "mean 1.75, deviation 0.5"
+    composed = ComposedPolicyGradient(baseline="none", normalisation="none", kl="none")
+    assert composed.advantages(dense()).tolist() == raw.tolist()
+
+
+@pytest.mark.parametrize("algorithm", [GRPO(), RLOO(), ReinforcePlusPlusBaseline()])
+def test_an_algorithm_with_one_advantage_per_completion_refuses_rewards_of_tokens(algorithm):
+    two = {name: torch.ones(2, 3) for name in ("completion_mask_BT", "values_BT", "token_rewards_BT")}
+    experience = Experience.from_rewards(torch.tensor([[1.0, 0.0]]), **two)
+    with pytest.raises(ConfigError, match="rewards of tokens with ppo, reinforce_plus_plus, reinforce and remax"):
+        algorithm.advantages(experience)

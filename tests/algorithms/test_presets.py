@@ -9,8 +9,9 @@ from tests.algorithms.test_correction import FULL_GRADIENT, SAMPLING
 from tests.conftest import pad
 from torch import Tensor
 
+from posttrain import presets
 from posttrain.algorithms import Algorithm, PolicyGradient, SimPO
-from posttrain.config import load_config
+from posttrain.config import PRESETS, load_config
 from posttrain.types import Batch, Experience, count_totals
 
 
@@ -205,3 +206,12 @@ def test_the_target_margin_of_trl_is_not_scaled_by_beta():
     algorithm = named("trl-simpo")
     assert isinstance(algorithm, SimPO)
     assert algorithm.target_margin == 0.5
+
+
+def test_a_preset_by_its_name_is_the_algorithm_that_a_config_with_it_has():
+    assert set(presets) == {name for name, preset in PRESETS.items() if "algorithm" in preset}
+    assert presets["trl-grpo"] == replace(preset("trl-grpo"), max_completion_length=None), "which a run fills in"
+    assert (presets["trl-dpo"].key, presets["verl-grpo"].key) == ("dpo", "policy_gradient")
+    with pytest.raises(KeyError, match=r"(?s)there is no preset 'trl-gpro'.*Did you mean 'trl-grpo'\?"):
+        presets["trl-gpro"]
+    assert "smoke" not in presets, "a preset of sizes alone"

@@ -526,8 +526,8 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
         ("algorithm.name=3", "algorithm.name = 3, .*; allowed: a name such as grpo"),
         ("algorithm.clip_low=-1", "algorithm.clip_low = -1 .argument .*; allowed: a number of at least 0"),
         ("algorithm.clip_low=true", "algorithm.clip_low = true .*; allowed: a number of at least 0"),
-        ("algorithm.kl_estimator=k9", "algorithm.kl_estimator = k9 .*; allowed: k1, k2, k3"),
-        ("algorithm.kl_estimator=k1", "algorithm: kl_estimator = 'k1' in the loss"),
+        ("algorithm.kl_estimator=k9", "algorithm.kl_estimator = k9 .*; allowed: k2, k3"),
+        ("algorithm.kl_estimator=k1", "algorithm.kl_estimator: kl_estimator = 'k1' in the loss"),
     ],
 )
 def test_a_wrong_value_gets_given_allowed_and_fix(override, message):

@@ -685,13 +685,7 @@ WRONG = [
 ]
 """What a compiler that is wrong about this processor might make of a kernel: once of each."""
 WRONG_TOO = [
-    ("to_high + l * D + d) * high_sign", "to_high + l * D + d)", r"rotate \(as transformers"),
-    ("to_low + l * D + d) * low_sign", "to_low + l * D + d)", r"rotate \(as transformers"),
     ("given.dk) + (first + i) * given.k_stride", "given.dk) + (first + i) * given.K * D", "attend_segments"),
-    ("value * shared) * factor", "value) * factor", r"rms_norm \(x\)"),
-    ("store(own + e, load(own + e) + ", "store(own + e, ", r"rms_norm \(weight\)"),
-    ("(1 + x * (1 - logistic))", "(1 + x)", r"silu_gate \(gate\)"),
-    ("dup + i, dy * x * logistic", "dup + i, dy * x", r"silu_gate \(up\)"),
     ("factors[x] = 1 / softmax", "factors[x] = 1.01f / softmax", "attend_rows"),
     ("store(score + c, load(score + c) / found.sum)", "store(score + c, load(score + c))", "attend_segments"),
     ("mean = sum(weighted) * share;", "mean = 0;", r"attend_segments \(queries\)"),

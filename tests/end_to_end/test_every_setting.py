@@ -393,6 +393,7 @@ CASES = [
     Case("grpo.clip_low", 0.1, "weights", given=CLIPPED),
     Case("grpo.clip_high", 0.1, "weights", given=CLIPPED),
     Case("grpo.dual_clip", 1.01, "weights", given=SEVERAL_UPDATES),
+    *(Case(f"{key}.top_entropy_quantile", 0.5, "weights") for key in ("grpo", "dr_grpo", "dapo")),
     Case("grpo.kl_coef", 0.1, "weights"),
     Case("grpo.kl_estimator", "k2", "weights", given={"algorithm.kl_coef": 0.1}),
     Case("grpo.entropy_coef", 0.1, "weights"),

@@ -12,7 +12,7 @@ from tests.models.tiny_architectures import CONFIGS, PADDED, gradients, one_row_
 from torch import Tensor, nn
 
 from posttrain.config import ModelConfig
-from posttrain.errors import ModelError
+from posttrain.errors import ModelError, NonFiniteError
 from posttrain.models import forward_path as paths
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import forward_path
@@ -192,7 +192,18 @@ def test_a_batch_without_any_scored_token_gives_zeros_that_can_be_differentiated
     assert outputs.logprobs_BT.dtype == torch.float64
     assert (outputs.logprobs_BT == 0).all()
     (outputs.logprobs_BT + outputs.entropy_BT).sum().backward()
-    assert all(p.grad is None for p in model.parameters())
+    gradients = [p.grad for p in model.parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients), "all of the model was called"
+
+
+@pytest.mark.parametrize("name", [LLAMA, "gemma2, soft caps and sliding window"])
+def test_a_weight_that_is_no_number_is_named_and_the_architecture_is_not_blamed(name):
+    model = tiny_model(name)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+    tokens, mask_BT = rows([3, 4])
+    with pytest.raises(NonFiniteError, match=r"1 of the \d+ numbers of model\.layers\.1\.mlp\.up_proj\.weight"):
+        token_logprobs(model, tokens, mask_BT, temperature=1.0)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

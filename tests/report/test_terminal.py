@@ -30,7 +30,8 @@ def tell(view: TerminalView, steps: int = 3) -> None:
     view.close()
 
 
-def test_without_a_terminal_every_step_is_one_complete_plain_line():
+def test_without_a_terminal_every_step_is_one_complete_plain_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     stream = io.StringIO()
     tell(TerminalView(stream))
     text = stream.getvalue()
@@ -47,6 +48,26 @@ def test_without_a_terminal_every_step_is_one_complete_plain_line():
     assert "held-out baseline: accuracy 22% (16% to 30%), pass@4 48%, check exact_match 0.203, 128 prompts" in text
     assert "warning: 9% of the answers were cut" in text
     assert text.splitlines()[-1] == "held-out accuracy 22% (16% to 30%) → 95% (90% to 98%), intervals disjoint"
+
+
+def test_a_step_is_shown_as_far_as_the_terminal_is_wide_and_never_cut_within_a_value(monkeypatch):
+    whole, lengths = "", []
+    for width in (400, 300, 230, 180, 120, 80, 60):
+        monkeypatch.setenv("COLUMNS", str(width))
+        stream = io.StringIO()
+        tell(TerminalView(stream))
+        line = next(line for line in stream.getvalue().splitlines() if line.startswith("step 1/3"))
+        whole = whole or line
+        assert len(line) <= width
+        assert set(re.split(r" {2,}| \(|\)", line)) <= set(re.split(r" {2,}| \(|\)", whole))
+        assert line.startswith("step 1/3  reward ")
+        assert line.endswith(" s left")
+        lengths.append(len(line))
+    assert lengths[0] > 180
+    monkeypatch.delenv("COLUMNS")
+    stream = io.StringIO()
+    tell(TerminalView(stream))
+    assert max(len(line) for line in stream.getvalue().splitlines() if line.startswith("step ")) <= 120
 
 
 def test_what_has_no_interval_is_not_said_to_overlap():

@@ -26,7 +26,9 @@ from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS, correcti
 from posttrain.algorithms.off_policy.names import CorrectionSetting, correction_of, refuse_a_second_weight
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import as_ratio, entropy_bonus, on_trained_tokens, require_whole_update
+from posttrain.errors import ConfigError
 from posttrain.functional.ratios import log_ratio
+from posttrain.functional.trust_regions import top_entropy
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 __all__ = ["NEEDS", "Algorithm", "Card", "DataKind", "Need", "PolicyGradient"]
@@ -62,6 +64,12 @@ class PolicyGradient(Algorithm):
         return self
 
     @property
+    def kept_share(self) -> float:
+        """Share of the tokens of an update whose policy term counts: those of largest entropy."""
+        share = getattr(self, "top_entropy_quantile", None)
+        return 1.0 if share is None else share
+
+    @property
     def off_policy(self) -> Correction | None:
         """The correction that is applied."""
         return correction_of(self.correction)
@@ -84,11 +92,24 @@ class PolicyGradient(Algorithm):
         return Batch.from_experience(experience, self.advantages(experience, state))
 
     def prepare(self, batch: Batch) -> Batch:
-        return couple_rows(self.off_policy, batch)
+        return couple_rows(self.off_policy, self._keep(batch, batch.current_entropy_BT))
+
+    def _keep(self, batch: Batch, entropy_BT: Tensor | None) -> Batch:
+        if self.kept_share == 1 or batch.kept_BT is not None or entropy_BT is None:
+            return batch
+        kept_BT = top_entropy(entropy_BT.detach(), batch.completion_mask_BT, self.kept_share)
+        return replace(batch, kept_BT=kept_BT)
 
     def start(self, outputs: Outputs | Tensor, batch: Batch) -> tuple[Outputs, Batch]:
         """How every loss begins: outputs with gradient on trained tokens only, and a batch with off-policy weights."""
         outputs = on_trained_tokens(outputs, batch)
+        batch = self._keep(batch, outputs.entropy_BT)  # these rows are the whole update, unless `prepare` has chosen
+        if self.kept_share < 1 and batch.kept_BT is None:
+            raise ConfigError(
+                given=f"top_entropy_quantile = {self.kept_share}, but no entropy of the tokens",
+                allowed="top_entropy_quantile = 1, or current_entropy_BT in the batch that prepare is given",
+                fix="Pass Outputs(logprobs_BT=..., entropy_BT=...) of the whole update, or prepare the batch.",
+            )
         return outputs, anchor_and_weigh(self.off_policy, outputs, batch)
 
     def finish(
@@ -108,6 +129,8 @@ class PolicyGradient(Algorithm):
         whole = not batch.coupled or batch.num_rows == totals.rows
         if self.off_policy is not None and self.off_policy.couples_rows and whole:
             require_whole_update(batch, totals, f"{self.off_policy.looks_at} in it")
+        if self.kept_share < 1 and batch.current_entropy_BT is None:
+            require_whole_update(batch, totals, "current_entropy_BT in it")
         loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
         low, high, dual = (getattr(self, name, None) for name in ("clip_low", "clip_high", "dual_clip"))
         found: Metrics = {}
@@ -134,7 +157,13 @@ class PolicyGradient(Algorithm):
         """What the settings of this base ask for."""
         coupled = self.off_policy is not None and self.off_policy.couples_rows
         look: Need = "old_for_advantages" if self.anchors_at_trainer else "current"
-        return frozenset[Need]([*(["entropy"] if self.entropy_coef else []), *([look] if coupled else [])])
+        return frozenset[Need](
+            [
+                *(["entropy"] if self.entropy_coef else []),
+                *(["current_entropy"] if self.kept_share < 1 else []),
+                *([look] if coupled else []),
+            ]
+        )
 
     @property
     def anchors_at_trainer(self) -> bool:

@@ -56,7 +56,7 @@ def kl_before_update(rows: Batch, estimator: KLInReward) -> Tensor:
 
 def token_rewards(rows: Batch, scores_B: Tensor, kl_coef: float, estimator: KLInReward) -> Tensor:
     """`[B, T]` the score on the last trained token, minus kl_coef * KL on every one; 0 is off, and reads no KL."""
-    rewards_BT = place_on_last_token(scores_B, rows.completion_mask_BT)
+    rewards_BT = place_on_last_token(scores_B, rows.completion_mask_BT, rows.token_rewards_BT)
     return rewards_BT - kl_coef * kl_before_update(rows, estimator) if kl_coef else rewards_BT
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 from posttrain.algorithms.base import Card, PolicyGradient
 from posttrain.algorithms.declared import biased, row
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
-from posttrain.algorithms.settings import AboveOne, Count, CountOrZero, KLInLoss, NonNegative, settings
+from posttrain.algorithms.settings import AboveOne, Count, CountOrZero, KLInLoss, NonNegative, Share, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, weighted
 from posttrain.errors import ConfigError
 from posttrain.functional.ratios import clipped_surrogate, token_ratio
@@ -43,6 +43,9 @@ class DAPO(PolicyGradient):
     kl_estimator: KLInLoss = "k3"
     """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
     `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    top_entropy_quantile: Share = 1.0
+    """Only this share of the tokens of an update, those of largest entropy, has a policy term; the denominator stays.
+    1: all tokens. 0.2 in arXiv:2506.01939."""
     overlong_buffer: CountOrZero | None = None
     """Tokens before max_completion_length over which a penalty grows from 0 to 1, which is taken off the reward before
     the group's statistics; None or 0 is off."""
@@ -104,6 +107,7 @@ class DAPO(PolicyGradient):
         sources={
             "clip_low": "0.2: the paper",
             "clip_high": "0.28: the paper",
+            "top_entropy_quantile": "1: all tokens; TRL has the same setting",
             "dual_clip": "off: the paper; verl uses 3",
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",

@@ -12,6 +12,7 @@ Need = Literal[
     "old",
     "old_for_advantages",
     "current",
+    "current_entropy",
     "reference",
     "entropy",
     "values",
@@ -34,6 +35,7 @@ NEEDS: dict[Need, str] = {
     "old_for_advantages": "the same numbers before the first update: the pass always runs. Of the corrections only "
     "those ask for it that couple rows: m2po, normalize, rejected_in_denominator = false",
     "current": "log-probabilities right before each update, without gradient: for a choice among all its tokens",
+    "current_entropy": "the entropy of each token right before each update, without gradient: for the same",
     "reference": "log-probabilities under the frozen reference model",
     "entropy": "the entropy of each token's distribution, with gradient",
     "values": "the critic's value before each token: without gradient for the advantages, with gradient in the loss",

@@ -15,7 +15,7 @@ from typing import ClassVar
 from posttrain.algorithms.base import Card, PolicyGradient
 from posttrain.algorithms.declared import row
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
-from posttrain.algorithms.settings import AboveOne, Count, KLInLoss, NonNegative, settings
+from posttrain.algorithms.settings import AboveOne, Count, KLInLoss, NonNegative, Share, settings
 from posttrain.algorithms.shared import advantages_of, kl_term, weighted
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import center_by_group
@@ -43,6 +43,9 @@ class DrGRPO(PolicyGradient):
     kl_estimator: KLInLoss = "k3"
     """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
     `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    top_entropy_quantile: Share = 1.0
+    """Only this share of the tokens of an update, those of largest entropy, has a policy term; the denominator stays.
+    1: all tokens. 0.2 in arXiv:2506.01939."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -80,6 +83,7 @@ class DrGRPO(PolicyGradient):
             "max_completion_length": "the paper's code: the generation budget, 3000 there",
             "clip_low": "0.2: the paper's code",
             "clip_high": "0.2: the paper's code",
+            "top_entropy_quantile": "1: all tokens; TRL has the same setting",
             "dual_clip": "off: the paper",
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",

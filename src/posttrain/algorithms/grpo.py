@@ -14,7 +14,7 @@ from typing import ClassVar
 from posttrain.algorithms.base import Card, PolicyGradient
 from posttrain.algorithms.declared import row
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
-from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, settings
+from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, Share, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, weighted
 from posttrain.functional.ratios import clipped_surrogate, token_ratio
 from posttrain.functional.reductions import sequence_mean
@@ -37,6 +37,9 @@ class GRPO(PolicyGradient):
     kl_estimator: KLInLoss = "k3"
     """Read only when kl_coef > 0. k3 as in the paper, whose gradient is that of the forward KL(reference || policy);
     `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    top_entropy_quantile: Share = 1.0
+    """Only this share of the tokens of an update, those of largest entropy, has a policy term; the denominator stays.
+    1: all tokens. 0.2 in arXiv:2506.01939."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -72,6 +75,7 @@ class GRPO(PolicyGradient):
             "clip_high": "0.2: as clip_low",
             "kl_coef": "0: DAPO, Dr. GRPO, TRL; the paper uses 0.04",
             "kl_estimator": "k3: the paper, eq. 4",
+            "top_entropy_quantile": "1: all tokens; TRL has the same setting",
             "dual_clip": "off: TRL, OpenRLHF; verl uses 3",
         },
         metrics=clip_formulas() | DUAL_CLIP_METRICS,

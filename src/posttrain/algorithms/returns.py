@@ -12,7 +12,7 @@ from posttrain.types import Experience, Tensor
 def token_returns(experience: Experience, kl_coef: float, gamma: float) -> Tensor:
     """`[B, T]` return-to-go of the reward on the last token, minus kl_coef * log(old / reference) on every token."""
     mask_BT = experience.scored_mask_BT
-    rewards_BT = place_on_last_token(experience.rewards_PG.reshape(-1), mask_BT)
+    rewards_BT = place_on_last_token(experience.rewards_PG.reshape(-1), mask_BT, experience.token_rewards_BT)
     if kl_coef:
         rewards_BT = rewards_BT - kl_coef * sampled_kl(experience)
     return return_to_go(rewards_BT, mask_BT, gamma)
@@ -21,6 +21,7 @@ def token_returns(experience: Experience, kl_coef: float, gamma: float) -> Tenso
 def discounted(experience: Experience, advantages_PG: Tensor, gamma: float) -> Tensor:
     """`[B, T]` the advantage of the completion on each trained token, times gamma for each trained token after it."""
     mask_BT = experience.scored_mask_BT
+    experience.broadcast(advantages_PG)  # refuses rewards of tokens, which have no part in it
     return return_to_go(place_on_last_token(advantages_PG.reshape(-1), mask_BT), mask_BT, gamma)
 
 

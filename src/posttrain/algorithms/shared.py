@@ -65,16 +65,25 @@ def draw_for(batch: Batch, seed: int) -> Tensor:
     return random_numbers(rows_B, 0 if batch.versions_BT is None else batch.versions_BT, columns, seed)
 
 
+def weights_of(batch: Batch) -> Tensor | None:
+    """`[B, T]`: the off-policy weight of each token, 0 for one whose policy term does not count; None: all 1."""
+    if batch.kept_BT is None:
+        return batch.correction_BT
+    return batch.kept_BT.float() if batch.correction_BT is None else masked(batch.correction_BT, batch.kept_BT)
+
+
 def weighted(loss_BT: Tensor, batch: Batch) -> Tensor:
-    """The policy term times the off-policy weight of each token, where there is a correction; never the KL term."""
-    return loss_BT if batch.correction_BT is None else batch.correction_BT * loss_BT
+    """The policy term times the weight of each token; never the KL term."""
+    weights_BT = weights_of(batch)
+    return loss_BT if weights_BT is None else weights_BT * loss_BT
 
 
 def weighted_completions(loss_B1: Tensor, outputs: Outputs, batch: Batch) -> Tensor:
     """`[B, T]`: a loss per completion on each of its tokens; an off-policy weight acts on each token's own part."""
-    if batch.correction_BT is None:
+    weights_BT = weights_of(batch)
+    if weights_BT is None:
         return loss_B1.expand(batch.completion_mask_BT.shape)
-    return batch.correction_BT * split_over_tokens(loss_B1, outputs.logprobs_BT, batch.completion_mask_BT)
+    return weights_BT * split_over_tokens(loss_B1, outputs.logprobs_BT, batch.completion_mask_BT)
 
 
 def require_whole_update(batch: Batch, totals: Totals, missing: str) -> None:

@@ -30,9 +30,13 @@ normalises a second time over the batch; TRL logs the KL as ratio * k3, whose gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posttrain.algorithms import Algorithm
 
 
 def _frozen(tree: Any) -> Any:
@@ -135,3 +139,34 @@ PRESETS: Mapping[str, Mapping[str, Any]] = _frozen(
         "trl-simpo": {"algorithm": {"name": "simpo", "beta": 0.1, "gamma": 0.5}},
     }
 )
+
+
+class AlgorithmPresets(Mapping[str, "Algorithm"]):
+    """`presets["trl-grpo"]` is the algorithm that the preset stands for, to be tried on plain tensors."""
+
+    def __getitem__(self, name: str) -> Algorithm:
+        from posttrain.algorithms import ALGORITHMS
+        from posttrain.algorithms.registry import UnknownAlgorithm
+
+        if name not in self._names:
+            close = difflib.get_close_matches(str(name), self._names, n=1)
+            raise UnknownAlgorithm(
+                given=f"there is no preset {name!r} of an algorithm",
+                allowed=", ".join(self._names),
+                fix=f"Did you mean {close[0]!r}?" if close else "",
+            )
+        settings = dict(PRESETS[name]["algorithm"])
+        return ALGORITHMS[settings.pop("name")](**settings)
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name, preset in PRESETS.items() if "algorithm" in preset]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+presets = AlgorithmPresets()

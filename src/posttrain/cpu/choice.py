@@ -12,6 +12,7 @@ N rows, K inputs, M outputs of a linear layer.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from posttrain.cpu import kernels, onednn
 from posttrain.cpu.joint_linear import merges_adapters
 from posttrain.cpu.kernels import Kernels, in_panels
 from posttrain.engines.decoding_path import decoding_path
+from posttrain.importing import WAITING
 from posttrain.models.compute import DTYPES, Compute, dtype_name, has_bfloat16, machine
 from posttrain.models.footprint import COPIED_WEIGHTS
 from posttrain.models.modes import evaluating
@@ -106,7 +108,9 @@ def choose(
     measured = measure_products(shapes, compiled=compiled)
     size = sum(parameter.numel() for parameter in model.parameters())
     free_bytes = psutil.virtual_memory().available
-    return with_kernels(decide(measured, plain.precision, size=size, free_bytes=free_bytes))
+    found = decide(measured, plain.precision, size=size, free_bytes=free_bytes)
+    waiting = [f"{name} = {os.environ[name]}" for name in WAITING if name in os.environ]
+    return with_kernels(replace(found, why="; ".join([found.why, *waiting])))
 
 
 def multiplies_by_kernels(model: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from transformers.activations import SiLUActivation
 
 from posttrain.cpu.kernels import LANES, Kernels, can_compute
 from posttrain.engines.decoding import is_hooked
+from posttrain.models.transformers_private import is_expert_parallel
 
 SILU = (nn.SiLU, SiLUActivation)
 HALF_ROWS = 16
@@ -44,7 +45,7 @@ def built_as_experts(block: Any) -> bool:
     if gate_up.dim() != 3 or down.dim() != 3 or type(experts.act_fn) not in SILU:
         return False
     num_experts, width, inner = down.shape
-    return gate_up.shape == (num_experts, 2 * inner, width) and not getattr(experts, "_is_expert_parallel", False)
+    return gate_up.shape == (num_experts, 2 * inner, width) and not is_expert_parallel(experts)
 
 
 def experts_by_kernel(block: Any, kernels: Kernels | None) -> Callable[[Tensor], Tensor] | None:

@@ -45,11 +45,9 @@ def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dic
         **_linear_pair(made, x_LE, noise(80, 48), noise(80)),
         "rms_norm": (made.rms_norm(x_LE, weight_E, 0.1), _normed(exact, weight_E)),
         "rotate": (rotated, torch.cat([expected[:, :3], heads_LND[:, 3:].float()], dim=1)),
-        **_rotation_pairs(made, noise(5, 6, 32), noise(5, 32).float()),
         "silu_gate": (made.silu_gate(gate_up_LI), torch.nn.functional.silu(gate) * up),
         "attend_rows": _attention_pair(made, noise),
         **_segment_pairs(made, noise),
-        **_backward_pairs(made, noise, weight_E),
         "experts": _experts_pair(made, noise),
         **_choice_pairs(made, 3 * noise(40, 700)),
     }
@@ -60,22 +58,6 @@ def _linear_pair(made: Kernels, x_LE: Tensor, weight_ME: Tensor, bias_M: Tensor)
         return {}
     actual = made.linear(x_LE, in_panels(weight_ME), bias_M, len(weight_ME))
     return {"linear": (actual, x_LE.float() @ weight_ME.float().T + bias_M.float())}
-
-
-def _rotation_pairs(made: Kernels, x_LND: Tensor, angles_LD: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Four of six heads, by other angles in either half; and what that hands back."""
-    there, back, exact = x_LND.clone(), x_LND.clone(), x_LND[:, :4].float()
-    cos, sin = angles_LD.cos(), angles_LD.sin()
-    made.rotate_heads_(there[:, :4], cos, sin, back=False)
-    made.rotate_heads_(back[:, :4], cos, sin, back=True)
-    (low, high), weighted = exact.chunk(2, dim=-1), (exact * sin[:, None]).chunk(2, dim=-1)
-    rotated = exact * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
-    returned = exact * cos[:, None] + torch.cat([weighted[1], -weighted[0]], dim=-1)
-    rest = x_LND[:, 4:].float()
-    return {
-        "rotate (as transformers)": (there, torch.cat([rotated, rest], dim=1)),
-        "rotate (as transformers, back)": (back, torch.cat([returned, rest], dim=1)),
-    }
 
 
 def _choice_pairs(made: Kernels, logits_BV: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -127,26 +109,6 @@ def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor
 
 def _normed(x: Tensor, weight_E: Tensor) -> Tensor:
     return x * (x.square().mean(dim=-1, keepdim=True) + 0.1).rsqrt() * weight_E
-
-
-@torch.enable_grad()
-def _backward_pairs(made: Kernels, noise: Callable[..., Tensor], weight_E: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Norm and gate as training computes them, and their gradients; of more rows than sums are taken in parts of."""
-    x_LE, gate_LE, up_LE, gradient_LE = noise(21, 48), 4 * noise(21, 48), noise(21, 48), noise(21, 48)
-    x, gate, up = (tensor.float().requires_grad_() for tensor in (x_LE, gate_LE, up_LE))
-    weight = weight_E.clone().requires_grad_()
-    normed, gated = _normed(x, weight), torch.nn.functional.silu(gate) * up
-    of_norm = torch.autograd.grad(normed, (x, weight), gradient_LE.float())
-    of_gate = torch.autograd.grad(gated, (gate, up), gradient_LE.float())
-    out, factors = made.rms_norm_kept(x_LE, weight_E, 0.1, torch.float32)
-    found = made.rms_norm_backward(gradient_LE, x_LE, weight_E, factors)
-    found += made.silu_gate_backward(gradient_LE, gate_LE, up_LE)
-    names = ("rms_norm (x)", "rms_norm (weight)", "silu_gate (gate)", "silu_gate (up)")
-    return {
-        "rms_norm in training": (out, normed.detach()),
-        "silu_gate in training": (made.silu_gate_of(gate_LE, up_LE), gated.detach()),
-        **dict(zip(names, zip(found, of_norm + of_gate, strict=True), strict=True)),
-    }
 
 
 @torch.enable_grad()

@@ -157,7 +157,6 @@ inline Floats exponential(Floats x) {
 }
 
 constexpr int64_t ALONE = 1 << 15;  // numbers up to which one thread is done before others have begun
-constexpr int64_t SUMS = 16;  // parts in which a sum over rows is taken, however many threads there are
 
 // --- products --------------------------------------------------------------------------------------------------------
 
@@ -534,8 +533,8 @@ void attend_segments(const Segments& given) {
 
 // --- what else lies between two products -------------------------------------------------------------------------------
 
-template <class X, class Y>
-void rms_norm(const X* x, const float* weight, Y* out, float* factors, int64_t L, int64_t E, float epsilon, int threads) {
+template <class T>
+void rms_norm(const T* x, const float* weight, T* out, int64_t L, int64_t E, float epsilon, int threads) {
 #pragma omp parallel for num_threads(threads) if (L * E > ALONE)
     for (int64_t l = 0; l < L; l++) {
         Floats squares = {};
@@ -544,47 +543,20 @@ void rms_norm(const X* x, const float* weight, Y* out, float* factors, int64_t L
             squares += part * part;
         }
         float factor = 1 / std::sqrt(sum(squares) / E + epsilon);
-        if (factors) factors[l] = factor;
         for (int64_t e = 0; e < E; e += W) store(out + l * E + e, load(x + l * E + e) * load(weight + e) * factor);
     }
 }
 
-// With y = x w f and f = (mean(x^2) + epsilon)^-1/2:  dx = f (w dy - x f^2 mean(w x dy)),  dw = sum over rows of x f dy.
-template <class X, class Y>
-void rms_norm_backward(const Y* gradient, const X* x, const float* weight, const float* factors, X* dx, float* dw,
-                       int64_t L, int64_t E, int threads) {
-    const int64_t parts = std::min<int64_t>(L, SUMS);
-    std::vector<float> sums(parts * E);
-#pragma omp parallel for num_threads(threads) schedule(static) if (L * E > ALONE)
-    for (int64_t part = 0; part < parts; part++) {
-        float* own = sums.data() + part * E;
-        for (int64_t l = part * L / parts; l < (part + 1) * L / parts; l++) {
-            const int64_t row = l * E;
-            Floats products = {};
-            for (int64_t e = 0; e < E; e += W) products += load(gradient + row + e) * load(weight + e) * load(x + row + e);
-            const float factor = factors[l], shared = sum(products) * factor * factor / E;
-            for (int64_t e = 0; e < E; e += W) {
-                Floats dy = load(gradient + row + e), value = load(x + row + e);
-                store(dx + row + e, (dy * load(weight + e) - value * shared) * factor);
-                store(own + e, load(own + e) + dy * value * factor);
-            }
-        }
-    }
-    std::fill(dw, dw + E, 0.0f);
-    for (int64_t part = 0; part < parts; part++)
-        for (int64_t e = 0; e < E; e += W) store(dw + e, load(dw + e) + load(sums.data() + part * E + e));
-}
-
-// Of each head, in place: low = low cos + high (sign sin), high = high cos' + low (sign' sin'), where cosines are those of
-// both halves, one after the other, and sines are given for what is added to either half. Sines lie as cosines do.
-template <class T, class C>
-void rotate(T* x, const C* cosines, const C* to_low, const C* to_high, float low_sign, float high_sign, int64_t L,
-            int64_t heads, int64_t D, int64_t stride, int threads) {
+// Of each head, in place: low = low cos + high sin, high = high cos' + low sin', where cosines and sines are those of both
+// halves, one after the other.
+template <class T>
+void rotate(T* x, const T* cosines, const T* sines, int64_t L, int64_t heads, int64_t D, int64_t stride, int threads) {
 #pragma omp parallel for num_threads(threads) if (L * heads * D > ALONE)
     for (int64_t l = 0; l < L; l++)
         for (int64_t d = 0; d < D / 2; d += W) {
-            const Floats cos_low = load(cosines + l * D + d), cos_high = load(cosines + l * D + D / 2 + d);
-            const Floats sin_low = load(to_low + l * D + d) * low_sign, sin_high = load(to_high + l * D + d) * high_sign;
+            const T *cosine = cosines + l * D + d, *sine = sines + l * D + d;
+            const Floats cos_low = load(cosine), cos_high = load(cosine + D / 2);
+            const Floats sin_low = load(sine), sin_high = load(sine + D / 2);
             for (int64_t h = 0; h < heads; h++) {
                 T *low = x + l * stride + h * D + d, *high = low + D / 2;
                 Floats a = load(low), b = load(high);
@@ -606,19 +578,6 @@ void silu_gate(const T* gate, const T* up, T* out, int64_t L, int64_t I, int64_t
     for (int64_t l = 0; l < L; l++)
         for (int64_t i = 0; i < I; i += W)
             store(out + l * I + i, silu(load(gate + l * stride + i)) * load(up + l * stride + i));
-}
-
-template <class T>
-void silu_gate_backward(const T* gradient, const T* gate, const T* up, T* dgate, T* dup, int64_t L, int64_t I,
-                        int threads) {
-#pragma omp parallel for num_threads(threads) if (L * I > ALONE)
-    for (int64_t l = 0; l < L; l++)
-        for (int64_t i = l * I; i < (l + 1) * I; i += W) {
-            Floats dy = load(gradient + i), x = load(gate + i);
-            Floats small = exponential(x < 0 ? x : -x), logistic = (x < 0 ? small : all(1)) / (1 + small);
-            store(dgate + i, dy * load(up + i) * logistic * (1 + x * (1 - logistic)));
-            store(dup + i, dy * x * logistic);
-        }
 }
 
 // --- experts -----------------------------------------------------------------------------------------------------------
@@ -814,39 +773,16 @@ void posttrain_attend_segments(bool half, bool backward, const Segments* given) 
         half ? attend_segments<bfloat16, false>(*given) : attend_segments<float, false>(*given);
 }
 
-void posttrain_rms_norm(bool half, bool half_out, const void* x, const float* weight, void* out, float* factors, int64_t L,
-                        int64_t E, float epsilon, int threads) {
-    if (half)
-        half_out ? rms_norm((const bfloat16*)x, weight, (bfloat16*)out, factors, L, E, epsilon, threads)
-                 : rms_norm((const bfloat16*)x, weight, (float*)out, factors, L, E, epsilon, threads);
-    else
-        half_out ? rms_norm((const float*)x, weight, (bfloat16*)out, factors, L, E, epsilon, threads)
-                 : rms_norm((const float*)x, weight, (float*)out, factors, L, E, epsilon, threads);
+void posttrain_rms_norm(bool half, const void* x, const float* weight, void* out, int64_t L, int64_t E, float epsilon,
+                        int threads) {
+    half ? rms_norm((const bfloat16*)x, weight, (bfloat16*)out, L, E, epsilon, threads)
+         : rms_norm((const float*)x, weight, (float*)out, L, E, epsilon, threads);
 }
 
-void posttrain_rms_norm_backward(bool half, bool half_out, const void* gradient, const void* x, const float* weight,
-                                 const float* factors, void* dx, float* dw, int64_t L, int64_t E, int threads) {
-    const auto *from16 = (const bfloat16*)gradient, *x16 = (const bfloat16*)x;
-    const auto *from32 = (const float*)gradient, *x32 = (const float*)x;
-    if (half)
-        half_out ? rms_norm_backward(from16, x16, weight, factors, (bfloat16*)dx, dw, L, E, threads)
-                 : rms_norm_backward(from32, x16, weight, factors, (bfloat16*)dx, dw, L, E, threads);
-    else
-        half_out ? rms_norm_backward(from16, x32, weight, factors, (float*)dx, dw, L, E, threads)
-                 : rms_norm_backward(from32, x32, weight, factors, (float*)dx, dw, L, E, threads);
-}
-
-void posttrain_rotate(bool half, bool half_tables, void* x, const void* cosines, const void* to_low, const void* to_high,
-                      float low_sign, float high_sign, int64_t L, int64_t heads, int64_t D, int64_t stride, int threads) {
-    const auto with = [&](auto* x, const auto* cosines, const auto* low, const auto* high) {
-        rotate(x, cosines, low, high, low_sign, high_sign, L, heads, D, stride, threads);
-    };
-    const auto *cos16 = (const bfloat16*)cosines, *low16 = (const bfloat16*)to_low, *high16 = (const bfloat16*)to_high;
-    const auto *cos32 = (const float*)cosines, *low32 = (const float*)to_low, *high32 = (const float*)to_high;
-    if (half)
-        half_tables ? with((bfloat16*)x, cos16, low16, high16) : with((bfloat16*)x, cos32, low32, high32);
-    else
-        half_tables ? with((float*)x, cos16, low16, high16) : with((float*)x, cos32, low32, high32);
+void posttrain_rotate(bool half, void* x, const void* cosines, const void* sines, int64_t L, int64_t heads, int64_t D,
+                      int64_t stride, int threads) {
+    half ? rotate((bfloat16*)x, (const bfloat16*)cosines, (const bfloat16*)sines, L, heads, D, stride, threads)
+         : rotate((float*)x, (const float*)cosines, (const float*)sines, L, heads, D, stride, threads);
 }
 
 void posttrain_choose(bool half, const void* logits, const double* uniforms, int64_t* ids, float* logprobs, int64_t B,
@@ -875,13 +811,5 @@ void posttrain_silu_gate(bool half, const void* gate, const void* up, void* out,
                          int threads) {
     half ? silu_gate((const bfloat16*)gate, (const bfloat16*)up, (bfloat16*)out, L, I, stride, threads)
          : silu_gate((const float*)gate, (const float*)up, (float*)out, L, I, stride, threads);
-}
-
-void posttrain_silu_gate_backward(bool half, const void* gradient, const void* gate, const void* up, void* dgate, void* dup,
-                                  int64_t L, int64_t I, int threads) {
-    half ? silu_gate_backward((const bfloat16*)gradient, (const bfloat16*)gate, (const bfloat16*)up, (bfloat16*)dgate,
-                              (bfloat16*)dup, L, I, threads)
-         : silu_gate_backward((const float*)gradient, (const float*)gate, (const float*)up, (float*)dgate, (float*)dup, L,
-                              I, threads);
 }
 }

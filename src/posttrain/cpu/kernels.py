@@ -150,14 +150,9 @@ class Kernels:
             self._linear[torch.bfloat16] = _function(functions, "linear_of_pairs", *four, *sizes, threads)
         self._attend_rows = _function(functions, "attend_rows", half, ctypes.POINTER(_Attention))
         self._attend_segments = _function(functions, "attend_segments", half, half, ctypes.POINTER(_Segments))
-        two_kinds = half, half
-        self._rms_norm = _function(functions, "rms_norm", *two_kinds, *four, size, size, number, threads)
-        self._rms_norm_backward = _function(
-            functions, "rms_norm_backward", *two_kinds, *four, pointer, pointer, size, size, threads
-        )
-        self._rotate = _function(functions, "rotate", *two_kinds, *four, number, number, *sizes, size, threads)
+        self._rms_norm = _function(functions, "rms_norm", half, *four[:3], size, size, number, threads)
+        self._rotate = _function(functions, "rotate", half, *four[:3], *sizes, size, threads)
         self._silu_gate = _function(functions, "silu_gate", half, *four[:3], *sizes, threads)
-        self._silu_gate_backward = _function(functions, "silu_gate_backward", half, *four, pointer, size, size, threads)
         self._experts = _function(functions, "experts", half, ctypes.POINTER(_Experts))
         self._choose = _function(functions, "choose", half, *four, size, size, number, threads)
 
@@ -253,86 +248,35 @@ class Kernels:
 
     def rms_norm(self, x: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
         """`x / sqrt(mean(x^2) + epsilon) * weight`; the weight is float32, E a multiple of `LANES`."""
-        return self._normed(x, weight_E, epsilon, x.dtype, None)
-
-    def rms_norm_kept(self, x: Tensor, weight_E: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The same in `dtype`, and of each row `1 / sqrt(mean(x^2) + epsilon)`, which its backward pass needs."""
-        factors = x.new_empty(x.shape[:-1], dtype=torch.float32)
-        return self._normed(x, weight_E, epsilon, dtype, factors), factors
-
-    def _normed(
-        self, x: Tensor, weight_E: Tensor, epsilon: float, dtype: torch.dtype, factors: Tensor | None
-    ) -> Tensor:
         assert x.shape[-1] == len(weight_E), "a weight for each number"
         x = x.contiguous()
-        out, width = torch.empty_like(x, dtype=dtype), len(weight_E)
-        pointers = x.data_ptr(), weight_E.data_ptr(), out.data_ptr(), None if factors is None else factors.data_ptr()
-        rows, threads = x.numel() // width, torch.get_num_threads()
-        self._rms_norm(_HALF[x.dtype], _HALF[dtype], *pointers, rows, width, epsilon, threads)
+        out, width = torch.empty_like(x), len(weight_E)
+        pointers = x.data_ptr(), weight_E.data_ptr(), out.data_ptr()
+        self._rms_norm(_HALF[x.dtype], *pointers, x.numel() // width, width, epsilon, torch.get_num_threads())
         return out
-
-    def rms_norm_backward(
-        self, gradient: Tensor, x: Tensor, weight_E: Tensor, factors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The gradients of `x`, which is contiguous, and of the weight; that of rows is added up in one order."""
-        gradient, width = gradient.contiguous(), len(weight_E)
-        found = torch.empty_like(x), torch.empty_like(weight_E)
-        pointers = (tensor.data_ptr() for tensor in (gradient, x, weight_E, factors, *found))
-        rows, threads = x.numel() // width, torch.get_num_threads()
-        self._rms_norm_backward(_HALF[x.dtype], _HALF[gradient.dtype], *pointers, rows, width, threads)
-        return found
 
     def rotate_(self, x_LND: Tensor, cos_L1D: Tensor, sin_L1D: Tensor) -> None:
         """`x cos + swap(x) sin`, in place, the sign of the swapped halves put into the sine; D as in `attend_rows`.
 
         Heads of a token lie side by side; what else there is of a token may lie behind them.
         """
-        half = sin_L1D.shape[-1] // 2 * sin_L1D.element_size()
-        self._rotated(x_LND, cos_L1D, (1.0, 1.0), (sin_L1D.data_ptr(), sin_L1D.data_ptr() + half))
-
-    def rotate_heads_(self, x_LND: Tensor, cos_LD: Tensor, sin_LD: Tensor, *, back: bool) -> None:
-        """`x cos + [-x_high, x_low] sin`, in place, as transformers rotates; or what that hands `back` to `x`.
-
-        Cosines and sines are contiguous and may be of another kind than `x`.
-        """
-        low, high = sin_LD.data_ptr(), sin_LD.data_ptr() + sin_LD.shape[-1] // 2 * sin_LD.element_size()
-        assert sin_LD.dtype == cos_LD.dtype, "tables of one kind"
-        assert sin_LD.shape == cos_LD.shape == (len(x_LND), x_LND.shape[-1]), "an angle for each number of a head"
-        self._rotated(x_LND, cos_LD, *(((1.0, -1.0), (high, low)) if back else ((-1.0, 1.0), (low, high))))
-
-    def _rotated(self, x_LND: Tensor, cos: Tensor, signs: tuple[float, float], sines: tuple[int, int]) -> None:
         length, heads, width = x_LND.shape
         assert _beside_each_other(x_LND), "heads lie side by side"
-        kinds = _HALF[x_LND.dtype], _HALF[cos.dtype]
-        sizes = length, heads, width, x_LND.stride(0)
-        self._rotate(*kinds, x_LND.data_ptr(), cos.data_ptr(), *sines, *signs, *sizes, torch.get_num_threads())
+        assert x_LND.dtype == cos_L1D.dtype == sin_L1D.dtype, "numbers of one kind"
+        pointers = x_LND.data_ptr(), cos_L1D.data_ptr(), sin_L1D.data_ptr()
+        self._rotate(_HALF[x_LND.dtype], *pointers, length, heads, width, x_LND.stride(0), torch.get_num_threads())
 
     def silu_gate(self, gate_up_LI: Tensor) -> Tensor:
         """`silu(gate) * up` of the two halves of the last dimension, each a multiple of `LANES`."""
         gate_up_LI = gate_up_LI.contiguous()
-        return self._gated(*gate_up_LI.chunk(2, dim=-1), stride=gate_up_LI.shape[-1])
-
-    def silu_gate_of(self, gate: Tensor, up: Tensor) -> Tensor:
-        """The same of two tensors, both contiguous."""
-        return self._gated(gate, up, stride=gate.shape[-1])
-
-    def _gated(self, gate: Tensor, up: Tensor, stride: int) -> Tensor:
+        gate, up = gate_up_LI.chunk(2, dim=-1)
         width = gate.shape[-1]
         assert width % LANES == 0, "whole registers of numbers"
-        assert (gate.shape, gate.dtype) == (up.shape, up.dtype), "a gate for each number"
         out = gate.new_empty(gate.shape)
         pointers = gate.data_ptr(), up.data_ptr(), out.data_ptr()
-        self._silu_gate(_HALF[out.dtype], *pointers, out.numel() // width, width, stride, torch.get_num_threads())
+        sizes = out.numel() // width, width, gate_up_LI.shape[-1]
+        self._silu_gate(_HALF[out.dtype], *pointers, *sizes, torch.get_num_threads())
         return out
-
-    def silu_gate_backward(self, gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of gate and up, both contiguous."""
-        gradient, width = gradient.contiguous(), gate.shape[-1]
-        found = torch.empty_like(gate), torch.empty_like(up)
-        pointers = (tensor.data_ptr() for tensor in (gradient, gate, up, *found))
-        rows, threads = gate.numel() // width, torch.get_num_threads()
-        self._silu_gate_backward(_HALF[gate.dtype], *pointers, rows, width, threads)
-        return found
 
     def experts(
         self, x_nE: Tensor, gate_up_XJE: Tensor, down_XEI: Tensor, chosen_nk: Tensor, shares_nk: Tensor

@@ -25,6 +25,7 @@ from posttrain.engines.engine import Arrival, Rows
 from posttrain.engines.slots import Slots
 from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute
+from posttrain.models.transformers_private import attention_name, can_set_attention
 
 _PROBE_LENGTHS = (9, 3, 6)
 _PROBE_STEPS = 3
@@ -103,7 +104,7 @@ def _find_path(model: nn.Module) -> DecodingPath:
     causal_lm = base_model(model)
     obstacle = "the model takes no position_ids"
     if {"position_ids", "past_key_values"} <= set(accepted_arguments(causal_lm)):
-        name = f"slots_{'eager' if _implementation(causal_lm).endswith('eager') else 'sdpa'}"
+        name = f"slots_{'eager' if attention_name(causal_lm.config).endswith('eager') else 'sdpa'}"
         path = DecodingPath(implementation=name)
         with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
             obstacle = _try(model, path)
@@ -132,7 +133,7 @@ def _accelerated(model: nn.Module, path: DecodingPath) -> DecodingPath:
 def _try(model: nn.Module, path: DecodingPath) -> str | None:
     """None when rows get together the logits that they get alone, else what is in the way."""
     causal_lm = base_model(model)
-    if not causal_lm._can_set_attn_implementation():
+    if not can_set_attention(causal_lm):
         return "its attention cannot be replaced"
     try:
         found = _decode_probe(model, path)
@@ -186,13 +187,9 @@ def _same(actual: Tensor, expected: Tensor) -> bool:
     return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-def _implementation(causal_lm: PreTrainedModel) -> str:
-    return causal_lm.config._attn_implementation or "eager"
-
-
 @contextmanager
 def _attention(causal_lm: PreTrainedModel, implementation: str) -> Iterator[None]:
-    before = _implementation(causal_lm)
+    before = attention_name(causal_lm.config)
     causal_lm.set_attn_implementation(implementation)
     try:
         yield

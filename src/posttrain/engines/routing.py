@@ -14,17 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.engines.decoding import base_model
+from posttrain.models.transformers_private import router_kinds
 from posttrain.types import Mean, Metrics
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """The modules that choose experts, one per layer that has some; none in a dense model.
-
-    Transformers models declare the class of theirs, as what `output_router_logits` records.
-    """
-    declared = (getattr(base_model(model), "_can_record_outputs", None) or {}).get("router_logits", ())
-    recorders = declared if isinstance(declared, list | tuple) else [declared]
-    kinds = tuple(kind for one in recorders if isinstance(kind := getattr(one, "target_class", one), type))
+    """The modules that choose experts, one per layer that has some; none in a dense model."""
+    kinds = router_kinds(base_model(model))
     return [module for module in model.modules() if isinstance(module, kinds)]
 
 

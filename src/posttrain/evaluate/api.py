@@ -20,7 +20,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.evaluate.measure import EVALUATION_SEED
-from posttrain.evaluate.trained import is_run, trained_model
+from posttrain.evaluate.trained import run_in, trained_model
 from posttrain.evaluate.votes import Extract
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
@@ -160,9 +160,8 @@ def _subject(model: str | PathLike[str] | ModelConfig | LoadedModel) -> Subject:
         return Subject(model=ModelConfig(path=str(model.model.name_or_path) or "model"))
     if isinstance(model, ModelConfig):
         return Subject(model=resolve_model_path(model, 0))
-    folder = Path(model)
-    if is_run(folder):
-        return _run_subject(folder)
+    if (run := run_in(Path(model))) is not None:
+        return _run_subject(run)
     return Subject(model=resolve_model_path(ModelConfig(path=os.fspath(model)), 0))
 
 

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.files import Damaged, read_sealed, write_atomically
 from posttrain.functional.intervals import Interval, paired_interval
+from posttrain.rewards.scores import CORRECT_AT
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement
-
-CORRECT_AT = 1.0 - 1e-9
-"""An answer counts as correct when its total reward reaches this. `accuracy`, pass@k and majority@k therefore mean
-something for rewards whose full mark is 1; for any other scale read `score`."""
 
 
 Write = Callable[[Path, str], object]

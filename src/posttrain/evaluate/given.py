@@ -33,15 +33,15 @@ from posttrain.evaluate.heldout_scores import HeldOutPairs, HeldOutRatings, Held
 from posttrain.evaluate.heldout_steps import HeldOutSteps
 from posttrain.evaluate.measure import HeldOutLoss, Measure
 from posttrain.evaluate.row_scores import first
-from posttrain.evaluate.trained import is_run, trained_model
+from posttrain.evaluate.trained import run_in, trained_model
+from posttrain.experience.rendering import longest_row
 from posttrain.functional.step_scores import aggregate
 from posttrain.models.footprint import REWARD_TOKENS
 from posttrain.models.load import LoadedModel
+from posttrain.models.policy import load_policy, policy_forward
+from posttrain.models.scoring import ScoringForward, scores_of_rows, scores_of_steps
 from posttrain.report.lines import evaluation_line
 from posttrain.rewards.step_model import load_model_reward
-from posttrain.train.scoring import ScoringForward, scores_of_rows, scores_of_steps
-from posttrain.train.setup import load_policy, policy_forward
-from posttrain.train.source import longest_row
 
 SCORED: tuple[Kind, ...] = ("pairs", "ratings", "steps")
 LIKE: Mapping[Kind, str] = {"pairs": "simpo", "labels": "kto", "examples": "sft"}
@@ -101,8 +101,8 @@ def kind_named(name: str | None) -> Kind | None:
 
 
 def learned_from_given(folder: str | PathLike[str]) -> bool:
-    """Is it the folder of a run whose answers were given, not sampled? Raises ModelError for that of a pipeline."""
-    config = _config_of_run(Path(folder))
+    """Is it the folder of a run whose answers were given, not sampled?"""
+    config = _config_of_run(run_in(Path(folder)))
     return config is not None and _kind_of_run(config) != "prompts"
 
 
@@ -116,7 +116,8 @@ def evaluate_given(
     used. Raises ConfigError, DataError or ModelError.
     """
     model = os.fspath(model)
-    own = _config_of_run(Path(model))
+    run = run_in(Path(model))
+    own = _config_of_run(run)
     if own is None and data is None:
         raise ConfigError(
             given=f"no data to evaluate {model} on",
@@ -130,7 +131,7 @@ def evaluate_given(
             allowed="at least one",
             fix="Name some: evaluate_given(run, data), or --data FILE.",
         )
-    path = model if own is None else trained_model(Path(model), own).path
+    path = model if own is None or run is None else trained_model(run, own).path
     scores = _scores(path)
     known: tuple[Kind, ...] = SCORED if scores else tuple(LIKE)
     kind = kind or _kind_of(rows, known, own)
@@ -224,8 +225,8 @@ def _scores(path: str) -> bool:
     return any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in declared)
 
 
-def _config_of_run(folder: Path) -> RunConfig | None:
-    return load_config(folder / "config.yaml").config if is_run(folder) else None
+def _config_of_run(run: Path | None) -> RunConfig | None:
+    return None if run is None else load_config(run / "config.yaml").config
 
 
 def _kind_of_run(config: RunConfig) -> Kind:

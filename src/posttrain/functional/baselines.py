@@ -232,6 +232,12 @@ def return_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float) -> Tensor:
     return masked(returns_BT, mask_BT)
 
 
-def place_on_last_token(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """`[B, T]`: the reward of a completion on its last trained token, 0 elsewhere."""
-    return masked(rewards_B[:, None].expand(mask_BT.shape), last_token(mask_BT))
+def place_on_last_token(rewards_B: Tensor, mask_BT: Tensor, token_rewards_BT: Tensor | None = None) -> Tensor:
+    """`[B, T]`: the reward of a completion on its last trained token, beside the rewards of single tokens; else 0.
+
+    >>> mask_BT = torch.tensor([[False, True, True]])
+    >>> place_on_last_token(torch.tensor([1.0]), mask_BT, torch.tensor([[9.0, 0.5, 0.25]])).tolist()
+    [[0.0, 0.5, 1.25]]
+    """
+    placed_BT = masked(rewards_B[:, None].expand(mask_BT.shape), last_token(mask_BT))
+    return placed_BT if token_rewards_BT is None else placed_BT + masked(token_rewards_BT, mask_BT)

@@ -152,6 +152,24 @@ def kl_cov(covariance_BT: Tensor, mask_BT: Tensor, share: float, draw_BT: Tensor
     return _first(-covariance_BT, mask_BT, _count(share, mask_BT), draw_BT)
 
 
+def top_entropy(entropy_BT: Tensor, mask_BT: Tensor, share: float) -> Tensor:
+    """`[B, T]` bool: the share of the trained tokens of largest entropy (Beyond the 80/20 rule, arXiv:2506.01939).
+
+    Those at or above the quantile 1 - share, interpolated between two values as in TRL's top_entropy_quantile.
+
+    >>> mask_BT = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    >>> top_entropy(torch.tensor([[0.1, 0.4, 0.2], [0.9, 0.3, 9.0]]), mask_BT, share=0.4).tolist()
+    [[False, True, False], [True, False, False]]
+    """
+    mask_BT = mask_BT.bool()
+    ascending_N = entropy_BT[mask_BT].double().sort().values
+    if not len(ascending_N):
+        return mask_BT
+    place = (1 - share) * (len(ascending_N) - 1)
+    below, above = ascending_N[math.floor(place)], ascending_N[math.ceil(place)]
+    return mask_BT & (entropy_BT >= torch.lerp(below, above, place % 1))
+
+
 def random_numbers(rows_B: Tensor, steps_BT: Tensor | int, columns: int, seed: int) -> Tensor:
     """`[B, T]` int64 in [0, 2^32): one number for each (seed, step, row, position), in whatever order the rows come.
 

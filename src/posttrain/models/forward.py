@@ -5,6 +5,9 @@ B rows, T tokens of a padded row, L packed tokens, N scored positions, D width o
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +40,9 @@ def token_logprobs(
     row that scores nothing none, of a beginning that rows have in common one. The head sees the positions before scored
     tokens only, `chunk_tokens` at a time.
 
+    Where nothing is scored, two tokens go through the model and count nothing: ranks that share its weights have to
+    call each layer equally often.
+
     Raises ValueError when the mask scores padding or the first token of a row, ModelError for a model that is not a
     causal language model.
     """
@@ -44,13 +50,16 @@ def token_logprobs(
     path = forward_path(lm)
     packed = path.pack(tokens, mask_BT)
     if packed.num_tokens == 0:
-        zeros_BT = _nothing_scored(lm.dtype, tokens)
-        return Outputs(
-            logprobs_BT=zeros_BT,
-            entropy_BT=zeros_BT if with_entropy else None,
-            values_BT=None if value_head is None else zeros_BT,
-            top1_BT=zeros_BT.detach().bool() if with_top1 else None,
+        filler = token_logprobs(
+            model,
+            *_filler(tokens),
+            temperature=temperature,
+            with_entropy=with_entropy,
+            with_top1=with_top1,
+            value_head=value_head,
         )
+        named = {field.name: getattr(filler, field.name) for field in fields(filler)}
+        return Outputs(**{name: None if x is None else _zeros(x, tokens) for name, x in named.items()})
     hidden_ND = _hidden_before_targets(path, tokens, packed, lm.device)
     top1_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.bool) if with_top1 else None
     logprobs_N, entropy_N = path.score(
@@ -70,6 +79,20 @@ def token_logprobs(
     )
 
 
+class TokenLogprobs(nn.Module):
+    """`token_logprobs` of one model as a module, for whatever has to be told before a part of the model is called.
+
+    FSDP2 is: sharded as the root, this module gathers the weights that `token_logprobs` reads beside the layers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tokens, mask_BT: Tensor, **settings: Any) -> Outputs:
+        return token_logprobs(self.model, tokens, mask_BT, **settings)
+
+
 def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Tensor) -> Tensor:
     """`[B, T]` value of the state before every scored token, with gradient, exactly 0 where the mask is False.
 
@@ -78,7 +101,7 @@ def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Te
     """
     packed = path.pack(tokens, mask_BT)
     if packed.num_tokens == 0:
-        return _nothing_scored(head.weight.dtype, tokens)
+        return _zeros(token_values(path, head, *_filler(tokens)), tokens)
     hidden_ND = _hidden_before_targets(path, tokens, packed, head.weight.device)
     return _unpack(_value(head, hidden_ND), tokens, packed)
 
@@ -105,8 +128,13 @@ def _unpack(x_N: Tensor, tokens: Tokens, packed: Packed) -> Tensor:
     return zeros.index_copy(0, packed.target_index_N.to(x_N.device), x_N).view(tokens.input_ids_BT.shape)
 
 
-def _nothing_scored(dtype: torch.dtype, tokens: Tokens) -> Tensor:
-    """All zeros; a loss made of them can be differentiated and gives no parameter a gradient."""
-    dtype = torch.promote_types(dtype, torch.float32)
-    zeros_BT = torch.zeros(tokens.input_ids_BT.shape, dtype=dtype, device=tokens.input_ids_BT.device)
-    return zeros_BT.requires_grad_(torch.is_grad_enabled())
+def _filler(tokens: Tokens) -> tuple[Tokens, Tensor]:
+    """A row of two tokens of which one is scored."""
+    ids_12 = tokens.input_ids_BT.new_zeros(1, 2)
+    return Tokens(input_ids_BT=ids_12, lengths_B=torch.tensor([2])), ids_12.new_tensor([[False, True]]).bool()
+
+
+def _zeros(filler_12: Tensor, tokens: Tokens) -> Tensor:
+    """`[B, T]` zeros that were computed from the filler, so that a loss made of them gives a gradient of zeros."""
+    zero = filler_12.sum() * 0
+    return zero.to(filler_12.dtype).expand(tokens.input_ids_BT.shape)

@@ -10,8 +10,9 @@ L packed tokens, D width of the hidden state, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +25,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from posttrain.errors import ModelError
+from posttrain.errors import ModelError, NonFiniteError
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
 from posttrain.models.context import RotaryLimit, context_window, rotary_limit
 from posttrain.models.packed_attention import packed_rows
 from posttrain.models.packing import Bucket, Packed, make_buckets, pack, pack_whole
+from posttrain.models.transformers_private import attention_name, can_set_attention
 from posttrain.types import Tokens
 
 Attention = Literal["packed", "block mask", "padded"]
@@ -110,7 +112,7 @@ def forward_path(model: nn.Module) -> ForwardPath:
     """
     lm = causal_lm(model)
     path = _paths.get(lm)
-    if path is None or path.implementation != _implementation(lm):
+    if path is None or path.implementation != attention_name(lm.config):
         with _exact(lm):
             path = _find_path(lm)
             _paths[lm] = path
@@ -120,7 +122,7 @@ def forward_path(model: nn.Module) -> ForwardPath:
 def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
     """The same for a model whose body is known and whose head is another one, such as a score per row."""
     path = _paths.get(model)
-    if path is None or path.implementation != _implementation(model):
+    if path is None or path.implementation != attention_name(model.config):
         with _exact(model):
             path = _find_body_path(model, body)
             _paths[model] = path
@@ -168,18 +170,31 @@ _HIDDEN: dict[Attention, Callable[[nn.Module, Tensor, Packed], Tensor]] = {
 def _logits(lm: PreTrainedModel, body: nn.Module, output_type: type[Any], hidden_nD: Tensor) -> Tensor:
     """`[n, V]`: what the model itself makes of these hidden states: head, adapters on it, soft cap, scale.
 
-    The model's own forward runs with a body that returns the given states, so nothing about heads is repeated here.
+    Its own forward pass runs with a body that gives these states, so nothing about heads is repeated here.
     """
-    own_forward = vars(body).get("forward")
-    body.forward = lambda *_, **__: output_type(last_hidden_state=hidden_nD[None])
-    try:
-        ids_1n = torch.zeros(1, len(hidden_nD), dtype=torch.long, device=hidden_nD.device)
-        return lm(input_ids=ids_1n, use_cache=False).logits[0]
-    finally:
-        if own_forward is None:
-            del body.forward
-        else:
-            body.forward = own_forward
+    path = next(name for name, module in lm.named_modules() if module is body)
+    head_alone = _with_body(lm, path.split("."), _States(output_type(last_hidden_state=hidden_nD[None])))
+    ids_1n = torch.zeros(1, len(hidden_nD), dtype=torch.long, device=hidden_nD.device)
+    return head_alone(input_ids=ids_1n, use_cache=False).logits[0]
+
+
+class _States(nn.Module):
+    """In the place of a body: whatever it is asked, it gives these states."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.output
+
+
+def _with_body(module: nn.Module, path: Sequence[str], body: nn.Module) -> nn.Module:
+    """The same modules and weights with another body. `module` is not touched: what others see of it stays."""
+    seen = copy.copy(module)
+    inner = _with_body(module.get_submodule(path[0]), path[1:], body) if len(path) > 1 else body
+    seen._modules = {**module._modules, path[0]: inner}
+    return seen
 
 
 @contextmanager
@@ -196,7 +211,7 @@ def _exact(lm: PreTrainedModel) -> Iterator[None]:
 
 
 def _find_path(lm: PreTrainedModel) -> ForwardPath:
-    implementation = _implementation(lm).removeprefix("packed_")
+    implementation = attention_name(lm.config).removeprefix("packed_")
     _set_attention(lm, implementation)
     tokens = _probe_rows(lm)
     body, output_type, expected_BTD = _find_body(lm, tokens)
@@ -210,7 +225,7 @@ def _find_path(lm: PreTrainedModel) -> ForwardPath:
 
 
 def _find_body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
-    implementation = _implementation(model).removeprefix("packed_")
+    implementation = attention_name(model.config).removeprefix("packed_")
     _set_attention(model, implementation)
     tokens = _probe_rows(model)
     outputs = [body(input_ids=row_T[None], use_cache=False) for row_T in _single(tokens)]
@@ -244,12 +259,13 @@ def _fastest(probe: _Probe, implementation: str) -> dict[str, Any]:
             return {
                 "attention": attention,
                 "shares_prefixes": unshared is None,
-                "implementation": _implementation(probe.lm),
+                "implementation": attention_name(probe.lm.config),
                 "rotary_limit": rotary_limit(probe.lm.config),
                 "note": "; ".join(reasons),
             }
         reasons.append(f"{attention}: {reason}")
         _set_attention(probe.lm, implementation)
+    _require_finite(probe.lm)
     raise ModelError(
         given=f"{type(probe.lm).__name__} gives other hidden states when rows are run together ({'; '.join(reasons)})",
         allowed="a causal language model: a token depends on the tokens before it in its row and on nothing else",
@@ -283,11 +299,23 @@ def _find_body(lm: PreTrainedModel, tokens: Tokens) -> tuple[nn.Module, type[Any
         if hidden_TD.dim() == 2 and _same(_logits(lm, body, type(output), hidden_TD), first_logits_TV):
             hidden = [outputs[body].last_hidden_state[0] for _, outputs in runs]
             return body, type(output), pad_sequence(hidden, batch_first=True)
+    _require_finite(lm)
     raise ModelError(
         given=f"{type(lm).__name__} has no part that returns the hidden states which its head reads",
         allowed="a transformers …ForCausalLM model, with LoRA adapters or without",
         fix="Use a model of a standard architecture.",
     )
+
+
+def _require_finite(model: nn.Module) -> None:
+    """Raises NonFiniteError for weights with which no two passes are equal, whatever the architecture."""
+    for name, tensor in model.named_parameters():
+        if bad := int((~tensor.isfinite()).sum()):
+            raise NonFiniteError(
+                given=f"{bad} of the {tensor.numel()} numbers of {name} are not finite",
+                allowed="finite weights",
+                fix="Take a checkpoint from before they were damaged, or copy the model again.",
+            )
 
 
 def _watch(lm: PreTrainedModel, ids_1T: Tensor) -> tuple[Tensor, dict[nn.Module, Any]]:
@@ -313,7 +341,7 @@ def _try(probe: _Probe, attention: Attention, *, share: bool) -> str | None:
     lm, body, tokens, expected_BTD = probe
     if attention != "padded" and "position_ids" not in inspect.signature(body.forward).parameters:
         return "the model takes no position_ids"
-    if attention == "packed" and not _set_attention(lm, f"packed_{_implementation(lm).removeprefix('packed_')}"):
+    if attention == "packed" and not _set_attention(lm, f"packed_{attention_name(lm.config).removeprefix('packed_')}"):
         return "its attention cannot be replaced"
     packed = pack_whole(tokens, share=share)
     ids_L = tokens.input_ids_BT.flatten()[packed.token_index_L.to(lm.device)]
@@ -337,17 +365,13 @@ def _same(actual: Tensor, expected: Tensor) -> bool:
     return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-def _implementation(lm: PreTrainedModel) -> str:
-    return lm.config._attn_implementation or "eager"
-
-
 def _set_attention(lm: PreTrainedModel, implementation: str) -> bool:
     """Whether the model now runs with this implementation."""
-    if implementation == _implementation(lm):
+    if implementation == attention_name(lm.config):
         return True
     if implementation.startswith("packed_") and implementation not in ("packed_sdpa", "packed_eager"):
         return False
-    if not lm._can_set_attn_implementation():
+    if not can_set_attention(lm):
         return False
     lm.set_attn_implementation(implementation)
     return True

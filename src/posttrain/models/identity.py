@@ -18,6 +18,7 @@ from torch import nn
 
 from posttrain.cache import code_key, tokenizer_key
 from posttrain.models.forward_path import without_adapters
+from posttrain.models.transformers_private import attention_name
 
 COMPUTING = ("models/*.py", "cpu/*.py", "functional/*logprobs.py")
 """The modules through which the numbers of every model go."""
@@ -71,7 +72,7 @@ def _settings(model: nn.Module) -> Any:
     config = getattr(model, "config", None)
     if config is None:
         return type(model).__qualname__
-    attention = (getattr(config, "_attn_implementation", None) or "eager").removeprefix("packed_")
+    attention = attention_name(config).removeprefix("packed_")
     return [type(model).__qualname__, attention, _public(config.to_dict())]
 
 

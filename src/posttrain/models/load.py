@@ -26,6 +26,7 @@ from posttrain.models.reading import (
     read_weights,
 )
 from posttrain.models.special_tokens import choose_pad_id, find_eos_ids
+from posttrain.models.transformers_private import attention_name
 
 if TYPE_CHECKING:
     from posttrain.config import ModelConfig
@@ -169,7 +170,7 @@ def hold_to_quota() -> list[str]:
 
 
 def _attention_note(config: ModelConfig, model: PreTrainedModel) -> list[str]:
-    if config.attention == "sdpa" and model.config._attn_implementation == "eager":
+    if config.attention == "sdpa" and attention_name(model.config) == "eager":
         return [f"model.attention: {type(model).__name__} has no fused attention in transformers; eager is used"]
     return []
 

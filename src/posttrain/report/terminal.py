@@ -7,6 +7,7 @@ warning, and the run goes on. Text of models and errors is made visible first, s
 from __future__ import annotations
 
 import functools
+import shutil
 import statistics
 import sys
 import time
@@ -29,6 +30,8 @@ from posttrain.report.store import mapping, number
 from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, visible
 
+LOG_WIDTH = 120
+"""Characters of a line where no terminal says how wide it is."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24
 _SHOWN = 600
@@ -86,7 +89,7 @@ class TerminalView:
         self._seconds: list[float] = []
         self._total = 0
         self._heldout: dict[str, Mapping[str, Any]] = {}
-        self._step_ended = time.monotonic()
+        self._opened = self._step_ended = time.monotonic()
 
     @_never_stops_a_run
     def started(self, summary: str | Mapping[str, Any]) -> None:
@@ -98,6 +101,11 @@ class TerminalView:
             live = Live(get_renderable=self._block, console=console, refresh_per_second=4)
             live.start()
             self._live = live
+
+    @_never_stops_a_run
+    def begins(self, what: str) -> None:
+        """Something that takes a while begins: said with the time since the start, so that silence is no riddle."""
+        self._say(f"{seconds(time.monotonic() - self._opened):>7}  {what}")
 
     @_never_stops_a_run
     def step(self, metrics: Mapping[str, Any], total: int) -> None:
@@ -173,14 +181,24 @@ class TerminalView:
     # --- what is shown ---------------------------------------------------------------------------------------------
 
     def _step_line(self) -> str:
-        """Everything that the block shows, on one line."""
-        parts = [f"step {self._metrics.get('step', '?')}/{self._total}"]
-        parts += [f"{name} {value}" for name, value in self._facts()]
-        phases = " ".join(f"{name} {value}" for name, value in self._phases())
-        parts.append(seconds(self._seconds[-1]) + (f" ({phases})" if phases else ""))
-        if waits := self._waits():
-            parts.append(f"waited: {waits}")
-        return "  ".join(parts) + self._left()
+        """What the block shows, on one line: as much as the terminal is wide, and the rest is in metrics.jsonl."""
+        step, took, left = (
+            f"step {self._metrics.get('step', '?')}/{self._total}",
+            seconds(self._seconds[-1]),
+            self._left(),
+        )
+        room = shutil.get_terminal_size(fallback=(LOG_WIDTH, 24)).columns - len(step) - len(took) - len(left) - 2
+        shown = [step]
+        phases, waits = " ".join(f"{name} {value}" for name, value in self._phases()), self._waits()
+        times = [took, f" ({phases})" if phases else "", f"  waited: {waits}" if waits else ""]
+        for fact in (f"{name} {value}" for name, value in self._facts()):
+            room -= len(fact) + 2
+            if room < 0:
+                return "  ".join([*shown, took]) + left
+            shown.append(fact)
+        while len("".join(times)) - len(took) > room:
+            times.pop()
+        return "  ".join([*shown, "".join(times)]) + left
 
     def _facts(self) -> list[tuple[str, str]]:
         metrics = self._metrics

@@ -37,7 +37,7 @@ from posttrain.rewards.model import find_model
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.folders import pipeline_around
 from posttrain.store.run_store import RunStore, holds_run, never_began
-from posttrain.train import same_data, same_model, same_rewards
+from posttrain.train import same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.judges import Judges
@@ -120,6 +120,7 @@ def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Termi
             run.restore(checkpoint)
             run.evaluation = stage | run.evaluation
             same_rewards.point_out(run)
+            same_settings.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
         if steps is not None:
@@ -220,16 +221,18 @@ def with_steps(config: str, steps: int) -> str:
 def carry_out(run: Run) -> Run:
     """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
     config = run.config
-    run.view.compares_groups = run.algorithm.group_size_needed > 1
+    run.view.compares_groups = run.trainer.algorithm.group_size_needed > 1
     same_data.tell_of_rows_left_out(run)
     if run.step == 0:
         show_first_rows(run)
         same_data.put_on_file(run)
         same_model.put_on_file(run)
+        same_settings.put_on_file(run)
         if "baseline" not in run.evaluation:  # else rewards have judged before
             same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
         if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
+            run.view.begins("measuring the baseline on held-out rows")
             run.measure_model("baseline")
         if run.step == 0:
             run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written
@@ -244,6 +247,7 @@ def carry_out(run: Run) -> Run:
                 raise KeyboardInterrupt(f"stopped after step {run.step}, with a checkpoint")
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
+    run.view.begins("measuring what was trained on held-out rows")
     run.measure_model("trained")
     limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
     run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)
@@ -272,29 +276,30 @@ def catch_up(run: Run) -> None:
 
 def one_step(run: Run) -> None:
     """Take experience, learn from it, publish, write down what happened."""
-    step, phases = run.step + 1, Phases()
-    fed = run.feed.take(step, run.step)
-    for warning in run.feed.inspect(fed, step, run.guards):
+    step, phases, trainer = run.step + 1, Phases(), run.trainer
+    data = run.feed.take(step, run.step)
+    for warning in run.guards.observe(step, data):
         run.warn("guard", warning)
     with phases.phase("train"):
-        batch, log = train_step(run, fed.experience, step)
+        batch, log = train_step(trainer, data.experience, step)
     for warning in run.guards.observe_update(step, log.reduce().get("grad_norm")):
         run.warn("guard", warning)
     with phases.phase("publish"):
-        log.add(run.publish(step))
+        log.add(trainer.publish(step))
     if (rejected := log.reduce().get("is/masked_fraction", 0.0)) > MOSTLY_REJECTED:
         share = f"{rejected:.0%} of the trained tokens"
         run.warn("correction", f"step {step}: algorithm.correction rejects {share}, which then teach nothing")
     run.step = step
-    run.num_tokens += fed.num_tokens
+    run.num_tokens += data.num_tokens
+    log.add(data.metrics)
     log.add(memory_metrics())
-    seen = run.watch.look(fed.rollout, step)
+    seen = run.watch.look(data.groups, step)
     if seen.warning:
         run.warn("check", seen.warning)
-    metrics = {**run.feed.metrics(fed), **log.reduce(), **seen.metrics, **fed.seconds, **phases.metrics()}
+    metrics = {**log.reduce(), **seen.metrics, **data.seconds, **phases.metrics()}
     run.seconds += metrics["time/step"]
     alarms, gauges = run.watch.observe(step, metrics)
-    run.record_step(fed, batch, metrics | gauges, seen)
+    run.record_step(data, batch, metrics | gauges, seen)
     respond(run, alarms)
 
 

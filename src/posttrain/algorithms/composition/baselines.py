@@ -33,7 +33,8 @@ def compared_with(baseline: Callable[[Scored], Tensor | float]) -> Callable[[Sco
 
     def advantages(s: Scored) -> Tensor:
         mask_BT, zero_PG = s.experience.scored_mask_BT, torch.zeros_like(s.experience.rewards_PG)
-        returns_BT = return_to_go(place_on_last_token(s.rewards_B, mask_BT), mask_BT, s.values["gamma"])
+        placed_BT = place_on_last_token(s.rewards_B, mask_BT, s.experience.token_rewards_BT)
+        returns_BT = return_to_go(placed_BT, mask_BT, s.values["gamma"])
         baseline_B1, scale_B1 = ((x + zero_PG).reshape(-1, 1) for x in (baseline(s), s.scale_PG))
         return s.with_penalties(masked((returns_BT - baseline_B1) / scale_B1, mask_BT))
 
@@ -76,7 +77,7 @@ def teacher(s: Scored) -> Tensor:
 def critic_estimates(s: Scored) -> tuple[Tensor, Tensor]:
     """`[B, T]` advantages and returns by generalised advantage estimation, the KL in the rewards included."""
     mask_BT = s.experience.scored_mask_BT
-    rewards_BT = place_on_last_token(s.rewards_B, mask_BT)
+    rewards_BT = place_on_last_token(s.rewards_B, mask_BT, s.experience.token_rewards_BT)
     rewards_BT = rewards_BT if s.penalty_BT is None else rewards_BT + s.penalty_BT
     values_BT = old_values(Batch.from_experience(s.experience))
     return gae(rewards_BT, values_BT, mask_BT, s.values["gamma"], s.values["gae_lambda"])

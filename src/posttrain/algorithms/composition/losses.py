@@ -84,12 +84,13 @@ AGGREGATIONS = {
     "prompt_mean": Aggregation(reduce=prompt_mean, weights=prompt_weights),
 }
 
+ENTROPY = {"top_entropy_quantile": 1.0}
 FILTERS = {
-    "none": Filter(),
-    "signal": Filter(needs=frozenset({"signal"})),
+    "none": Filter(reads=ENTROPY),
+    "signal": Filter(reads=ENTROPY, needs=frozenset({"signal"})),
     "off_policy_negatives": Filter(
         drop=lambda p, outputs, batch: left_behind(outputs, batch, p["max_negative_divergence"]),
-        reads={"max_negative_divergence": 0.5},
+        reads=ENTROPY | {"max_negative_divergence": 0.5},
         needs=frozenset({"old"}),
     ),
 }

@@ -13,6 +13,7 @@ from posttrain.algorithms.settings import (
     KLEstimator,
     NonNegative,
     Positive,
+    Share,
     UnitInterval,
     settings,
 )
@@ -93,6 +94,8 @@ class Parameters(PolicyGradient):
     tau: NonNegative | None = None
     """trust_region squared_log_ratio, token_squared_log_ratio and regression: pull to the policy at the start of the
     update, 0.1."""
+    top_entropy_quantile: Share | None = None
+    """Only this share of the tokens of an update, those of largest entropy, has a policy term; all."""
     kl_coef: NonNegative | None = None
     """Weight of the KL to the reference, 0, which also means that no reference is loaded."""
     kl_estimator: KLEstimator | None = None
@@ -128,7 +131,8 @@ AS = {
     "pass_at_k": "k correct_at",
     "distillation": "coef floor",
     "ppo": "gae_lambda value_coef score_clip missing_eos_penalty",
-    "grpo": "std_epsilon population clip_low clip_high dual_clip kl_coef kl_estimator count_masked_sequences",
+    "grpo": "std_epsilon population clip_low clip_high dual_clip kl_coef kl_estimator count_masked_sequences "
+    "top_entropy_quantile",
     "reinforce_plus_plus_baseline": "whiten_over center",
     "cispo": "max_ratio",
     "sapo": "tau_pos tau_neg",

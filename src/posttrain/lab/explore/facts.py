@@ -37,6 +37,7 @@ NEEDS = {
     "old": "old log-probabilities, where a batch is used for several updates",
     "old_for_advantages": "old log-probabilities, in every step",
     "current": "a pass before each update, to choose among its tokens",
+    "current_entropy": "the entropy of each token before each update, to choose among its tokens",
     "reference": "log-probabilities of the reference",
     "entropy": "the entropy of each token",
     "values": "values of the critic",

@@ -157,9 +157,13 @@ def _score(workload: Workload, step: Step) -> Iterator[_Named]:
         yield "score", "reference log-probabilities", _scored(w, w.reference or policy, step)
     if "teacher" in w.needs:
         yield "score", "teacher log-probabilities", _scored(w, w.teacher or policy, step)
-    for need in ("current", "mismatched"):
+    for need in ("current", "current_entropy", "mismatched"):
         if need in w.needs:
-            yield "score", f"{need} log-probabilities", _scored(w, policy, step, adapters=adapters) * w.epochs
+            yield (
+                "score",
+                f"{need.removesuffix('_entropy')} log-probabilities",
+                _scored(w, policy, step, adapters=adapters) * w.epochs,
+            )
 
 
 def _train(workload: Workload, step: Step) -> Iterator[_Named]:

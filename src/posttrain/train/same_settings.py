@@ -1,0 +1,53 @@
+"""A run that is resumed says which settings differ from those that its checkpoint was trained with.
+
+The settings of a run may be changed in its config.yaml while it is stopped, so a change is no error. But later steps
+then follow from two sets of settings, and config.yaml shows one. The run's folder therefore keeps in settings.json from
+which step on which settings held:
+
+    {"0": {"train.learning_rate": 1e-06, ...}, "40": {"train.learning_rate": 1e-05, ...}}
+
+Rewards and checks are told of by same_rewards.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from posttrain.config import RunConfig, saved_tree
+from posttrain.config.text import dotted, leaves, show
+
+if TYPE_CHECKING:
+    from posttrain.train.run import Run
+
+FILE = "settings.json"
+ELSEWHERE = ("rewards", "check", "output")
+"""What decides nothing, and what is told elsewhere."""
+SHOWN = 12
+
+
+def put_on_file(run: Run) -> None:
+    """At the start of a run, whatever an attempt before it has left."""
+    run.store.record(FILE, {"0": facts_of(run.config)})
+
+
+def point_out(run: Run) -> None:
+    """Warn of what was changed since the checkpoint that the run goes on from; then the new settings hold."""
+    held = run.store.read_record(FILE)
+    if not held or not all(step.isdecimal() and isinstance(held[step], dict) for step in held):  # an earlier version
+        return
+    before = held[max((step for step in held if int(step) < run.step), key=int, default="0")]
+    now = facts_of(run.config)
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if not changed:
+        return
+    told = [f"{name} = {show(now.get(name))} (was {show(before.get(name))})" for name in changed[:SHOWN]]
+    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+    run.warn("settings", f"other settings than up to step {run.step}: {', '.join(told)}{more}")
+    kept = {step: settings for step, settings in held.items() if int(step) < max(run.step, 1)}
+    run.store.record(FILE, {**kept, str(run.step): now})
+
+
+def facts_of(config: RunConfig) -> dict[str, Any]:
+    """Dotted setting -> value, as it is saved."""
+    tree = {name: value for name, value in saved_tree(config).items() if name not in ELSEWHERE}
+    return {dotted(path): value for path, value in leaves(tree)}

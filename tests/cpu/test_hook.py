@@ -1,0 +1,138 @@
+"""Everything computes the same without the kernels of a CPU: they fill one hook, and nobody asks for more."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.tiny import tiny_model, write_prompts
+
+import posttrain
+from posttrain.models import acceleration
+
+SOURCE = Path(posttrain.__file__).parent
+WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
+"""1.2 million parameters: large enough that kernels are chosen for it."""
+REWARD = """
+def vowels(prompt, completion, **row):
+    return sum(letter in "aeiou" for letter in completion) + 0.1 * sum(letter in "rstl" for letter in completion)
+"""
+
+
+@contextmanager
+def nothing_registered() -> Iterator[None]:
+    acceleration.register(None)
+    try:
+        yield
+    finally:
+        acceleration.register("posttrain.cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hook")
+    tiny_model(folder / "model", **WIDE)
+    write_prompts(folder / "prompts.jsonl", count=12)
+    (folder / "rewards.py").write_text(REWARD)
+    rows = [f'{{"prompt": "{a} plus {b}", "completion": " is {a + b}"}}' for a in range(4) for b in range(3)]
+    (folder / "examples.jsonl").write_text("\n".join(rows))
+    return folder
+
+
+def settings(folder: Path, algorithm: str, name: str) -> dict[str, object]:
+    rows = "prompts" if algorithm == "grpo" else "examples"
+    own = {"rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}], "guards": {"max_truncated": 1.0}}
+    return {
+        "model": {"path": str(folder / "model"), "device": "cpu", "precision": "float32"},
+        "algorithm": algorithm,
+        "data": {"train": str(folder / f"{rows}.jsonl"), "eval_fraction": 0.2},
+        "sampling": {"group_size": 4, "max_completion_length": 6},
+        "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-4},
+        "evaluation": {"prompts": 2, "samples": 1},
+        "checkpoint": {"every": 0},
+        "output": str(folder / f"{algorithm} {name}"),
+        "report": False,
+        **(own if algorithm == "grpo" else {}),
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_run_gives_the_same_numbers_without_the_hook(algorithm, folder):
+    """The same tokens are drawn, and every number agrees but for rounding."""
+    fast = posttrain.train(settings(folder, algorithm, "fast"))
+    with nothing_registered():
+        plain = posttrain.train(settings(folder, algorithm, "plain"))
+    assert plain.compute.kernels == "torch"
+    for ours, theirs in zip(fast.metrics, plain.metrics, strict=True):
+        for name in {"loss", "grad_norm", "reward/mean", "completions/mean_length"} & theirs.keys():
+            assert ours.get(name) == pytest.approx(theirs.get(name), abs=1e-4, rel=1e-3), name
+
+
+WITHOUT = """
+import json, sys
+sys.modules["posttrain.cpu"] = None  # importing it raises ModuleNotFoundError
+import posttrain
+run = posttrain.train(json.loads(sys.argv[1]))
+assert run.compute.kernels == "torch", run.compute
+assert not [name for name in sys.modules if name.startswith("posttrain.cpu.")]
+"""
+
+
+def test_a_process_in_which_the_package_cannot_be_imported_trains(folder):
+    given = json.dumps(settings(folder, "grpo", "not installed"))
+    done = subprocess.run([sys.executable, "-c", WITHOUT, given], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _code(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_nobody_but_the_root_names_the_package():
+    outside = [path for path in SOURCE.rglob("*.py") if path.parent.name != "cpu" and path != SOURCE / "__init__.py"]
+    naming = [
+        path.name
+        for path in outside
+        for node in ast.walk(_code(path))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posttrain.cpu"))
+        or (isinstance(node, ast.Import) and any(alias.name.startswith("posttrain.cpu") for alias in node.names))
+    ]
+    assert naming == []
+
+
+PRIVATE = {
+    "_attn_implementation", "_can_set_attn_implementation", "_can_record_outputs", "_is_expert_parallel",
+    "_supports_sdpa", "_supports_attention_backend", "_no_split_modules", "_tied_weights_keys",
+}  # fmt: skip
+"""Names of transformers that begin with an underscore."""
+
+
+def test_private_names_of_transformers_are_in_one_file():
+    found = {
+        path.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(_code(path))
+        if (isinstance(node, ast.Attribute) and node.attr in PRIVATE)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in PRIVATE)
+    }
+    assert found == {"transformers_private.py"}
+
+
+def test_no_module_of_a_model_is_patched_in_place():
+    """Another class or another forward pass would meet FSDP2 and torch.compile, which do the same."""
+    patched = [
+        f"{path.name}: {target.attr}"
+        for folder in ("models", "engines", "cpu", "train", "experience", "evaluate")
+        for path in (SOURCE / folder).rglob("*.py")
+        for node in ast.walk(_code(path))
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and target.attr in ("__class__", "forward")
+    ]
+    assert patched == []

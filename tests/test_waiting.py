@@ -1,0 +1,34 @@
+"""Threads that wait for each other sleep, unless the user says otherwise or torch was there before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SAYS = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"
+
+
+def policy(code: str, **settings: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_", "KMP_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; {SAYS}"], capture_output=True, text=True, env=kept | settings
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "expected"),
+    [
+        ("import posttrain", {}, "passive"),
+        ("import posttrain", {"OMP_WAIT_POLICY": "active"}, "active"),
+        ("import posttrain", {"GOMP_SPINCOUNT": "100"}, "None"),
+        ("import torch, posttrain", {}, "None"),
+    ],
+    ids=["by default", "the user's policy", "the user's number of turns", "torch was there before"],
+)
+def test_threads_wait_passively_unless_the_user_says_otherwise(code, settings, expected):
+    assert policy(code, **settings) == expected

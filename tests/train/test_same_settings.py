@@ -1,0 +1,76 @@
+"""A resumed run says which settings differ from those of its checkpoint, and goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.tiny import tiny_model
+
+import posttrain as pt
+from posttrain.config import load_config
+from posttrain.train.same_settings import facts_of
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A run with one step done."""
+    rows = [{"prompt": word, "completion": word.upper()} for word in "abcdefghijkl"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "model": {"path": str(tiny_model(tmp_path / "model")), "device": "cpu"},
+        "algorithm": "sft",
+        "data": {"train": str(tmp_path / "train.jsonl"), "eval_fraction": 0.3},
+        "train": {"steps": 1, "prompts_per_step": 4},
+        "output": str(tmp_path / "run"),
+        "report": False,
+    }
+    return pt.train(config).folder
+
+
+def told(folder: Path) -> list[str]:
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event["message"] for event in events if event.get("about") == "settings"]
+
+
+def edit(folder: Path, **settings: str) -> None:
+    file = folder / "config.yaml"
+    lines = file.read_text().splitlines()
+    for number, line in enumerate(lines):
+        key = line.strip().partition(":")[0]
+        if key in settings:
+            lines[number] = f"{line[: line.index(key)]}{key}: {settings[key]}"
+    file.write_text("\n".join(lines) + "\n")
+
+
+def test_what_differs_from_the_settings_of_the_checkpoint_is_said_once(begun):
+    pt.resume(begun, steps=2)
+    assert told(begun) == ["other settings than up to step 1: train.steps = 2 (was 1)"]
+    edit(begun, learning_rate="1.0e-05", prompts_per_step="2")
+    pt.resume(begun, steps=2)
+    now = "train.prompts_per_step = 2 (was 4), train.learning_rate = 1e-05 (was 1e-06)"
+    assert told(begun)[1:] == [f"other settings than up to step 2: {now}"]
+    pt.resume(begun, steps=3)
+    assert len(told(begun)) == 3
+    assert "learning_rate" not in told(begun)[-1] or "(was 1e-06)" in told(begun)[-1]
+
+
+def test_a_run_of_an_earlier_version_and_a_damaged_file_say_nothing_of_settings(begun):
+    for damage in (None, "[]", '{"x": 1}', "{"):
+        if damage is None:
+            (begun / "settings.json").unlink()
+        else:
+            (begun / "settings.json").write_text(damage)
+        pt.resume(begun)
+    assert told(begun) == []
+
+
+def test_every_setting_is_compared_but_for_the_folder_and_what_judges():
+    base = {"model": "tiny:copy", "algorithm": "grpo", "data": {"train": "task:copy"}, "train": {"steps": 3}}
+    config = load_config(base | {"rewards": ["exact_match"]}).config
+    assert set(config.model_dump()) - {name.partition(".")[0] for name in facts_of(config)} == {
+        "rewards",
+        "check",
+        "output",
+    }
