@@ -107,7 +107,7 @@ def nearest_algorithm(given: str, known: Mapping[str, str] | None = None) -> tup
     of them. `known` are other names, and the key of each."""
     names, everything = (
         known or {key: key for key in ALGORITHMS},
-        f"`posttrain explain` lists all {len(ALGORITHMS)}.",
+        "`posttrain explain` lists them all.",
     )
     close = nearest(given, names)
     if close is not None:

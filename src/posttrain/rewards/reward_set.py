@@ -14,6 +14,7 @@ from posttrain.rewards.call_batch import CallBatch
 from posttrain.rewards.calls import Runner
 from posttrain.rewards.components import Component, Reward, RewardLike
 from posttrain.rewards.dispatch import Dispatcher, open_dispatcher
+from posttrain.rewards.load import IN_MEMORY, given_function
 from posttrain.rewards.making import make_component
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
@@ -218,6 +219,10 @@ def as_reward(item: RewardLike | str | Callable[..., Any], *, training: bool = F
         item = Reward(function=item) if "." in item else Reward(name=item)
     elif callable(item):
         return Reward(function=item)
+    if isinstance(item.function, str) and item.function.startswith(IN_MEMORY):
+        given = {one.name: getattr(item, one.name) for one in fields(Reward)}
+        own = {"function": given_function(item.function), "label": item.label or item.function.removeprefix(IN_MEMORY)}
+        return Reward(**given | own)
     strict = BUILTINS[item.name].training if training and item.name in BUILTINS else {}
     if not strict.keys() - item.settings.keys():
         return item
