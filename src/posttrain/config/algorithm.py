@@ -89,8 +89,8 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             in_range(value)
         except ConfigError as error:
-            given = f"algorithm.{key}: {error.given}"
-            problems.append(Problem(path=("algorithm", key), given=given, allowed=error.allowed, fix=error.fix))
+            said = f"algorithm.{key}: {error.given}"
+            problems.append(Problem(path=("algorithm", key), given=said, allowed=error.allowed, fix=error.fix))
             del settings[key]
     complete: dict[str, Any] = {}
     try:
