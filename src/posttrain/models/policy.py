@@ -89,8 +89,9 @@ class Forward:
         *,
         temperature: float | None = None,
         critic: Critic | None = None,
+        entropy: Literal["none", "value"] = "none",
     ) -> Forward:
-        """The same log-probabilities, without entropy, of another model, within a scope or at another temperature.
+        """The same log-probabilities of another model, within a scope or at another temperature; entropy where asked.
 
         Without values, unless a critic is given."""
         return Forward(
@@ -100,4 +101,5 @@ class Forward:
             compute=self.compute,
             scope=scope,
             critic=critic,
+            entropy=entropy,
         )

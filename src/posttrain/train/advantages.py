@@ -110,7 +110,7 @@ def with_current_entropy(forward: Forward, split: Split) -> Refresh:
 
     def entropy(micro: Batch) -> list[Tensor]:
         found_BT = forward(micro).entropy_BT
-        assert found_BT is not None, "the forward pass of a policy gives the entropy in any case"
+        assert found_BT is not None, "refreshing has asked for it"
         return [found_BT]
 
     def refresh(minibatch: Batch, *, moved: bool) -> Batch:

@@ -234,8 +234,9 @@ def refreshing(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, for
         "current_entropy": with_current_entropy,
         "mismatched": with_mismatched_log_ratios,
     }
+    entropy = "value" if "current_entropy" in algorithm.needs else "none"
     asked = [make for need, make in makers.items() if need in algorithm.needs]
-    return in_turn([make(forward.under(loaded.model), split) for make in asked])
+    return in_turn([make(forward.under(loaded.model, entropy=entropy), split) for make in asked])
 
 
 def learning(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> tuple[Weigh, Refresh]:
