@@ -159,7 +159,7 @@ def measure(name: str, seed: int, folder: Path, teacher: str | None) -> dict[str
 
 def models_of(run: Any) -> str:
     """The models that this run held, by the needs of the algorithm as it was set."""
-    needs = run.algorithm.needs
+    needs = run.trainer.algorithm.needs
     held = ["policy"]
     held += ["critic"] if "values" in needs else []
     held += ["reference"] if "reference" in needs else []

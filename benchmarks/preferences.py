@@ -92,8 +92,8 @@ def ranked(run: Run, folder: Path) -> dict[str, Any]:
         what="held-out pairs",
     ).pairs
     found: dict[str, Any] = {}
-    for state, loaded in (("baseline", start), ("trained", run.loaded)):
-        forward = policy_forward(run.config, loaded, run.algorithm)
+    for state, loaded in (("baseline", start), ("trained", run.trainer.loaded)):
+        forward = policy_forward(run.config, loaded, run.trainer.algorithm)
         found |= HeldOutPolicyPairs(run.config, forward, pairs, loaded.pad_id)(folder, state)
     return found
 

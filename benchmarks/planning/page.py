@@ -9,7 +9,7 @@ from typing import Any
 
 from planning.cases import CASES, SHAPES, Case, workload
 
-from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Phase
 from posttrain.lab.plan.workload import Computing
 

@@ -20,7 +20,7 @@ from posttrain.config import check, load_config, to_yaml
 from posttrain.models.compute import dtype_name
 from posttrain.report.terminal import TerminalView
 from posttrain.store.run_store import RunStore
-from posttrain.train import api, loop
+from posttrain.train import api
 from posttrain.train.setup import set_up
 
 HERE = Path(__file__).parent
@@ -42,8 +42,8 @@ def measure(case: Case, *, resident: bool = False) -> dict[str, Any]:
             with meter.span("other"):
                 one_step(run, meter=meter)
         computing = {
-            "precision": dtype_name(run.compute.dtype),
-            "onednn": run.compute.matmul == "onednn",
+            "precision": dtype_name(run.trainer.loaded.compute.dtype),
+            "onednn": run.trainer.loaded.compute.matmul == "onednn",
             "packed": not getattr(getattr(run.feed, "sampler", None), "shared", True),
         }
     found = {"resident": watch.peak - watch.start} if resident else {"measured": dict(meter.peaks())}
@@ -63,28 +63,32 @@ def one_step(run: Any, meter: LiveBytes | None) -> None:
     if meter is None:
         api.one_step(run)
         return
-    with marked(run.feed, "take", "generate", meter), marked(run, "publish", "publish", meter), phases_of(run, meter):
+    with (
+        marked(run.feed, "take", "generate", meter),
+        marked(run.trainer, "publish", "publish", meter),
+        phases_of(run, meter),
+    ):
         api.one_step(run)
 
 
 @contextmanager
 def phases_of(run: Any, meter: LiveBytes) -> Iterator[None]:
-    """Weighing is the scoring of a step; its updates are its training."""
-    weigh, update = run.weigh, loop.update
+    """The passes before the first update are the scoring of a step; its updates are its training."""
+    advantages, update = run.trainer.advantages, run.trainer.update
 
-    class Weighed:
+    class Scored:
         def __call__(self, experience: Any) -> Any:
             with meter.span("score"):
-                return weigh(experience)
+                return advantages(experience)
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(weigh, name)
+            return getattr(advantages, name)
 
-    run.weigh, loop.update = Weighed(), spanned(update, "train", meter)
+    run.trainer.advantages, run.trainer.update = Scored(), spanned(update, "train", meter)
     try:
         yield
     finally:
-        run.weigh, loop.update = weigh, update
+        run.trainer.advantages, run.trainer.update = advantages, update
 
 
 @contextmanager

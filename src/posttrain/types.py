@@ -53,18 +53,39 @@ class Completion:
     """What the sampler returns for one completion: token ids, never re-tokenised text."""
 
     ids: tuple[int, ...]
-    """Sampled ids, the closing EOS included when there is one."""
+    """All ids after the prompt, the closing EOS included when there is one."""
     logprobs: tuple[float, ...]
-    """The sampler's log-probability of each id under the distribution that it sampled from."""
+    """The sampler's log-probability of each drawn id under the distribution that it sampled from."""
     versions: tuple[int, ...]
-    """The policy version that produced each id."""
+    """The policy version that produced each drawn id."""
     finish_reason: FinishReason
     text: str
     """Decoded without special tokens; a stop string, when one ended the completion, is not part of it."""
+    given: tuple[tuple[int, int], ...] = ()
+    """Stretches (begin, end) of `ids` that the policy did not draw: what an environment wrote, context alone."""
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+    @property
+    def drawn(self) -> tuple[bool, ...]:
+        """For each id whether the policy drew it: only such tokens are trained.
+
+        >>> Completion(
+        ...     ids=(5, 6, 7), logprobs=(-1.0, -2.0), versions=(0, 0), finish_reason="eos", text="", given=((1, 2),)
+        ... ).drawn
+        (True, False, True)
+        """
+        if not self.given:
+            return (True,) * len(self.ids)
+        return tuple(not any(begin <= place < end for begin, end in self.given) for place in range(len(self.ids)))
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Completion:
+        """What `dataclasses.asdict` gave, read from JSON."""
+        per_token = {name: tuple(saved[name]) for name in ("ids", "logprobs", "versions")}
+        return Completion(**{**saved, **per_token, "given": tuple(map(tuple, saved.get("given", ())))})
 
 
 @dataclass(frozen=True, kw_only=True)

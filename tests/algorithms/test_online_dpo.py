@@ -24,7 +24,8 @@ from torch import Tensor
 from posttrain.algorithms import DPO, IPO, Algorithm, Hinge, OnlineDPO
 from posttrain.config import SampledPairsConfig
 from posttrain.errors import ConfigError
-from posttrain.experience.group import Judged, pair_roles
+from posttrain.experience.assemble import pair_roles
+from posttrain.experience.group import groups_of
 from posttrain.experience.sampled_pairs import AnsweredPrompt, choose
 from posttrain.rewards.scores import Scores
 from posttrain.types import Batch, Completion, Experience, Prompt, Tokens, count_totals
@@ -423,5 +424,5 @@ def test_each_completion_is_told_its_role(algorithm: OnlineDPO, roles: list[str]
     )
     answer = Completion(ids=(7, 2), logprobs=(-1.0, -1.0), versions=(0, 0), finish_reason="eos", text="a")
     prompts = [Prompt(index=p, ids=(1,), text="q") for p in range(2)]
-    judged = Judged(prompts=prompts, groups=[[answer] * 4] * 2, scores=scores)
-    assert pair_roles(algorithm.to_batch(experience(rewards_PG)), judged) == roles
+    groups = groups_of(prompts, [[answer] * 4] * 2, scores)
+    assert pair_roles(algorithm.to_batch(experience(rewards_PG)), groups) == roles

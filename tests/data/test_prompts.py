@@ -9,7 +9,7 @@ from posttrain.config import DataConfig
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
 from posttrain.data.read import read_rows
 from posttrain.errors import DataError
-from posttrain.experience.prompted import prompt_notes
+from posttrain.experience.rendering import prompt_notes
 
 HELLO = [{"role": "user", "content": "hello"}]
 

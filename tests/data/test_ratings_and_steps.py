@@ -10,7 +10,7 @@ from posttrain.data.ratings import render_ratings
 from posttrain.data.read import Row
 from posttrain.data.steps import render_solution, render_steps, split_steps
 from posttrain.errors import ConfigError, DataError
-from posttrain.experience.ratings import scale_of
+from posttrain.train.sources import scale_of
 
 EOS = frozenset({2})
 

@@ -350,8 +350,8 @@ def trained(folder: Path, path: str, algorithm: str, name: str, **overrides: Any
 
 
 def same_run(one: Run, other: Run) -> None:
-    for name, tensor in one.loaded.model.state_dict().items():
-        assert torch.equal(tensor, other.loaded.model.state_dict()[name]), name
+    for name, tensor in one.trainer.loaded.model.state_dict().items():
+        assert torch.equal(tensor, other.trainer.loaded.model.state_dict()[name]), name
     for a, b in zip(one.metrics, other.metrics, strict=True):
         assert {k: v for k, v in a.items() if not _of_the_clock(k)} == {
             k: v for k, v in b.items() if not _of_the_clock(k)

@@ -41,7 +41,7 @@ def train(answers: Path, output: Path, *, algorithm: Any = "sft", **changes: Any
 
 def apart(run: Run, other: Run) -> float:
     """Distance of what was trained."""
-    pairs = zip(run.trained_parameters().values(), other.trained_parameters().values(), strict=True)
+    pairs = zip(run.trainer.trained_parameters().values(), other.trainer.trained_parameters().values(), strict=True)
     return float(sum((a - b).square().sum() for a, b in pairs) ** 0.5)
 
 
@@ -61,11 +61,11 @@ def test_adapters_learn_and_the_base_stays(answers, tmp_path):
     run = train(answers, tmp_path / "run", lora=LORA)
     change = run.evaluation["difference"]["loss"]
     assert change["high"] < 0
-    trained = run.trained_parameters()
+    trained = run.trainer.trained_parameters()
     assert trained
     assert all("lora" in name for name in trained)
     start = load_model(resolve_model_path(ModelConfig(path="tiny:sort", device="cpu"), 0)).model.state_dict()
-    for name, tensor in run.loaded.model.get_base_model().state_dict().items():
+    for name, tensor in run.trainer.loaded.model.get_base_model().state_dict().items():
         if "lora" not in name:
             assert torch.equal(tensor, start[name.replace(".base_layer", "")]), name
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +21,10 @@ from tests.engines.policies import (
 )
 from torch import nn
 
+import posttrain
 from posttrain.engines import DeliveryProof, LocalSampler
-from posttrain.engines.delivery import deliver, tolerance_for
+from posttrain.engines.delivery import check_receipt, deliver, tolerance_for
+from posttrain.engines.sampler import Receipt
 from posttrain.engines.weights import named_tensors
 from posttrain.errors import NonFiniteError, PublishError
 from posttrain.types import Max, Metrics, Min
@@ -307,6 +311,59 @@ def test_a_sampler_that_returns_no_numbers_never_passes():
         check(policy, sampler)
 
 
+# ---------------------------------------------------------------- a sampler that shows nothing of itself
+
+
+class Elsewhere:
+    """Answers what `Sampler` asks and nothing else, as an engine in another process does."""
+
+    def __init__(self, policy: nn.Module, *, loses: str = "nothing") -> None:
+        self._inside, self._loses = sampler_of(policy), loses
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in {"version", "owns_weights", "probe", "score", "routes", "held"}:
+            raise AttributeError(f"nobody may look at {name}")
+        return getattr(self._inside, name)
+
+    def deliver(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> Receipt:
+        kept = [(name, tensor) for name, tensor in tensors if self._loses not in name]
+        return self._inside.deliver(kept, version)
+
+
+@pytest.mark.parametrize("learning_rate", [1e-2, 1e-10])
+def test_a_delivery_is_proved_by_its_receipt_alone(learning_rate):
+    policy = tiny_model()
+    whole, partial = Elsewhere(policy), Elsewhere(policy, loses="layers.1.mlp.up_proj")
+    train(policy, learning_rate)
+    metrics = PROOF.check(trainer_logprobs(policy), policy, whole, deliver(policy, whole, 2), 2)
+    assert metrics["publish/tensors_compared"] == Min(len(list(named_tensors(policy))))
+    receipt = deliver(policy, partial, 2)
+    with pytest.raises(PublishError, match=r"^model\.layers\.1\.mlp\.up_proj\.weight differs .* 0 of the other"):
+        PROOF.check(trainer_logprobs(policy), policy, partial, receipt, 2)
+
+
+def test_a_receipt_of_an_earlier_delivery_is_refused():
+    policy = tiny_model()
+    sampler = Elsewhere(policy)
+    earlier = deliver(policy, sampler, 2)
+    train(policy, 1e-3)
+    deliver(policy, sampler, 3)
+    with pytest.raises(PublishError, match="runs policy version 2 when it should run 3"):
+        PROOF.check(trainer_logprobs(policy), policy, sampler, earlier, 3)
+
+
+def test_what_is_held_comes_back_as_it_was():
+    """As a checkpoint keeps it while the sampler's weights are older than the policy's."""
+    policy = tiny_model()
+    sampler = sampler_of(policy)
+    held = {name: tensor.clone() for name, tensor in sampler.held()}
+    train(policy, 1e-2)
+    deliver(policy, sampler, 2)
+    receipt = sampler.deliver(held.items(), 1)
+    assert receipt.version == sampler.version == 1
+    assert check_receipt(receipt, held.items(), whole=False) == len(held)
+
+
 # ---------------------------------------------------------------- the probe itself
 
 
@@ -343,3 +400,9 @@ def test_the_head_of_the_test_sampler_works_while_it_is_fresh():
     found = sampler.score(PROOF.prompt_ids, PROOF.completion_ids, temperature=1.0)
     for row, expected_row in zip(found, expected, strict=True):
         assert row == pytest.approx(expected_row, abs=1e-4)
+
+
+def test_one_place_names_the_local_sampler():
+    source = Path(posttrain.__file__).parent
+    naming = {str(path.relative_to(source)) for path in source.rglob("*.py") if "LocalSampler" in path.read_text()}
+    assert naming == {"engines/__init__.py", "engines/local.py"}

@@ -9,8 +9,7 @@ import pytest
 from tests.tiny import tiny_model
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.experience.labels import MismatchedAnswers
-from posttrain.experience.partners import LOOKED_AT, Partners
+from posttrain.experience.partners import LOOKED_AT, MismatchedAnswers, Partners
 from posttrain.train.api import train
 from posttrain.types import Example, LabelledExample
 

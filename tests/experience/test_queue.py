@@ -1,85 +1,102 @@
-"""The queue gives out experience that is fresh enough, in order, and accounts for the rest."""
+"""The queue gives out groups in the order in which they came, for the policy that may learn from them, and survives."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
 
 import pytest
 
-from posttrain.engines import ExperienceQueue
 from posttrain.errors import GuardStop
+from posttrain.experience.group import Group, groups_of
+from posttrain.experience.group_queue import GroupQueue
+from posttrain.rewards import Failure, Scores, Verdict
+from posttrain.rewards.judge.records import Judgement, Reply
+from posttrain.types import Completion, Prompt
+
+NAN = float("nan")
 
 
-@dataclass(frozen=True)
-class Item:
-    name: str
-    version: int
-
-
-def test_with_staleness_0_only_what_the_present_policy_sampled_is_given_out():
-    queue: ExperienceQueue[Item] = ExperienceQueue(max_staleness=0)
-    queue.put(Item("old", 4))
-    assert queue.take(5) is None
-    queue.put(Item("new", 5))
-    assert queue.take(5) == Item("new", 5)
-    assert (queue.dropped, len(queue)) == (1, 0)
-
-
-def test_items_come_out_in_order_until_they_are_more_than_max_staleness_versions_old():
-    queue: ExperienceQueue[Item] = ExperienceQueue(max_staleness=2, capacity=4)
-    for name, version in [("a", 1), ("b", 2), ("c", 3), ("d", 3)]:
-        queue.put(Item(name, version))
-    assert queue.take(3) == Item("a", 1)  # exactly 2 versions old
-    assert queue.take(5) == Item("c", 3)  # b is 3 versions old
-    assert queue.take(5) == Item("d", 3)
-    assert queue.take(5) is None
-
-
-def test_what_is_dropped_is_counted_and_told():
-    told = []
-    queue: ExperienceQueue[Item] = ExperienceQueue(
-        max_staleness=1, capacity=3, on_drop=lambda item, staleness: told.append((item.name, staleness))
+def group(index: int, *versions: int) -> Group:
+    answer = Completion(
+        ids=(5,) * len(versions), logprobs=(-0.5,) * len(versions), versions=versions, finish_reason="eos", text="x"
     )
-    for name, version in [("a", 0), ("b", 1), ("c", 4)]:
-        queue.put(Item(name, version))
-    assert queue.take(4) == Item("c", 4)
-    assert told == [("a", 4), ("b", 3)]
-    assert queue.dropped == 2
+    return Group(prompt=Prompt(index=index, ids=(1,), text="?"), completions=(answer,))
 
 
-def test_sampling_cannot_run_ahead_of_the_capacity():
-    queue: ExperienceQueue[Item] = ExperienceQueue(max_staleness=1)
-    queue.put(Item("a", 0))
-    queue.put(Item("b", 0))
-    assert queue.full
-    with pytest.raises(OverflowError, match="holds its 2 items"):
-        queue.put(Item("c", 0))
+def queue_of(max_lag: int, *groups: Group) -> GroupQueue:
+    queue = GroupQueue(max_lag)
+    for one in groups:
+        queue.put(one)
+    return queue
 
 
-def test_an_empty_queue_is_filled_by_the_producer_and_a_filled_one_is_not():
-    queue: ExperienceQueue[Item] = ExperienceQueue(max_staleness=1)
-    produced = iter([Item("a", 0), Item("b", 3)])
-    assert queue.take_or_produce(0, lambda: next(produced)) == Item("a", 0)
-    queue.put(Item("waiting", 2))
-    assert queue.take_or_produce(3, lambda: next(produced)) == Item("waiting", 2)
-    assert queue.take_or_produce(3, lambda: next(produced)) == Item("b", 3)
+def test_the_oldest_groups_come_first():
+    queue = queue_of(2, group(3, 1), group(1, 2), group(2, 3))
+    assert [one.prompt.index for one in queue.take(2, version=3)] == [3, 1]
+    assert len(queue) == 1
 
 
-def test_a_producer_that_only_makes_stale_items_stops_the_run():
-    """A sampler that is never given new weights would be asked for ever."""
-    queue: ExperienceQueue[Item] = ExperienceQueue(max_staleness=1)
-    with pytest.raises(GuardStop, match=r"more than 1 versions older than policy 7.*version 6 or later\.\n.*Publish"):
-        queue.take_or_produce(7, lambda: Item("stale", 5))
+def test_with_lag_0_only_what_the_present_policy_sampled_is_given_out():
+    assert queue_of(0, group(0, 5, 5)).take(1, version=5)
+    with pytest.raises(GuardStop, match=r"prompt 0 has tokens of policy version 4, and version 5 would learn"):
+        queue_of(0, group(0, 4)).take(1, version=5)
 
 
-def test_experience_of_a_version_that_does_not_exist_yet_is_a_fault():
-    queue: ExperienceQueue[Item] = ExperienceQueue(max_staleness=1)
-    queue.put(Item("future", 3))
-    with pytest.raises(ValueError, match="version 3 cannot exist yet at version 2"):
-        queue.take(2)
+def test_it_is_the_oldest_token_of_a_completion_that_counts():
+    assert queue_of(2, group(0, 3, 5)).take(1, version=5)
+    with pytest.raises(GuardStop, match="tokens of version 3 or later"):
+        queue_of(2, group(0, 2, 5)).take(1, version=5)
 
 
-@pytest.mark.parametrize("sizes", [{"max_staleness": -1}, {"max_staleness": 0, "capacity": 0}])
-def test_sizes_that_mean_nothing_are_refused(sizes):
-    with pytest.raises(ValueError, match="max_staleness >= 0 and capacity >= 1"):
-        ExperienceQueue(**sizes)
+def test_a_token_of_a_version_that_does_not_exist_yet_is_our_own_mistake():
+    with pytest.raises(ValueError, match="version 7 cannot exist yet at version 6"):
+        queue_of(9, group(0, 6, 7)).take(1, version=6)
+
+
+def test_more_groups_than_wait_are_not_given_out():
+    with pytest.raises(ValueError, match="2 groups are asked for, and 1 wait"):
+        queue_of(0, group(0, 0)).take(2, version=0)
+
+
+def test_a_negative_lag_is_refused():
+    with pytest.raises(ValueError, match="max_lag = -1"):
+        GroupQueue(-1)
+
+
+def test_what_waits_is_the_same_after_a_checkpoint():
+    """Rewards that are missing, verdicts, failures, judgements, stretches that an environment wrote: through JSON."""
+    prompts = [Prompt(index=7, ids=(1, 2), text="a"), Prompt(index=9, ids=(3,), text="b")]
+    answers = [
+        [
+            Completion(
+                ids=(5, 6, 7),
+                logprobs=(-0.1, -0.30000000000000004),
+                versions=(3, 4),
+                finish_reason="eos",
+                text="ü\u2028",
+                given=((1, 2),),
+            ),
+            Completion(ids=(), logprobs=(), versions=(), finish_reason="length", text=""),
+        ]
+        for _ in prompts
+    ]
+    verdict = Verdict(1.0, "correct", extracted="18", seconds=0.25, detail="d")
+    scores = Scores(
+        rewards_PG=[[1.0, NAN], [0.5, 0.0]],
+        scored_PG=[[True, False], [True, True]],
+        parts={"math": [[1.0, None], [0.5, 0.0]], "form": [[0.0, 1.0], [1.0, 1.0]]},
+        failures=(Failure(label="math", prompt=7, completion=1, kind="timeout", message="late"),),
+        seconds={"math": 2.0, "form": 0.5},
+        verdicts={"math": [[verdict, None], [Verdict(None, "not_applicable"), None]]},
+        is_open={"form": [[True, None], [False, True]]},
+        judgements=(Judgement(label="j", prompt=9, completion=0, score=None, replies=(Reply(text="A", verdict="A"),)),),
+    )
+    groups = groups_of(prompts, answers, scores)
+    assert [len(one.scores.failures) for one in groups if one.scores] == [1, 0]
+    assert [len(one.scores.judgements) for one in groups if one.scores] == [0, 1]
+    saved = json.loads(json.dumps(queue_of(9, *groups).state(), allow_nan=False))
+    loaded = GroupQueue(9)
+    loaded.load_state(saved, {prompt.index: prompt for prompt in prompts})
+    again = loaded.take(2, version=9)
+    assert repr(again) == repr(groups)
+    assert [one.completions for one in again] == [one.completions for one in groups]

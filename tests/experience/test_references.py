@@ -27,10 +27,10 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.pairs import PairLoss
 from posttrain.config import load_config, to_yaml
+from posttrain.data.dataset import Sequences
 from posttrain.data.order import rows_for_step
 from posttrain.errors import ConfigError, DoesNotFit
-from posttrain.experience.labels import MismatchedAnswers
-from posttrain.experience.preferences import Sides
+from posttrain.experience.partners import MismatchedAnswers
 from posttrain.experience.reference_files import read_values, share, write_values
 from posttrain.experience.references import References, reference_logprobs, start_forward, used_rows
 from posttrain.models.forward import token_logprobs
@@ -108,7 +108,7 @@ class Passes:
             self.tokens[torch.is_grad_enabled()] += int(tokens.lengths_B.sum())
             return token_logprobs(model, tokens, mask_BT, **settings)
 
-        monkeypatch.setattr("posttrain.train.publish.token_logprobs", counted)
+        monkeypatch.setattr("posttrain.models.policy.token_logprobs", counted)
 
     def watch(self, model: torch.nn.Module) -> None:
         """Counts the token ids that the model's embedding is asked for: padding would be among them."""
@@ -126,14 +126,14 @@ class Passes:
 def test_a_step_computes_no_padding_and_asks_no_reference_model(start, monkeypatch, algorithm):
     run = start(algorithm)
     fed = run.feed.take(1, 0)  # the first pass through a model also tries out how it can be run
-    train_step(run, fed.experience, 1)
+    train_step(run.trainer, fed.experience, 1)
     passes = Passes(monkeypatch)
-    passes.watch(run.loaded.model)
+    passes.watch(run.trainer.loaded.model)
     fed = run.feed.take(2, 1)
     lengths_B = fed.experience.tokens.lengths_B
     assert len(set(lengths_B.tolist())) > 2, "rows of one length would hide padding"
-    train_step(run, fed.experience, 2)
-    assert passes.models == {id(run.loaded.model)}
+    train_step(run.trainer, fed.experience, 2)
+    assert passes.models == {id(run.trainer.loaded.model)}
     assert passes.tokens == {True: int(lengths_B.sum()), False: 0}
     # the last token of a row predicts nothing that is trained, and is left out, too
     assert passes.computed == int(lengths_B.sum()) - 2 * ROWS
@@ -144,10 +144,10 @@ def test_what_couples_a_step_costs_one_pass_of_the_policy_and_none_of_a_referenc
     run = start(algorithm)
     passes = Passes(monkeypatch)
     fed = run.feed.take(1, 0)
-    train_step(run, fed.experience, 1)
+    train_step(run.trainer, fed.experience, 1)
     other = fed.experience.mismatched
     looked_at = fed.experience.tokens if other is None else other.tokens
-    assert passes.models == {id(run.loaded.model)}
+    assert passes.models == {id(run.trainer.loaded.model)}
     assert passes.tokens == {True: int(fed.experience.tokens.lengths_B.sum()), False: int(looked_at.lengths_B.sum())}
 
 
@@ -164,8 +164,8 @@ def test_there_is_one_model_in_memory(start, settings):
     """No second copy of the weights: every module that computes is the policy's."""
     run = start("dpo", settings)
     assert not any(isinstance(part, torch.nn.Module) for part in vars(run.feed).values())
-    forwards = [run.forward, *(cell.cell_contents for cell in getattr(run.refresh, "__closure__", None) or ())]
-    assert all(getattr(forward, "model", run.loaded.model) is run.loaded.model for forward in forwards)
+    forwards = [run.trainer.forward, *(one.forward for one in run.trainer.advantages.refreshes)]
+    assert all(getattr(forward, "model", run.trainer.loaded.model) is run.trainer.loaded.model for forward in forwards)
 
 
 # --- the numbers ------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_there_is_one_model_in_memory(start, settings):
 def test_the_policy_is_its_own_reference_in_the_first_step(start):
     """RULE 33: log 2, and another number would be dropout, or another truncation or template."""
     run = start("dpo")
-    _, log = train_step(run, run.feed.take(1, 0).experience, 1)
+    _, log = train_step(run.trainer, run.feed.take(1, 0).experience, 1)
     assert log.reduce()["loss"] == pytest.approx(0.6931471806, abs=1e-6)
     assert log.reduce()["rewards/margins"] == pytest.approx(0, abs=1e-5)
 
@@ -191,7 +191,7 @@ def test_with_lora_the_base_is_the_reference_and_its_numbers_are_those_of_a_full
 def test_each_row_has_its_own_numbers(start):
     run = start("dpo")
     batch = run.feed.take(3, 2).experience
-    alone_BT = run.forward(batch).logprobs_BT.detach()
+    alone_BT = run.trainer.forward(batch).logprobs_BT.detach()
     torch.testing.assert_close(batch.ref_logprobs_BT, alone_BT, rtol=0, atol=1e-5)
     assert len({round(float(x), 3) for x in alone_BT.sum(-1)}) > ROWS
 
@@ -202,7 +202,7 @@ def test_the_two_answers_to_a_prompt_are_scored_side_by_side():
     def answer(number: int) -> Example:
         return Example(index=number, input_ids=(1, number), completion_mask=(False, True))
 
-    sides = Sides([Pair(index=n, chosen=answer(10 * n), rejected=answer(10 * n + 1)) for n in range(4)])
+    sides = Sequences([Pair(index=n, chosen=answer(10 * n), rejected=answer(10 * n + 1)) for n in range(4)])
     assert [side.index for side in sides] == [0, 1, 10, 11, 20, 21, 30, 31]
     assert [sides[place].index for place in sides.of([1, 3])] == [10, 11, 30, 31]
     assert [sides[place].index for place in sides.as_batched([3, 1])] == [30, 10, 31, 11]
@@ -213,7 +213,7 @@ def test_another_model_can_be_the_reference(start, folder):
     same, other = (start("dpo", settings) for settings in ({}, {"reference": str(folder / "other")}))
     ours, theirs = (run.feed.take(1, 0).experience.ref_logprobs_BT for run in (same, other))
     assert (ours - theirs).abs().max() > 0.1
-    _, log = train_step(other, other.feed.take(1, 0).experience, 1)
+    _, log = train_step(other.trainer, other.feed.take(1, 0).experience, 1)
     assert abs(log.reduce()["loss"] - 0.6931471806) > 1e-3
 
 
@@ -273,7 +273,7 @@ def test_a_run_that_is_lengthened_when_it_is_resumed_scores_the_new_rows(folder,
 
 
 def test_one_changed_weight_is_another_model(start):
-    model = start("dpo").loaded.model
+    model = start("dpo").trainer.loaded.model
     before = model_key(model)
     with torch.no_grad():
         next(model.parameters()).view(-1)[17] += 1e-6
@@ -327,7 +327,7 @@ def test_a_folder_that_cannot_be_written_is_said(start, monkeypatch, tmp_path):
 
 def test_examples_without_a_trained_token_take_no_place(start, empty_cache):
     run = start("simpo")
-    forward = start_forward(run.config, run.loaded, run.forward)
+    forward = start_forward(run.config, run.trainer.loaded, run.trainer.forward)
     examples = [
         Example(index=0, input_ids=(1, 5, 6), completion_mask=(False, True, True)),
         Example(index=1, input_ids=(1, 5), completion_mask=(False, False)),
@@ -474,7 +474,7 @@ from pathlib import Path
 import torch
 from posttrain.config import load_config
 from posttrain.models.compute import Compute
-from posttrain.experience.preferences import Sides
+from posttrain.data.dataset import Sequences
 from posttrain.experience.references import reference_logprobs
 from posttrain.types import Example, Outputs, Pair
 
@@ -508,7 +508,7 @@ class Pairs(Sequence):
 
 def score(rows):
     pairs = Pairs(rows)
-    sides = Sides(pairs)
+    sides = Sequences(pairs)
     return reference_logprobs(config, sides, sides.of(range(rows)), Constant(), pad_id=0, folder=folder / "run")
 
 folder = Path(sys.argv[1])
@@ -575,7 +575,7 @@ def test_a_prompt_without_a_fitting_partner_has_nothing_trained():
 
 def test_the_reference_point_is_0_where_the_policy_is_its_reference(start):
     run = start("kto")
-    _, log = train_step(run, run.feed.take(1, 0).experience, 1)
+    _, log = train_step(run.trainer, run.feed.take(1, 0).experience, 1)
     assert log.reduce()["kl"] == pytest.approx(0, abs=1e-5)
     assert log.reduce()["loss"] == pytest.approx(0.5, abs=1e-5)
 
@@ -585,11 +585,13 @@ def test_the_reference_point_grows_with_the_distance_from_the_reference(start):
     run = start("kto")
     experience = run.feed.take(1, 0).experience
     with torch.no_grad():
-        for parameter in run.loaded.model.parameters():
+        for parameter in run.trainer.loaded.model.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-    batch = run.refresh(experience, moved=False)
+    batch = run.trainer.advantages.refresh(experience, moved=False)
     other = experience.mismatched
-    policy_BT = token_logprobs(run.loaded.model, other.tokens, other.completion_mask_BT, temperature=1.0).logprobs_BT
+    policy_BT = token_logprobs(
+        run.trainer.loaded.model, other.tokens, other.completion_mask_BT, temperature=1.0
+    ).logprobs_BT
     expected_B = (policy_BT.detach() - other.ref_logprobs_BT).sum(dim=-1)
     torch.testing.assert_close(batch.mismatched_log_ratios_B, expected_B, rtol=0, atol=1e-5)
     assert expected_B.abs().max() > 0.05
@@ -608,8 +610,8 @@ def test_the_running_shift_is_part_of_a_checkpoint(folder, tmp_path):
     assert [{n: m[n] for n in names} for m in resumed.metrics] == [{n: m[n] for n in names} for m in whole.metrics]
     deltas = [m["delta"] for m in whole.metrics]
     assert deltas[-1] != 0
-    assert resumed.weigh.state_dict() == whole.weigh.state_dict()
-    seen = [resumed.weigh.state_dict()[f"{kind}_count"] for kind in ("desirable", "undesirable")]
+    assert resumed.trainer.advantages.state_dict() == whole.trainer.advantages.state_dict()
+    seen = [resumed.trainer.advantages.state_dict()[f"{kind}_count"] for kind in ("desirable", "undesirable")]
     assert sum(seen) == STEPS * ROWS
 
 

@@ -13,8 +13,16 @@ from tests.tiny import tiny_model, write_prompts
 import posttrain
 from posttrain.config import RunConfig
 from posttrain.errors import GuardStop, RewardError
-from posttrain.experience.group import Collected, Judged
-from posttrain.experience.selection import OneRound, Refill, informative, kinds_of, refill_metrics
+from posttrain.experience.generate import Generated
+from posttrain.experience.group import Group, groups_of
+from posttrain.experience.selection import (
+    DynamicallySelected,
+    DynamicSampling,
+    EveryGroup,
+    Selected,
+    informative,
+    kinds_of,
+)
 from posttrain.rewards import Scores
 from posttrain.train.metrics import MetricLog
 from posttrain.train.run import Run
@@ -33,8 +41,10 @@ def config(prompts_per_step: int = 4, **train: Any) -> RunConfig:
     )
 
 
-def judged(rewards_PG: Sequence[Sequence[float]], rows: Sequence[int] | None = None) -> Judged:
-    answer = Completion(ids=(5,), logprobs=(-0.5,), versions=(0,), finish_reason="eos", text="")
+def scored(
+    rewards_PG: Sequence[Sequence[float]], rows: Sequence[int] | None = None, finish_reason: Any = "eos"
+) -> list[Group]:
+    answer = Completion(ids=(5,), logprobs=(-0.5,), versions=(0,), finish_reason=finish_reason, text="")
     rows = range(len(rewards_PG)) if rows is None else rows
     scores = Scores(
         rewards_PG=[list(group) for group in rewards_PG],
@@ -44,60 +54,60 @@ def judged(rewards_PG: Sequence[Sequence[float]], rows: Sequence[int] | None = N
         seconds={},
     )
     prompts = [Prompt(index=row, ids=(1,), text="") for row in rows]
-    return Judged(prompts=prompts, groups=[[answer] * len(group) for group in rewards_PG], scores=scores)
+    return groups_of(prompts, [[answer] * len(group) for group in rewards_PG], scores)
 
 
 class Drawing:
-    """A draw whose rewards depend on the row, and a record of what was asked for."""
+    """Generates groups whose rewards depend on the row, and keeps what was asked for."""
 
     def __init__(self, reward: Callable[[int], list[float]]) -> None:
         self.reward, self.rounds = reward, []
 
-    def __call__(self, rows: Sequence[int], number: int) -> Judged:
+    def __call__(self, rows: Sequence[int], number: int) -> Generated:
         assert number == len(self.rounds)
         self.rounds.append(list(rows))
-        return judged([self.reward(row) for row in rows], rows)
+        return Generated(groups=scored([self.reward(row) for row in rows], rows))
 
 
-def trained_rows(collected: Collected) -> list[int]:
-    return [collected.sampled.prompts[place].index for place in collected.trained]
+def trained_rows(selected: Selected) -> list[int]:
+    return [group.prompt.index for group in selected.trained]
 
 
 def test_worked_example_groups_1_and_2_are_kept_and_group_3_is_dropped(rewards_PG):
-    assert informative(judged(rewards_PG.tolist())) == [0, 1]
+    assert informative(scored(rewards_PG.tolist())) == [0, 1]
 
 
 def test_without_the_need_the_step_is_one_round_of_its_own_rows():
     draw = Drawing(lambda row: RIGHT)
-    collected = OneRound(config(), 20)(3, draw)
+    selected = EveryGroup(config(), 20)(3, draw)
     assert [len(rows) for rows in draw.rounds] == [4]
-    assert trained_rows(collected) == draw.rounds[0]
+    assert trained_rows(selected) == draw.rounds[0]
 
 
 def test_a_step_whose_groups_all_have_signal_is_one_round():
-    collected = Refill(config(), 20)(3, Drawing(lambda row: MIXED))
-    assert collected.rounds == 1
-    assert len(collected.trained) == len(collected.sampled) == 4
+    selected = DynamicSampling(config(), 20)(3, Drawing(lambda row: MIXED))
+    assert selected.rounds == 1
+    assert len(selected.trained) == len(selected.generated.groups) == 4
 
 
 def test_further_rounds_draw_what_is_expected_to_be_needed_and_no_row_twice():
     """About half of the rows have signal: four rows bring two groups, so the two that miss take four more rows."""
     draw = Drawing(lambda row: MIXED if row % 2 else WRONG)
-    collected = Refill(config(), 40)(1, draw)
+    selected = DynamicSampling(config(), 40)(1, draw)
     for done, rows in enumerate(draw.rounds[1:], 1):
         drawn = sum(map(len, draw.rounds[:done]))
         kept = sum(row % 2 for earlier in draw.rounds[:done] for row in earlier)
         assert len(rows) == (min(4, -(-(4 - kept) * drawn // kept)) if kept else 4)
     everything = [row for rows in draw.rounds for row in rows]
     assert len(set(everything)) == len(everything)
-    assert trained_rows(collected) == [row for row in everything if row % 2][:4]
-    assert collected.rounds == len(draw.rounds) > 1
+    assert trained_rows(selected) == [row for row in everything if row % 2][:4]
+    assert selected.rounds == len(draw.rounds) > 1
 
 
 def test_what_a_round_draws_is_a_function_of_seed_step_and_round():
     def rounds(step: int, seed: int = 0) -> list[list[int]]:
         draw = Drawing(lambda row: MIXED if row % 2 else WRONG)
-        Refill(config().model_copy(update={"seed": seed}), 40)(step, draw)
+        DynamicSampling(config().model_copy(update={"seed": seed}), 40)(step, draw)
         return draw.rounds
 
     assert rounds(1) == rounds(1)
@@ -107,7 +117,7 @@ def test_what_a_round_draws_is_a_function_of_seed_step_and_round():
 
 def test_a_small_dataset_is_drawn_again_only_when_all_of_it_was_drawn():
     draw = Drawing(lambda row: MIXED if row == 5 else WRONG)
-    Refill(config(2, max_sampling_rounds=9), 6)(1, draw)
+    DynamicSampling(config(2, max_sampling_rounds=9), 6)(1, draw)
     everything = [row for rows in draw.rounds for row in rows]
     assert sorted(everything[:6]) == [0, 1, 2, 3, 4, 5]
     assert everything.count(5) == 2, "the same prompt fills both places, with other completions"
@@ -115,7 +125,7 @@ def test_a_small_dataset_is_drawn_again_only_when_all_of_it_was_drawn():
 
 def test_data_without_signal_stops_with_what_was_found():
     with pytest.raises(GuardStop) as stopped:
-        Refill(config(max_sampling_rounds=3), 40)(7, Drawing(lambda row: WRONG if row % 4 else RIGHT))
+        DynamicSampling(config(max_sampling_rounds=3), 40)(7, Drawing(lambda row: WRONG if row % 4 else RIGHT))
     text = str(stopped.value)
     assert "step 7: 0 of 12 groups in 3 rounds of sampling had a signal" in text
     assert "all wrong" in text
@@ -126,25 +136,25 @@ def test_data_without_signal_stops_with_what_was_found():
 
 def test_too_easy_data_is_told_from_too_hard():
     with pytest.raises(GuardStop, match=r"100% all right .* 0% all wrong"):
-        Refill(config(), 40)(1, Drawing(lambda row: RIGHT))
+        DynamicSampling(config(), 40)(1, Drawing(lambda row: RIGHT))
     with pytest.raises(GuardStop, match="take harder prompts"):
-        Refill(config(), 40)(1, Drawing(lambda row: RIGHT))
+        DynamicSampling(config(), 40)(1, Drawing(lambda row: RIGHT))
 
 
 def test_rewards_that_fail_are_told_as_such_and_not_as_data_without_signal():
     with pytest.raises(RewardError, match="have no reward"):
-        Refill(config(), 40)(1, Drawing(lambda row: [NAN, NAN]))
+        DynamicSampling(config(), 40)(1, Drawing(lambda row: [NAN, NAN]))
 
 
 def test_groups_are_counted_by_what_their_rewards_have_in_common():
-    kinds = kinds_of(judged([MIXED, RIGHT, RIGHT, WRONG, HALF, [NAN, 1.0]]))
+    kinds = kinds_of(scored([MIXED, RIGHT, RIGHT, WRONG, HALF, [NAN, 1.0]]))
     assert (kinds.informative, kinds.high, kinds.low, kinds.between, kinds.unscored) == (1, 2, 1, 1, 1)
 
 
 def test_the_cost_of_filling_a_step_is_measured():
-    sampled = judged([MIXED, RIGHT, WRONG, WRONG, MIXED, MIXED])
+    groups = scored([MIXED, RIGHT, WRONG, WRONG, MIXED, MIXED])
     log = MetricLog()
-    log.add(refill_metrics(Collected(sampled=sampled, trained=[0, 4], rounds=2)))
+    log.add(DynamicallySelected(generated=Generated(groups=groups), places=[0, 4], rounds=2).metrics())
     found = log.reduce()
     assert found["data/sampling_rounds"] == 2
     assert found["data/generated_per_trained"] == 3
@@ -155,14 +165,11 @@ def test_the_cost_of_filling_a_step_is_measured():
 
 
 def test_truncated_answers_are_named_where_there_is_no_signal():
-    cut = Completion(ids=(5,), logprobs=(-0.5,), versions=(0,), finish_reason="length", text="")
-
-    def draw(rows: Sequence[int], number: int) -> Any:
-        found = judged([WRONG for _ in rows], rows)
-        return Judged(prompts=found.prompts, groups=[[cut, cut] for _ in rows], scores=found.scores)
+    def draw(rows: Sequence[int], number: int) -> Generated:
+        return Generated(groups=scored([WRONG for _ in rows], rows, "length"))
 
     with pytest.raises(GuardStop, match="100% of the answers were truncated"):
-        Refill(config(), 40)(1, draw)
+        DynamicSampling(config(), 40)(1, draw)
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Pairs as judged answers: what learns from thumbs up and down takes both sides of a pair."""
 
 import json
+import math
 import random
 import string
 from collections.abc import Sequence
@@ -11,8 +12,6 @@ from tests.tiny import tiny_model
 import posttrain as pt
 from posttrain.data.dataset import numbers_of
 from posttrain.data.labels import Unpaired
-from posttrain.experience.labels import desirable
-from posttrain.experience.scored_data import margins
 from posttrain.types import Example, LabelledExample, Pair
 
 
@@ -71,6 +70,10 @@ def test_labels_and_margins_are_counted_without_reading_an_answer():
     margin = {2: 0.0, 3: 1.5}
     pairs = [Pair(index=n, chosen=example(n), rejected=example(9), margin=margin.get(n)) for n in range(5)]
     stored = [Untokenised(kind, numbers_of(rows)) for kind, rows in ((LabelledExample, labelled), (Pair, pairs))]
-    assert (desirable(labelled), margins(pairs)) == (4, 2)
-    assert (desirable(stored[0]), margins(stored[1])) == (4, 2)
-    assert desirable(Unpaired(stored[1])) == 5
+
+    def counted(labels, margins):
+        return sum(numbers_of(labels)), sum(not math.isnan(number) for number in numbers_of(margins))
+
+    assert counted(labelled, pairs) == (4, 2)
+    assert counted(*stored) == (4, 2)
+    assert sum(numbers_of(Unpaired(stored[1]))) == 5

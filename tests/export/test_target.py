@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from posttrain.errors import ExportError
+from posttrain.errors import ConfigError, ExportError
+from posttrain.export import export
 from posttrain.export.target import clean, written_whole
 
 
@@ -83,3 +84,11 @@ def test_a_later_process_with_the_number_of_the_killed_one_is_not_taken_for_it(o
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() + 60)
     clean(out)
     assert list(out.parent.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("name", ["out.gguf", "model.safetensors", "deep/er/pytorch_model.bin"])
+@pytest.mark.parametrize("to", ["hf", "gguf"])
+def test_a_name_of_a_file_becomes_no_folder(tmp_path: Path, name: str, to):
+    with pytest.raises(ConfigError, match="names a file"):
+        export(tmp_path / "run", tmp_path / name, to=to)
+    assert not (tmp_path / name).exists()

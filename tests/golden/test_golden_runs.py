@@ -173,7 +173,7 @@ def recipe(folder: Path, algorithm: str) -> dict[str, Any]:
 
 def one_step(run: Run, step: int) -> dict[str, float]:
     fed = run.feed.take(step, version=0)
-    _, log = train_step(run, fed.experience, step)
+    _, log = train_step(run.trainer, fed.experience, step)
     return {**run.feed.metrics(fed), **log.reduce()}
 
 
@@ -186,12 +186,12 @@ def replay(run: Run) -> SampledFeed:
     assert isinstance(run.feed, SampledFeed)
     return SampledFeed(
         run.config,
-        run.feed.prompts,
-        Recorded(run.loaded.tokenizer),
+        run.feed.rows,
+        Recorded(run.trainer.loaded.tokenizer),
         build_rewards([vowels]),
-        pad_id=run.loaded.pad_id,
-        needs=run.algorithm.needs,
-        learns_from_rewards=run.feed.learns_from_rewards,
+        pad_id=run.trainer.loaded.pad_id,
+        needs=run.trainer.algorithm.needs,
+        learns_from_rewards=run.feed.weights is not None,
     )
 
 
@@ -235,7 +235,7 @@ class Recorded:
 
 
 def permute_rows(run: Run) -> None:
-    weigh, generator = run.weigh, torch.Generator().manual_seed(1)
+    weigh, generator = run.trainer.advantages, torch.Generator().manual_seed(1)
 
     class Permuted:
         """The weighing of the run with its rows in another order."""
@@ -247,11 +247,11 @@ def permute_rows(run: Run) -> None:
             batch = weigh(experience)
             return batch.rows(torch.randperm(batch.num_rows, generator=generator))
 
-    run.weigh = Permuted()  # pyright: ignore[reportAttributeAccessIssue]
+    run.trainer.advantages = Permuted()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def one_percent_more_loss(run: Run) -> None:
-    algorithm = run.algorithm
+    algorithm = run.trainer.algorithm
 
     class Longer:
         """The algorithm of the run with a small mistake in its loss."""
@@ -263,4 +263,4 @@ def one_percent_more_loss(run: Run) -> None:
             loss, metrics = algorithm.loss(*args)
             return 1.01 * loss, metrics
 
-    run.algorithm = Longer()  # pyright: ignore[reportAttributeAccessIssue]
+    run.trainer.algorithm = Longer()  # pyright: ignore[reportAttributeAccessIssue]

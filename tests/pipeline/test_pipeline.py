@@ -22,7 +22,10 @@ import posttrain
 from posttrain.cli import run as command
 from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError, ModelError
+from posttrain.evaluate.api import evaluate
+from posttrain.evaluate.chat import ChatSession
 from posttrain.export import api as exporting
+from posttrain.export.origin import find_origin
 from posttrain.models.load import load_model
 from posttrain.pipeline import stage as pipeline_stage
 from posttrain.pipeline.handover import HandOver, describe, receive
@@ -147,17 +150,23 @@ def begun(done: Pipeline, place: Path, *status: str) -> Path:
 
 
 @pytest.mark.parametrize("words", ["eval", "eval --as pairs --data x.jsonl", "chat -m hi", "export", "export --step 3"])
-def test_where_a_run_is_read_a_pipeline_is_told_which_stage_to_give(done, tmp_path, capsys, words):
+def test_where_a_run_is_read_an_unfinished_pipeline_is_told_which_stage_to_give(done, tmp_path, capsys, words):
     name, *options = words.split()
     half = begun(done, tmp_path / "half", "finished", "training")
     none = begun(done, tmp_path / "none", "interrupted", "waiting")
     for folder, says in (
-        (done.folder, f"Give that of a finished stage: '{done.folder / '01-sft'}' or '{done.folder / '02-grpo'}'."),
-        (half, f"Give that of a finished stage: '{half / '01-sft'}'."),
+        (half, f"its last stage has not finished yet[^$]*Give that of a finished stage: '{half / '01-sft'}'"),
         (none, f"no stage of it has finished yet[^$]*`posttrain resume {none}` continues it"),
     ):
         assert command([name, str(folder), *options]) == 2
         assert re.search(f"ModelError: {folder} is the folder of a pipeline[^$]*{says}", capsys.readouterr().err)
+
+
+def test_where_a_run_is_read_a_finished_pipeline_means_its_last_stage(done):
+    last = done.folder / "02-grpo"
+    assert find_origin(done.folder).run == last
+    assert evaluate(done.folder, k=0).to_json() == evaluate(last, k=0).to_json()
+    assert Path(ChatSession(done.folder).model_path).is_relative_to(last)
 
 
 def test_where_a_model_is_read_its_newest_checkpoint_is_named(done, folder, tmp_path):

@@ -135,9 +135,17 @@ def test_a_run_is_its_report_and_every_step_s_answers(browser):
 def test_a_page_that_lies_in_the_folder_is_shown_and_cannot_act(browser):
     """It may have come with runs of somebody else."""
     _, headers, text = browser.ask("/runs/versus/report.html")
+    frame = next(found for tag, found in Page(text).elements if tag == "iframe")
+    assert frame["sandbox"] is None or frame["sandbox"] == "", "no script, no form, no window, no way out of the frame"
+    assert "frame-src 'self'" in text, "the frame itself goes nowhere else"
+    assert headers["content-security-policy"] == "frame-ancestors 'none'"
+    _, headers, text = browser.ask(frame["src"])
     assert text == "<p>a comparison</p>"
-    assert "default-src 'none'" in headers["content-security-policy"]
-    assert "script" not in headers["content-security-policy"]
+    policy = headers["content-security-policy"]
+    assert policy.startswith("sandbox; default-src 'none'"), "opened alone it is as shut, meta refresh included"
+    assert "frame-ancestors 'self'" in policy
+    assert "script" not in policy
+    assert browser.ask("/runs/first/as-written.html")[0] == 404
 
 
 def test_chosen_runs_are_drawn_on_the_same_plots(browser):

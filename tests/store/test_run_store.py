@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -16,8 +15,10 @@ import torch
 from tests.disks import FILL, on_a_small_disk
 
 from posttrain.errors import ConfigError, RewardError
-from posttrain.experience.group import Judged
-from posttrain.store.run_store import RunStore, rollout_table
+from posttrain.experience.group import groups_of
+from posttrain.experience.rollouts import rollout_table
+from posttrain.rewards import Scores
+from posttrain.store.run_store import RunStore
 from posttrain.types import Completion, Prompt
 
 NAN, INF = float("nan"), float("inf")
@@ -133,16 +134,17 @@ def test_a_rollout_row_holds_the_text_the_ids_and_each_number_behind_its_loss(st
         [completion([7, 8], [-0.5, -0.25], "2"), completion([9], [-1.0], "3")],
         [completion([6, 6, 6], [-2.0, -2.0, -2.0], "444", "length"), completion([], [], "")],
     ]
-    scores = SimpleNamespace(
+    scores = Scores(
         rewards_PG=[[1.0, 0.0], [NAN, 0.5]],
         scored_PG=[[True, True], [False, True]],
         parts={"math": [[1.0, 0.0], [None, 0.5]], "brevity": [[None, None], [None, None]]},
-        verdicts={},
+        failures=(),
+        seconds={},
     )
     advantages_BT = torch.tensor(
         [[0, 0, 1.5, 0.5, 0], [0, 0, -1.0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.float32
     )
-    path = store.rollouts(10, rollout_table(10, Judged(prompts=prompts, groups=groups, scores=scores), advantages_BT))
+    path = store.rollouts(10, rollout_table(10, groups_of(prompts, groups, scores), advantages_BT))
     assert path.relative_to(store.folder).as_posix() == "rollouts/step-000010.parquet"
     rows = parquet.read_table(path).to_pylist()
     assert rows[0] == {
@@ -208,7 +210,6 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(store):
 HOLD_THE_LOCK = """
 import os, sys, time
 from pathlib import Path
-from posttrain.experience.group import Judged
 from posttrain.store.run_store import RunStore
 store = RunStore.open(Path(sys.argv[1]))
 if os.fork() == 0:  # a worker that outlives the trainer, and has inherited everything it had open
@@ -262,8 +263,7 @@ def test_a_full_disk_says_what_to_do(tmp_path):
 
 
 def fill(store: RunStore, steps: int) -> None:
-    scores = SimpleNamespace(rewards_PG=[], scored_PG=[], parts={}, verdicts={})
-    table = rollout_table(0, Judged(prompts=[], groups=[], scores=scores), torch.zeros(0, 0))
+    table = rollout_table(0, [], torch.zeros(0, 0))
     store.event("start", "started")
     for step in range(1, steps + 1):
         store.metrics(step, {"reward": step / 10})

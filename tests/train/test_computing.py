@@ -68,7 +68,7 @@ def train(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, chosen: Comp
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in run.loaded.model.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in run.trainer.loaded.model.state_dict().items()}
 
 
 def events(run: Run, kind: str) -> list[str]:
@@ -79,13 +79,13 @@ def events(run: Run, kind: str) -> list[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_run_samples_from_packed_weights_and_proves_each_delivery(dtype, folder, monkeypatch):
     run = train(folder, f"packed-{dtype}", monkeypatch, replace(EVERYTHING, dtype=dtype))
-    sampler = run.feed.sampler
+    sampler = run.feed.generator.sampler
     assert any(isinstance(module, PackedLinear) for module in sampler.model.modules())
     assert sampler.compute.kernels == EVERYTHING.kernels
     assert sampler.version == 4
     compared = [row["publish/tensors_compared"] for row in run.metrics]
-    assert compared == [len(list(run.loaded.model.named_parameters(remove_duplicate=False))) + 2] * 4
-    assert events(run, "compute") == [f"{run.compute.describe()} (planted)"]
+    assert compared == [len(list(run.trainer.loaded.model.named_parameters(remove_duplicate=False))) + 2] * 4
+    assert events(run, "compute") == [f"{run.trainer.loaded.compute.describe()} (planted)"]
 
 
 def test_float32_products_through_onednn_and_packed_sampling_change_rounding_only(folder, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, ever
     stopped = train(folder, f"{name} {dtype} stopped", monkeypatch, chosen, publish_every=every, steps=2)
     monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: saved or Compute())
     resumed = posttrain.resume(stopped.folder, steps=4)
-    assert resumed.compute == chosen
+    assert resumed.trainer.loaded.compute == chosen
     expected = weights(whole)
     assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(resumed).items())
 
@@ -125,13 +125,13 @@ def test_a_run_that_began_before_there_was_a_choice_goes_on_in_the_plain_way(fol
     assert not (stopped.folder / computing.FILE).exists()
     monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: saved or EVERYTHING)
     resumed = posttrain.resume(stopped.folder, steps=3)
-    assert resumed.compute == Compute()
+    assert resumed.trainer.loaded.compute == Compute()
 
 
 def test_a_run_that_is_given_the_choice_of_another_computes_like_it(folder, monkeypatch):
     (folder / "repeated").mkdir()
     EVERYTHING.write(folder / "repeated" / computing.FILE)
-    assert train(folder, "repeated", monkeypatch, Compute(), steps=1).compute == EVERYTHING
+    assert train(folder, "repeated", monkeypatch, Compute(), steps=1).trainer.loaded.compute == EVERYTHING
 
 
 def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, monkeypatch):
@@ -141,24 +141,24 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, mon
     resumed = posttrain.resume(stopped.folder, steps=3)
     assert Compute.read(resumed.folder / computing.FILE) == here
     (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
-    assert f"{stopped.compute.describe()} on another processor" in told
+    assert f"{stopped.trainer.loaded.compute.describe()} on another processor" in told
     assert ", and goes on in float32, sampling" in told
 
 
 @pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
 def test_a_run_whose_kernels_are_gone_goes_on_without_them_and_says_so(folder, monkeypatch):
     stopped = posttrain.train(settings(folder, "kernels gone", steps=2))
-    assert stopped.compute.kernels == "compiled"
+    assert stopped.trainer.loaded.compute.kernels == "compiled"
     monkeypatch.setenv(SWITCH, "torch")
     found.cache_clear()
     try:
         resumed = posttrain.resume(stopped.folder, steps=3)
     finally:
         found.cache_clear()
-    assert resumed.compute.kernels == "torch"
-    assert resumed.feed.sampler.compute.kernels == "torch"
+    assert resumed.trainer.loaded.compute.kernels == "torch"
+    assert resumed.feed.generator.sampler.compute.kernels == "torch"
     (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
-    assert f"compiled kernels on {machine()}, {stopped.compute.compiler}, and goes on in " in told
+    assert f"compiled kernels on {machine()}, {stopped.trainer.loaded.compute.compiler}, and goes on in " in told
     assert "no compiled kernels: POSTTRAIN_KERNELS = torch" in events(resumed, "compute")[-1]
 
 
@@ -166,13 +166,13 @@ def test_a_run_folder_is_evaluated_as_the_run_computed(folder, monkeypatch):
     run = train(folder, "evaluated", monkeypatch, steps=1)
     found = posttrain.evaluate(run.folder)
     assert found.to_json() == run.evaluation["trained"]
-    assert not any(isinstance(module, PackedLinear) for module in run.loaded.model.modules())
+    assert not any(isinstance(module, PackedLinear) for module in run.trainer.loaded.model.modules())
 
 
 def test_what_a_run_measures_for_itself_is_on_file_and_told(folder):
     """No choice is planted here: whatever this machine makes of it."""
     run = posttrain.train(settings(folder, "measured", steps=1))
-    assert Compute.read(run.folder / computing.FILE) == run.compute
-    assert run.compute.machine == machine()
-    assert run.describe()["model"].endswith(run.compute.describe())
-    assert events(run, "compute") == [f"{run.compute.describe()} ({run.compute.why})"]
+    assert Compute.read(run.folder / computing.FILE) == run.trainer.loaded.compute
+    assert run.trainer.loaded.compute.machine == machine()
+    assert run.describe()["model"].endswith(run.trainer.loaded.compute.describe())
+    assert events(run, "compute") == [f"{run.trainer.loaded.compute.describe()} ({run.trainer.loaded.compute.why})"]

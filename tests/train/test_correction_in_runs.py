@@ -58,8 +58,8 @@ def steps(run: Run, number: int) -> tuple[Batch, dict[str, float]]:
     """The batch and the metrics of the last of so many steps."""
     batch, metrics = None, MetricLog()
     for step in range(1, number + 1):
-        batch, metrics = train_step(run, run.feed.take(step, version=step - 1).experience, step)
-        run.publish(step)
+        batch, metrics = train_step(run.trainer, run.feed.take(step, version=step - 1).experience, step)
+        run.trainer.publish(step)
     assert batch is not None
     return batch, metrics.reduce()
 
@@ -67,10 +67,10 @@ def steps(run: Run, number: int) -> tuple[Batch, dict[str, float]]:
 def plain_passes(run: Run) -> int:
     """Forward passes of the policy without gradient in one step."""
     experience = run.feed.take(1, version=0).experience
-    train_step(run, experience, 1)  # the first pass of a model also finds out how it is run
+    train_step(run.trainer, experience, 1)  # the first pass of a model also finds out how it is run
     seen: list[bool] = []
-    handle = run.loaded.model.model.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))  # type: ignore[operator,union-attr]
-    train_step(run, experience, 2)
+    handle = run.trainer.loaded.model.model.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))  # type: ignore[operator,union-attr]
+    train_step(run.trainer, experience, 2)
     handle.remove()
     return seen.count(False)
 
@@ -95,7 +95,7 @@ def plain_passes(run: Run) -> int:
 )
 def test_auto_corrects_as_soon_as_the_sampler_is_not_the_trainers_own_numerics(build, algorithm, settings, applied):
     run = build(algorithm, settings)
-    assert run.algorithm.correction == applied
+    assert run.trainer.algorithm.correction == applied
     named = algorithm if isinstance(algorithm, dict) else {}
     saved = run.resolved.config.algorithm.settings["correction"]
     assert saved == named.get("correction", "auto"), "the config keeps what was asked for"
@@ -145,7 +145,7 @@ def test_the_age_of_a_token_reaches_the_anchor(build):
     assert batch.sampling_logprobs_BT is not None
     assert batch.versions_BT[batch.completion_mask_BT].tolist() == [0] * int(batch.completion_mask_BT.sum())
     now_BT = torch.full_like(batch.sampling_logprobs_BT, -0.5)
-    _, anchored = run.algorithm.start(now_BT, batch)  # type: ignore[attr-defined]
+    _, anchored = run.trainer.algorithm.start(now_BT, batch)  # type: ignore[attr-defined]
     expected_BT = batch.sampling_logprobs_BT + 2 / 3 * (now_BT - batch.sampling_logprobs_BT)
     mask_BT = batch.completion_mask_BT
     torch.testing.assert_close(anchored.old_logprobs_BT[mask_BT], expected_BT[mask_BT])
@@ -154,10 +154,10 @@ def test_the_age_of_a_token_reaches_the_anchor(build):
 def test_an_update_of_which_everything_is_rejected_is_no_update(build):
     rejecting = {"action": "reject", "high": 1e-6, "rejected_in_denominator": False}
     run = build({"name": "grpo", "correction": rejecting})
-    before = {name: p.detach().clone() for name, p in run.loaded.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in run.trainer.loaded.model.named_parameters()}
     _, metrics = steps(run, 1)
     assert "loss" not in metrics
-    assert all(torch.equal(p, before[name]) for name, p in run.loaded.model.named_parameters())
+    assert all(torch.equal(p, before[name]) for name, p in run.trainer.loaded.model.named_parameters())
 
 
 def test_rejected_tokens_leave_the_denominator_of_the_update(build):
@@ -168,7 +168,7 @@ def test_rejected_tokens_leave_the_denominator_of_the_update(build):
         run = build({"name": "policy_gradient", "aggregation": "token_mean", "correction": band}, STALE, f"kept {kept}")
         _, metrics = steps(run, 1)
         assert metrics["is/masked_fraction"] == 0
-        _, log = train_step(run, run.feed.take(2, version=1).experience, 2)
+        _, log = train_step(run.trainer, run.feed.take(2, version=1).experience, 2)
         norms.append(log.reduce())
     assert norms[0]["is/masked_fraction"] > 0.1
     assert norms[1]["grad_norm"] > 1.05 * norms[0]["grad_norm"]

@@ -85,15 +85,15 @@ def assert_equal(actual, expected, where="") -> None:
 )
 def test_a_critic_is_there_without_being_asked_for(folder, settings, kind):
     run = train(folder, f"default-{kind}-{len(settings)}", **settings, **{"train.steps": 1})
-    assert run.critic is not None
-    assert run.critic.kind == kind
+    assert run.trainer.critic is not None
+    assert run.trainer.critic.kind == kind
     assert run.describe()["critic"].startswith(f"{kind}, ")
     assert {"value/loss", "value/explained_variance", "critic/grad_norm"} <= run.metrics[0].keys()
 
 
 def test_an_algorithm_without_one_has_none(folder):
     run = train(folder, "none", algorithm="grpo", **{"train.steps": 1})
-    assert run.critic is None
+    assert run.trainer.critic is None
     assert "critic/grad_norm" not in run.metrics[0]
 
 
@@ -105,8 +105,8 @@ def test_a_critic_starts_where_its_path_says(folder):
     save_reward_model(model, folder / "scores", ScoringFacts())
     settings = {"critic.path": str(folder / "scores"), "critic.learning_rate": 0.0, "train.steps": 1}
     run = train(folder, "from-reward-model", **settings)
-    assert run.critic is not None
-    assert (run.critic.head.weight == 0.125).all()
+    assert run.trainer.critic is not None
+    assert (run.trainer.critic.head.weight == 0.125).all()
 
 
 def test_a_critic_that_reads_other_ids_is_refused(folder):

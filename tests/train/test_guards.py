@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
+from posttrain.experience.feed import StepData, name_completions, name_examples
+from posttrain.experience.group import groups_of
 from posttrain.train.guards import (
     Guards,
     NonFinite,
@@ -18,8 +20,6 @@ from posttrain.train.guards import (
     Truncation,
     Unmoved,
     Unscored,
-    name_completions,
-    name_examples,
 )
 from posttrain.types import Batch, Completion, Example, Experience, Outputs, Prompt
 
@@ -57,7 +57,8 @@ def guard(saved) -> NonFinite:
 
     guard = NonFinite(save)
     prompts = [Prompt(index=4711, ids=(1,), text="1+1="), Prompt(index=12, ids=(1,), text="2+2=")]
-    guard.watch(name_completions(prompts, [[completion(3), completion(2)], [completion(3), completion(1)]]))
+    groups = groups_of(prompts, [[completion(3), completion(2)], [completion(3), completion(1)]], None)
+    guard.watch(name_completions(groups))
     return guard
 
 
@@ -247,8 +248,8 @@ def test_given_answers_may_be_learned_until_no_gradient_is_left():
 
 # --- truncation ------------------------------------------------------------------------------------------------------
 
-CUT = [[completion(16, "length"), completion(16, "length"), completion(16, "length"), completion(8)]]
-ENDED = [[completion(16, "length"), completion(16, "length"), completion(4), completion(8)]]
+CUT = [completion(16, "length"), completion(16, "length"), completion(16, "length"), completion(8)]
+ENDED = [completion(16, "length"), completion(16, "length"), completion(4), completion(8)]
 
 
 def test_truncated_answers_warn_once_and_stop_with_the_setting_to_change():
@@ -305,9 +306,10 @@ def config() -> SimpleNamespace:
     return SimpleNamespace(guards=limits, sampling=SimpleNamespace(max_completion_length=16))
 
 
-def bad_step() -> tuple[Experience, list]:
+def bad_step() -> StepData:
     experience = Experience.from_rewards(torch.zeros(1, 4), completion_mask_BT=torch.ones(4, 2))
-    return experience, CUT
+    groups = groups_of([Prompt(index=0, ids=(1,), text="?")], [CUT], None)
+    return StepData(experience=experience, version=0, groups=groups)
 
 
 def test_a_critic_or_a_batch_mean_learns_from_prompts_that_differ():
@@ -320,17 +322,17 @@ def test_a_critic_or_a_batch_mean_learns_from_prompts_that_differ():
 
 
 def test_the_warnings_of_all_guards_come_together(config):
-    guards = Guards.of(config, lambda step, rows: Path())
-    warnings = guards.observe(1, *bad_step())
+    guards = Guards.of(config, lambda step, rows: Path(), from_rewards=True)
+    warnings = guards.observe(1, bad_step())
     assert ["cut at" in warnings[0], "all 4 answers got reward 0" in warnings[1]] == [True, True]
-    assert guards.observe(2, *bad_step()) == []
+    assert guards.observe(2, bad_step()) == []
 
 
 def test_a_resumed_run_stops_where_the_other_would_have_stopped(config):
-    guards = Guards.of(config, lambda step, rows: Path())
+    guards = Guards.of(config, lambda step, rows: Path(), from_rewards=True)
     for step in (1, 2):
-        guards.observe(step, *bad_step())
-    resumed = Guards.of(config, lambda step, rows: Path())
+        guards.observe(step, bad_step())
+    resumed = Guards.of(config, lambda step, rows: Path(), from_rewards=True)
     resumed.load_state(json.loads(json.dumps(guards.state(), allow_nan=False)))
     assert resumed.state() == guards.state()
     stops = []
@@ -352,6 +354,6 @@ def test_the_state_before_the_first_step_is_json():
 def test_the_loop_reaches_the_non_finite_guard_through_the_bundle(config, batch):
     guards = Guards.of(config, lambda step, rows: Path("evidence"))
     with pytest.raises(NonFiniteError, match="the loss is nan"):
-        guards.check_loss(torch.tensor(NAN), with_number(NAN, 0, 1), batch, 1)
+        guards.non_finite.observe_loss(torch.tensor(NAN), with_number(NAN, 0, 1), batch, 1)
     with pytest.raises(NonFiniteError, match="the gradient norm is inf"):
-        guards.check_gradient(INF, batch, 1)
+        guards.non_finite.observe_gradient(INF, batch, 1)

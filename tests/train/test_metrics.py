@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.train.metrics import MetricLog, memory_metrics, rollout_metrics
+from posttrain.experience.metrics import component_metrics, length_metrics, reward_metrics
+from posttrain.train.metrics import MetricLog, memory_metrics
 from posttrain.types import Completion, Experience, Max, Mean, Min
 
 NAN = float("nan")
@@ -30,7 +31,8 @@ def measured(rewards, *, parts=None, scored=None, groups=None) -> dict[str, floa
     )
     log = MetricLog()
     groups = groups or [[completion(1) for _ in group] for group in rewards]
-    log.add(rollout_metrics(experience.rewards_PG, experience.scored_PG, groups, parts or {}))
+    log.add(reward_metrics(experience.rewards_PG, experience.scored_PG) | component_metrics(parts or {}))
+    log.add(length_metrics([one for group in groups for one in group]))
     return log.reduce()
 
 

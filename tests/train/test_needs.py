@@ -20,12 +20,13 @@ from posttrain.algorithms.base import Need
 from posttrain.algorithms.settings import settings
 from posttrain.config import check, load_config, to_yaml
 from posttrain.errors import ConfigError, GuardStop, ModelError
+from posttrain.experience.feed import StepData
 from posttrain.report.terminal import TerminalView
 from posttrain.store.run_store import RunStore
-from posttrain.train.loop import train_step, update
+from posttrain.train.loop import train_step
 from posttrain.train.run import Run
 from posttrain.train.setup import set_up
-from posttrain.types import Batch, Experience
+from posttrain.types import Batch, Experience, count_totals
 
 REWARDS = """
 def vowels(prompt, completion, **row):
@@ -158,8 +159,13 @@ def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
         yield built
 
 
+def reduced(data: StepData) -> dict[str, float]:
+    """The metrics of what was sampled."""
+    return {name: float(metric.item()) for name, metric in data.metrics.items()}
+
+
 def step(run: Run, number: int = 1) -> Batch:
-    batch, _ = train_step(run, run.feed.take(number, version=number - 1).experience, number)
+    batch, _ = train_step(run.trainer, run.feed.take(number, version=number - 1).experience, number)
     return batch
 
 
@@ -171,7 +177,11 @@ def counted_passes(run: Run) -> Iterator[list[str]]:
     def note(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         passes.append("gradient" if torch.is_grad_enabled() else "plain")
 
-    body = run.loaded.model.get_base_model() if hasattr(run.loaded.model, "get_base_model") else run.loaded.model
+    body = (
+        run.trainer.loaded.model.get_base_model()
+        if hasattr(run.trainer.loaded.model, "get_base_model")
+        else run.trainer.loaded.model
+    )
     handle = body.model.register_forward_pre_hook(note, with_kwargs=True)  # type: ignore[union-attr]
     yield passes
     handle.remove()
@@ -179,9 +189,9 @@ def counted_passes(run: Run) -> Iterator[list[str]]:
 
 def passes_of_a_step(run: Run) -> list[str]:
     experience = run.feed.take(1, version=0).experience
-    train_step(run, experience, 1)  # the first pass of a model also finds out how it is run
+    train_step(run.trainer, experience, 1)  # the first pass of a model also finds out how it is run
     with counted_passes(run) as passes:
-        train_step(run, experience, 2)
+        train_step(run.trainer, experience, 2)
     return passes
 
 
@@ -251,13 +261,13 @@ def test_behind_a_shut_gate_a_component_is_0_for_algorithms_and_itself_in_the_me
         {"rewards": [{"function": vowels, "label": "some", "gate": gate}, {"function": vowels, "weight": 0}]},
     )
     fed = run.feed.take(1, version=0)
-    own_PG = torch.tensor(fed.rollout.trained.scores.parts["some"])
+    own_PG = torch.tensor([group.scores.parts["some"][0] for group in fed.groups])
     is_open_PG = own_PG >= 0.25
     assert is_open_PG.any()
     assert own_PG[~is_open_PG].any()
     torch.testing.assert_close(fed.experience.rewards_KPG[0], torch.where(is_open_PG, own_PG, 0.0))
     torch.testing.assert_close(fed.experience.rewards_PG, fed.experience.rewards_KPG[0])
-    metrics = run.feed.metrics(fed)
+    metrics = reduced(fed)
     assert metrics["rewards/some/gated"] == pytest.approx(1 - is_open_PG.double().mean().item())
     assert metrics["rewards/some/mean"] == pytest.approx(own_PG.double().mean().item())
 
@@ -265,22 +275,22 @@ def test_behind_a_shut_gate_a_component_is_0_for_algorithms_and_itself_in_the_me
 def test_the_greedy_answer_of_each_prompt_is_scored_by_the_same_rewards(build):
     run = build("greedy")
     fed = run.feed.take(1, version=0)
-    greedy = fed.rollout.greedy
-    assert [len(group) for group in greedy.groups] == [1, 1]
-    assert [p.index for p in greedy.prompts] == [p.index for p in fed.rollout.trained.prompts]
-    expected = [sum(letter in "aeiou" for letter in group[0].text) / 8 for group in greedy.groups]
+    assert [len(group.completions) for group in fed.greedy] == [1, 1]
+    assert [group.prompt for group in fed.greedy] == [group.prompt for group in fed.groups]
+    expected = [sum(letter in "aeiou" for letter in group.completions[0].text) / 8 for group in fed.greedy]
     assert fed.experience.greedy_rewards_P.tolist() == pytest.approx(expected)
-    metrics = run.feed.metrics(fed)
+    metrics = reduced(fed)
     assert metrics["reward/greedy"] == pytest.approx(sum(expected) / 2)
     assert metrics["reward/greedy_unscored"] == 0
 
 
 def test_greedy_answers_are_those_of_the_policy_and_are_counted(build):
     run = build("greedy")
-    greedy = run.feed.take(1, version=0).rollout.greedy
+    greedy = run.feed.take(1, version=0).greedy
     again = run.feed.take(1, version=0)
-    assert [group[0].ids for group in again.rollout.greedy.groups] == [group[0].ids for group in greedy.groups]
-    assert again.num_tokens == again.rollout.sampled.num_tokens + greedy.num_tokens > greedy.num_tokens > 0
+    assert [group.completions[0].ids for group in again.greedy] == [group.completions[0].ids for group in greedy]
+    sampled_tokens, greedy_tokens = (sum(one.num_tokens for one in groups) for groups in (again.groups, greedy))
+    assert again.num_tokens == sampled_tokens + greedy_tokens > greedy_tokens > 0
 
 
 def test_a_greedy_answer_without_a_reward_is_nan_and_counted(build, folder, tmp_path):
@@ -289,19 +299,19 @@ def test_a_greedy_answer_without_a_reward_is_nan_and_counted(build, folder, tmp_
     run = build("greedy", {"rewards": [reward]})
     fed = run.feed.take(1, version=0)
     assert fed.experience.greedy_rewards_P.isnan().all()
-    assert run.feed.metrics(fed)["reward/greedy_unscored"] == 1
+    assert reduced(fed)["reward/greedy_unscored"] == 1
 
 
 def test_a_run_with_a_greedy_answer_per_prompt_records_it(folder, tmp_path, build):
     run = build("greedy")
     fed = run.feed.take(1, version=0)
-    batch, _ = train_step(run, fed.experience, 1)
+    batch, _ = train_step(run.trainer, fed.experience, 1)
     run.step = 1
     run.record_step(fed, batch, {})
     rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
-    greedy = fed.rollout.greedy
-    assert [row["greedy_completion"] for row in rows] == [group[0].text for group in greedy.groups for _ in range(4)]
-    assert [row["greedy_reward"] for row in rows[::4]] == [rewards[0] for rewards in greedy.scores.rewards_PG]
+    texts = [group.completions[0].text for group in fed.greedy]
+    assert [row["greedy_completion"] for row in rows] == [text for text in texts for _ in range(4)]
+    assert [row["greedy_reward"] for row in rows[::4]] == [group.scores.rewards_PG[0][0] for group in fed.greedy]
 
 
 # --- signal -----------------------------------------------------------------------------------------------------------
@@ -313,22 +323,22 @@ def test_a_step_is_filled_with_groups_that_have_signal(build, folder):
     rewards_PG = fed.experience.rewards_PG
     assert rewards_PG.shape == (4, 4)
     assert all(len(set(group)) == 2 for group in rewards_PG.tolist())
-    metrics = run.feed.metrics(fed)
+    metrics = reduced(fed)
     assert metrics["data/sampling_rounds"] > 1
-    sampled = fed.rollout.sampled
+    sampled = fed.sampled
     assert metrics["data/generated_per_trained"] == len(sampled) / 4
     assert metrics["frac_reward_zero_std"] > 0, "measured over all that was sampled"
-    assert run.feed.take(1, version=0).rollout.sampled.groups == sampled.groups, "a resumed run draws the same again"
+    assert run.feed.take(1, version=0).sampled == sampled, "a resumed run draws the same again"
 
 
 def test_what_was_discarded_is_on_file(build, folder):
     run = build("choosy", {"rewards": [{"function": f"{folder / 'rewards.py'}:rarely"}], "train.prompts_per_step": 4})
     fed = run.feed.take(1, version=0)
-    batch, _ = train_step(run, fed.experience, 1)
+    batch, _ = train_step(run.trainer, fed.experience, 1)
     run.step = 1
     run.record_step(fed, batch, {})
     rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
-    assert len(rows) == 4 * len(fed.rollout.sampled)
+    assert len(rows) == 4 * len(fed.sampled)
     assert [row["discarded"] for row in rows] == [False] * 16 + [True] * (len(rows) - 16)
     assert [row["row"] for row in rows] == list(range(len(rows)))
     assert {row["advantage"] for row in rows[16:]} == {None}
@@ -346,10 +356,10 @@ def test_data_without_any_signal_stops_the_run(build, folder):
 def test_an_algorithm_without_a_reward_trains_on_all_that_was_sampled(build):
     run = build("lengthening", {"rewards": []})
     fed = run.feed.take(1, version=0)
-    assert run.feed.inspect(fed, 1, run.guards) == []
-    batch, _ = train_step(run, fed.experience, 1)
+    assert run.guards.observe(1, fed) == []
+    batch, _ = train_step(run.trainer, fed.experience, 1)
     assert torch.equal(batch.completion_mask_BT, fed.experience.completion_mask_BT)
-    metrics = run.feed.metrics(fed)
+    metrics = reduced(fed)
     assert "reward" not in metrics
     assert metrics["completions/mean_length"] > 0
     run.step = 1
@@ -362,9 +372,9 @@ def test_rewards_that_are_only_watched_take_no_row_from_the_loss_and_stop_no_run
     (tmp_path / "odd.py").write_text("def odd(prompt, completion, **row):\n    raise ValueError('no')\n")
     run = build("lengthening", {"rewards": [{"function": f"{tmp_path / 'odd.py'}:odd"}]})
     fed = run.feed.take(1, version=0)
-    assert run.feed.inspect(fed, 1, run.guards) == []
+    assert run.guards.observe(1, fed) == []
     assert fed.experience.scored_PG.all()
-    assert run.feed.metrics(fed)["unscored_fraction"] == 1.0
+    assert reduced(fed)["unscored_fraction"] == 1.0
 
 
 def test_without_a_reward_the_check_measures(folder, tmp_path, build):
@@ -395,8 +405,8 @@ def test_a_teacher_is_not_trained(build, folder):
     tiny_model(folder / "other", seed=1)
     run = build("taught", {"teacher": str(folder / "other"), "rewards": [], "train.learning_rate": 0.1})
     experience = run.feed.take(1, version=0).experience
-    train_step(run, experience, 1)
-    train_step(run, experience, 2)
+    train_step(run.trainer, experience, 1)
+    train_step(run.trainer, experience, 2)
     first, second = Watching.given
     assert torch.equal(first.teacher_logprobs_BT, second.teacher_logprobs_BT)
     mask_BT = experience.completion_mask_BT
@@ -467,15 +477,17 @@ def other_data(tmp_path) -> dict[str, Any]:
 
 def gradient(run: Run) -> Tensor:
     """Of one update on the first experience, before clipping."""
-    batch = run.weigh(run.feed.take(1, version=0).experience)
+    batch = run.trainer.advantages(run.feed.take(1, version=0).experience)
     seen: list[Tensor] = []
 
     def keep(step: int, on_norm: Any) -> dict[str, Any]:
-        seen.append(torch.cat([p.grad.flatten() for p in run.optimizer.parameters if p.grad is not None]).clone())
+        seen.append(
+            torch.cat([p.grad.flatten() for p in run.trainer.optimizer.parameters if p.grad is not None]).clone()
+        )
         return {}
 
-    run.optimizer.step = keep  # pyright: ignore[reportAttributeAccessIssue]
-    update(run, batch, 1)
+    run.trainer.optimizer.step = keep  # pyright: ignore[reportAttributeAccessIssue]
+    run.trainer.update(batch, count_totals(batch), 1)
     return seen[0]
 
 
@@ -499,7 +511,7 @@ def test_the_split_into_micro_batches_does_not_change_the_auxiliary_gradient(bui
 
 def test_each_update_gets_its_own_auxiliary_rows_and_a_resumed_run_the_same(build, other_data):
     run = build("pulled", other_data | {"train.minibatches": 2})
-    add = run.add_gradient
+    add = run.trainer.add_gradient
     losses = [float(add(step, number)["ptx/nll"]) for step in (1, 2) for number in (0, 1)]
     assert len(set(losses)) == 4
     assert losses == [float(add(step, number)["ptx/nll"]) for step in (1, 2) for number in (0, 1)]
@@ -508,7 +520,7 @@ def test_each_update_gets_its_own_auxiliary_rows_and_a_resumed_run_the_same(buil
 def test_the_loss_on_auxiliary_data_is_a_metric_and_falls(build, other_data):
     run = build("pulled", other_data | {"data.auxiliary_rows": 5})
     fed = run.feed.take(1, version=0)
-    found = [train_step(run, fed.experience, number)[1].reduce()["ptx/nll"] for number in range(1, 6)]
+    found = [train_step(run.trainer, fed.experience, number)[1].reduce()["ptx/nll"] for number in range(1, 6)]
     assert found[-1] < found[0] - 0.1
 
 

@@ -78,7 +78,7 @@ def test_without_it_every_step_is_fresh(folder):
 def test_evaluations_judge_the_present_weights_and_not_those_that_sample(folder, run):
     """Between two publishings, too: after five steps of six the sampler still has version 3."""
     stopped = train(folder, "five", **{"train.steps": 5})
-    assert stopped.held.version == 3
+    assert stopped.trainer.held.version == 3
     again = posttrain.evaluate(stopped.folder)
     trained = stopped.evaluation["trained"]
     assert again.to_json()["greedy"] == trained["greedy"]

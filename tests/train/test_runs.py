@@ -101,7 +101,7 @@ def test_tokens_are_counted_with_their_prompts(folder):
 def test_training_moves_the_weights(folder):
     run = train(folder, "moves")
     start = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
-    trained = run.loaded.model.state_dict()
+    trained = run.trainer.loaded.model.state_dict()
     assert any(not torch.equal(tensor, start[name]) for name, tensor in trained.items())
 
 

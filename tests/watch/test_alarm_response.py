@@ -15,7 +15,7 @@ from tests.tiny import tiny_model, write_prompts
 import posttrain
 from posttrain.errors import AlarmStop
 from posttrain.evaluate.evaluation import Answer, Record
-from posttrain.experience.group import Judged
+from posttrain.experience.group import groups_of
 from posttrain.rewards import Scores
 from posttrain.rewards.judge import Judgement
 from posttrain.types import Completion, Prompt
@@ -101,8 +101,7 @@ def test_a_row_that_comes_twice_in_a_step_keeps_apart_what_a_judge_says_of_its_a
     prompts = [Prompt(index=index, ids=(1,), text="?") for index in (7, 8, 7)]
     groups = [answers("0", "1", "0"), answers("1", "1", "1"), answers("1", "0", "1")]
     places = [(0, 0), (0, 1), (0, 2), (1, 1), (2, 1)]
-    judged = Judged(prompts=prompts, groups=groups, scores=None)
-    checked = IndependentCheck(Judges()).look_at(judged, places, accepted=9, accepts_at=0.5)
+    checked = IndependentCheck(Judges()).look_at(groups_of(prompts, groups, None), places, accepted=9, accepts_at=0.5)
     assert checked.scores["judge"] == {(0, 0): 0.0, (0, 1): 1.0, (0, 2): 0.0, (1, 1): 1.0, (2, 1): 0.0}
     said = sorted((one.prompt, one.completion, one.score) for one in checked.judgements)
     assert said == [(7, 0, 0.0), (7, 1, 0.0), (7, 1, 1.0), (7, 2, 0.0), (8, 1, 1.0)]

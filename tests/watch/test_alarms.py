@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from posttrain.config import AlarmConfig
-from posttrain.experience.group import Judged
+from posttrain.experience.group import groups_of
 from posttrain.rewards import Scores
 from posttrain.rewards.judge import Judgement
 from posttrain.types import Completion, Prompt
@@ -286,8 +286,8 @@ def test_what_a_judging_check_says_is_filed_under_the_answer_that_it_is_about():
             )
 
     answers = [Completion(ids=(1,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=str(g)) for g in range(4)]
-    judged = Judged(prompts=[Prompt(index=7, ids=(1,), text="?")], groups=[answers], scores=None)
-    checked = IndependentCheck(Judges()).look_at(judged, [(0, 3), (0, 1)], accepted=2, accepts_at=0.5)
+    groups = groups_of([Prompt(index=7, ids=(1,), text="?")], [answers], None)
+    checked = IndependentCheck(Judges()).look_at(groups, [(0, 3), (0, 1)], accepted=2, accepts_at=0.5)
     assert [(one.label, one.prompt, one.completion) for one in checked.judgements] == [
         ("check/judge", 7, 1),
         ("check/judge", 7, 3),

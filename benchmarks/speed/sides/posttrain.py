@@ -69,7 +69,9 @@ def sampling_alone(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     force_lengths(read(folder)["lengths"], gate)
     with _prepared(folder, _grpo(folder) | settings) as run:
         for seed in range(1000):
-            groups = run.feed.sampler.generate(run.feed.prompts, run.config.sampling, group_size=GROUP_SIZE, seed=seed)
+            groups = run.feed.generator.sampler.generate(
+                run.feed.rows, run.config.sampling, group_size=GROUP_SIZE, seed=seed
+            )
             gate.turn(tokens=sum(len(completion.ids) for group in groups for completion in group))
 
 
@@ -77,7 +79,7 @@ def training_pass(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     """`train_step` on the experience of one step, taken once: forward, backward and optimizer."""
     for run, experience in trained_experience(folder, settings):
         for step in range(1, 1000):
-            train_step(run, experience, step)
+            train_step(run.trainer, experience, step)
             gate.turn()
 
 

@@ -30,7 +30,7 @@ def training_pass(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     for run, experience in trained_experience(folder, settings):
         for step in range(1, 1000):
             with profile(activities=[ProfilerActivity.CPU]) as found:
-                train_step(run, experience, step)
+                train_step(run.trainer, experience, step)
             seconds: Counter[str] = Counter()
             for event in found.events() or []:
                 seconds[kind_of(_callers(event))] += event.self_cpu_time_total * 1e-6

@@ -17,6 +17,7 @@ from posttrain.importing import uncollected
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
+LOADING = "loading torch and transformers"
 OPTIONS = ("--output", "--dry-run", "--show-samples", "--quiet", "--json", "--help")
 
 
@@ -71,10 +72,12 @@ def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json
         everything = {"config": resolved.config.model_dump(mode="json"), "origins": dict(resolved.origins)}
         answer(everything, to_yaml(resolved).rstrip(), as_json=json)
         return 0
+    view = view_for(quiet=quiet, as_json=json, show_samples=show_samples)
+    view.begins(LOADING)
     with uncollected():
         from posttrain.train.api import train_resolved
 
-    run = train_resolved(resolved, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
+    run = train_resolved(resolved, view=view)
     return finish(run, as_json=json)
 
 
@@ -93,10 +96,12 @@ def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool,
         everything = {**pipeline.settings.model_dump(mode="json"), "stages": stages}
         answer(everything, to_yaml(pipeline, pipeline.settings.output).rstrip(), as_json=json)
         return 0
+    view = view_for(quiet=quiet, as_json=json, show_samples=show_samples)
+    view.begins(LOADING)
     with uncollected():
         from posttrain.pipeline.run import train_pipeline
 
-    trained = train_pipeline(pipeline, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
+    trained = train_pipeline(pipeline, view=view)
     return finish(trained, as_json=json)
 
 

@@ -41,6 +41,8 @@ class LabelledSet(Kept):
 class Unpaired(Sequence[LabelledExample]):
     """The two answers of each pair as rows of their own: the chosen one is desirable, the rejected one is not."""
 
+    record = LabelledExample
+
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
 

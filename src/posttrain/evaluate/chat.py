@@ -11,7 +11,7 @@ from posttrain.config import ModelConfig, RunConfig, SamplingConfig, load_config
 from posttrain.data.prompts import Renderer
 from posttrain.engines import make_sampler
 from posttrain.errors import DataError
-from posttrain.evaluate.trained import is_run, trained_model
+from posttrain.evaluate.trained import run_in, trained_model
 from posttrain.models.load import load_model
 from posttrain.models.named import resolve_model_path
 from posttrain.types import Prompt
@@ -36,7 +36,7 @@ class ChatSession:
         """`model_or_run` is a model folder or name, or a run folder: its newest checkpoint that verifies, with the
         system prompt, the chat template and the stop strings that it was trained with. `system` goes before those.
 
-        Raises what `is_run`, `trained_model` and `load_model` raise.
+        Raises what `run_in`, `trained_model` and `load_model` raise.
         """
         model, run = _model_and_run(Path(model_or_run))
         self.model_path = model.path
@@ -87,7 +87,8 @@ class ChatSession:
 
 def _model_and_run(place: Path) -> tuple[ModelConfig, RunConfig | None]:
     """The model to open and, for a run, its settings."""
-    if not is_run(place):
+    run = run_in(place)
+    if run is None:
         return resolve_model_path(ModelConfig(path=str(place)), seed=0), None
-    config = load_config(place / "config.yaml").config
-    return trained_model(place, config), config
+    config = load_config(run / "config.yaml").config
+    return trained_model(run, config), config

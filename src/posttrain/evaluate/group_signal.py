@@ -88,8 +88,7 @@ def sample_answers(
             fix=f"Ask for {sampling.group_size} or more (--samples), or lower sampling.group_size.",
         )
     each = sampler.each(prompts, sampling, group_size=count, seed=seed)
-    drawn = draw(each, prompts, rewards, group_size=count)
-    groups, scores = drawn.groups, drawn.scores
+    groups, scores, *_ = draw(each, prompts, rewards, group_size=count)
     assert scores is not None
     values_P = [[value for value in row if not math.isnan(value)] for row in scores.rewards_PG]
     known = [*seen, *(value for row in values_P for value in row)]

@@ -19,9 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from posttrain.data.dataset import pairs_batch, ratings_batch
 from posttrain.evaluate.row_scores import of_baseline, read_numbers, refuse_non_finite
-from posttrain.experience.preferences import pairs_batch
-from posttrain.experience.ratings import Scale, ratings_batch
 from posttrain.files import write_sealed
 from posttrain.functional.calibration import (
     ReliabilityBin,
@@ -34,7 +33,7 @@ from posttrain.functional.calibration import (
     spearman,
 )
 from posttrain.functional.intervals import Interval, mean_interval, paired_interval, wilson
-from posttrain.models.microbatches import split_for
+from posttrain.models.microbatches import Split
 from posttrain.models.reward_head import ScoringFacts
 from posttrain.types import Batch, Outputs, Pair, RatedExample
 
@@ -145,7 +144,7 @@ class HeldOutRatings:
         return len(self.rows)
 
     def scores(self) -> Scores:
-        outputs_B = score_rows(self.forward, ratings_batch(self.rows, Scale(), self.pad_id), self.tokens)
+        outputs_B = score_rows(self.forward, ratings_batch(self.rows, self.pad_id), self.tokens)
         return {"scores_N": self.facts.in_units(outputs_B).tolist()}
 
     def measures(self, scores: Scores, confidence: float) -> Record:
@@ -177,7 +176,7 @@ class HeldOutRatings:
 def score_rows(forward: Forward, batch: Batch, tokens_per_microbatch: int) -> Tensor:
     """`[B]` in float64."""
     scores_B = torch.full((batch.num_rows,), math.nan, dtype=torch.float64)
-    for rows, micro in split_for(forward, tokens_per_microbatch)(batch):
+    for rows, micro in Split(forward, tokens_per_microbatch)(batch):
         found_B = forward(micro).scores_B
         assert found_B is not None
         scores_B[rows] = found_B.double().cpu()

@@ -16,12 +16,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from posttrain.data.dataset import steps_batch
 from posttrain.evaluate.heldout_scores import SHARES, Forward, Record, Scores, finite, probability_record
-from posttrain.experience.steps import steps_batch
 from posttrain.functional.auc import auc_change, auc_interval
 from posttrain.functional.calibration import even_edges
 from posttrain.functional.intervals import mean_interval, paired_interval
-from posttrain.models.microbatches import split_for
+from posttrain.models.microbatches import Split
 from posttrain.types import StepExample
 
 ZERO_TO_ONE = even_edges(0.0, 1.0)
@@ -55,7 +55,7 @@ class HeldOutSteps:
     def scores(self) -> Scores:
         batch = steps_batch(self.rows, self.pad_id)
         found: list[list[float]] = [[] for _ in self.rows]
-        for rows, micro in split_for(self.forward, self.tokens)(batch):
+        for rows, micro in Split(self.forward, self.tokens)(batch):
             scores_BT = self.forward(micro).scores_BT
             assert scores_BT is not None
             for row, scores_T, ends_T in zip(rows, scores_BT.double().cpu(), micro.completion_mask_BT, strict=True):

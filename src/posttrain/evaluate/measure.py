@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.engines.sampler import Sampler
     from posttrain.rewards import RewardSet
-    from posttrain.watch import IndependentCheck
 
 EVALUATION_SEED = 1_000_000_007
 """Added to the run's seed, so that evaluations and training never draw the same stream."""
@@ -47,11 +46,11 @@ class HeldOutAnswers:
         sampler: Sampler,
         prompts: Sequence[Prompt],
         rewards: RewardSet | None,
-        check: IndependentCheck | None,
+        check: RewardSet | None,
     ) -> None:
+        """`check` is the independent one, which training never sees."""
         self.config, self.sampler, self.prompts = config, sampler, prompts
-        judges = None if check is None else check.in_evaluations
-        self.rewards, self.check = (rewards, judges) if rewards is not None else (judges, None)
+        self.rewards, self.check = (rewards, check) if rewards is not None else (check, None)
 
     def __call__(self, folder: Path, name: str) -> dict[str, Any]:
         if not self.prompts or self.rewards is None:

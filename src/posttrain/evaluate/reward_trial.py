@@ -29,7 +29,7 @@ from posttrain.evaluate.group_signal import (
     finding,
     sample_answers,
 )
-from posttrain.experience.prompted import prompt_sets
+from posttrain.experience.rendering import prompt_sets
 from posttrain.models.load import load_model
 from posttrain.models.named import resolve_model_path
 from posttrain.rewards import RewardSet, Scores, build_rewards

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from posttrain.data.dataset import examples_batch
 from posttrain.errors import DataError, NonFiniteError
-from posttrain.experience.feed import examples_batch
 from posttrain.files import Damaged, read_sealed_json, write_sealed
 from posttrain.functional.masks import masked
-from posttrain.models.microbatches import split_for
+from posttrain.models.microbatches import Split
 from posttrain.types import Batch, Example, Outputs
 
 Row = TypeVar("Row")
@@ -121,7 +121,7 @@ def score_rows(forward: Score, examples: Sequence[Example], *, pad_id: int, toke
     counts_B = batch.completion_mask_BT.sum(dim=-1)
     sums_B = torch.zeros(batch.num_rows, dtype=torch.float64)
     top1_B: Tensor | None = None
-    for rows, micro in split_for(forward, tokens_per_microbatch)(batch):
+    for rows, micro in Split(forward, tokens_per_microbatch)(batch):
         outputs, mask_BT = forward(micro), micro.completion_mask_BT
         sums_B[rows] = masked(outputs.logprobs_BT.double().cpu(), mask_BT).sum(dim=-1)
         if outputs.top1_BT is not None:

@@ -1,35 +1,42 @@
-"""Whether a folder is that of a run, and what the run has trained so far."""
+"""Whether a folder is that of a run or of a pipeline of runs, and what was trained there so far."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.config import ModelConfig, RunConfig
 from posttrain.errors import ModelError
+from posttrain.evaluate.evaluation import Evaluation
+from posttrain.evaluate.heldout import summarise
+from posttrain.evaluate.measure import read_measured
+from posttrain.evaluate.row_scores import of_baseline
+from posttrain.files import require_plain
 from posttrain.store.checkpoint import Checkpoints
-from posttrain.store.folders import finished_stages, is_pipeline
+from posttrain.store.folders import is_pipeline, last_stage
 
 
-def is_run(folder: Path) -> bool:
-    """Does the folder hold a run? Raises ModelError for that of a pipeline, each stage of which is one."""
-    if not is_pipeline(folder):
-        return (folder / "config.yaml").is_file()
-    stages = [repr(str(stage)) for stage in finished_stages(folder)]
-    raise ModelError(
-        given=f"{folder} is the folder of a pipeline" + ("" if stages else ", and no stage of it has finished yet"),
-        allowed="a model folder, or the folder of one run, such as that of a stage",
-        fix=f"Give that of a finished stage: {' or '.join(stages)}."
-        if stages
-        else f"`posttrain resume {folder}` continues it.",
-    )
+def run_in(folder: Path) -> Path | None:
+    """The run in this folder: itself, or the last stage of a pipeline; None for whatever holds no run.
+
+    Raises ModelError for a pipeline that is not finished, and ConfigError for links in it (see `require_plain`).
+    """
+    if is_pipeline(folder):
+        require_plain(folder)
+        return last_stage(folder)
+    if not os.path.lexists(folder / "config.yaml"):
+        return None
+    require_plain(folder)
+    return folder
 
 
 def trained_model(run: Path, config: RunConfig) -> ModelConfig:
-    """The model of the newest checkpoint that verifies, read as the run reads its model.
+    """The model of the newest checkpoint, read as the run reads its model.
 
-    Raises ModelError when the run has no checkpoint, CheckpointError when all of them are damaged.
+    Raises ModelError when the run has no checkpoint, CheckpointError when the newest is not as it was written.
     """
-    newest = Checkpoints(run / "checkpoints", config.checkpoint.keep).newest()
+    newest = Checkpoints(run / "checkpoints", config.checkpoint.keep).last()
     if newest is None:
         raise ModelError(
             given=f"the run {run} has no checkpoint yet",
@@ -37,3 +44,16 @@ def trained_model(run: Path, config: RunConfig) -> ModelConfig:
             fix=f"`posttrain resume {run}` continues it.",
         )
     return config.model.model_copy(update={"path": str(newest.model), "gguf_file": None, "revision": None})
+
+
+def baseline_of_run(run: Path, evaluation: Evaluation) -> Evaluation:
+    """The evaluation beside what the run measured before training; only answers to the same prompts are compared."""
+    before, lost = of_baseline(lambda: Evaluation.from_json(read_measured(run)["baseline"]))
+    answers, lost_answers = of_baseline(lambda: Evaluation.read_answers(run / "evaluations" / "baseline.jsonl"))
+    if before is None or answers is None:
+        return replace(evaluation, lost=str((lost | lost_answers).get("lost")))
+    asked = {(record.index, record.prompt) for record in evaluation.records}
+    same = [record for record in answers if (record.index, record.prompt) in asked]
+    shared = {name: getattr(before, name) for name in ("confidence", "temperature", "top_p", "seed", "samples")}
+    counted = summarise(same, max_completion_length=before.max_completion_length, **shared)
+    return replace(evaluation, before=counted)

@@ -1,91 +1,99 @@
-"""Where experience comes from: sampled and scored through a queue, or read from a dataset.
+"""Where a step's experience comes from: sampled and scored, or read from given data.
 
-`feed.take(step, version)` gives what `train_step` is fed with. Which rows a step gets is a pure function of the seed
+`feed.take(step, version)` gives what `train_step` learns from. Which rows a step gets is a pure function of the seed
 and the step, so a resumed run continues with the row that the killed one would have read.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
-
-import torch
+from typing import Any, Protocol
 
 from posttrain.config import RunConfig
-from posttrain.data.collate import collate, collate_examples, pad_rows
+from posttrain.data.dataset import Dataset
 from posttrain.data.order import rows_for_step
-from posttrain.engines.sampler import Sampler, SamplingSettings
-from posttrain.experience.generate import draw
-from posttrain.experience.group import Judged, Rollout
-from posttrain.experience.group_queue import ExperienceQueue
-from posttrain.experience.selection import Collect, OneRound, Refill, refill_metrics
-from posttrain.rewards import RewardSet
-from posttrain.rewards.judge import judge_metrics
-from posttrain.train.guards import Guards, name_completions, name_examples
-from posttrain.train.metrics import (
-    MetricLog,
-    gate_metrics,
-    greedy_metrics,
-    length_metrics,
-    reason_metrics,
-    rollout_metrics,
-    staleness_metrics,
-)
-from posttrain.types import Batch, Completion, Example, Experience, Metrics, Prompt
+from posttrain.engines.sampler import Sampler
+from posttrain.experience.assemble import assemble, with_rewards
+from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
+from posttrain.experience.group import Group
+from posttrain.experience.group_queue import GroupQueue
+from posttrain.experience.metrics import sampled_metrics
+from posttrain.experience.selection import DynamicSampling, EveryGroup, Select
+from posttrain.rewards import RewardSet, Scores
+from posttrain.rewards.judge import Judgement
+from posttrain.types import Batch, Example, Experience, Metrics, Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fed:
+class RowName:
+    """What an error calls a row of the step, and what is kept of it as evidence."""
+
+    name: str
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepData:
     """What one step learns from, and where it came from."""
 
     experience: Experience | Batch
     version: int
     """The policy version that learns from it."""
-    rollout: Rollout | None = None
-    """None for a dataset."""
-    examples: Sequence[Example] = ()
+    groups: Sequence[Group] = ()
+    """The groups that are trained, in the order of the batch; none where the data is given."""
+    discarded: Sequence[Group] = ()
+    """Sampled and not trained."""
+    greedy: Sequence[Group] = ()
+    """One greedy completion of each trained prompt, where the algorithm needs its reward."""
+    names: Sequence[RowName] = ()
+    """Of the rows of the experience."""
+    num_tokens: int = 0
+    """Prompt and completion tokens of all rows, those included that were sampled and are not trained."""
+    metrics: Metrics = field(default_factory=dict)
+    """Of everything that was sampled, trained or not."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the time has gone before the first gradient; nothing where the data is given.
+
+    time/sample             in the sampler
+    time/score              seconds of work in all calls of rewards, most of it while others were sampled
+    time/wait_for_rewards   for which the step stood still for rewards
+    """
 
     @property
-    def seconds(self) -> dict[str, float]:
-        """Where the time has gone before the first gradient; nothing for a dataset.
-
-        time/sample             in the sampler
-        time/score              seconds of work in all calls of rewards, most of it while others were sampled
-        time/wait_for_rewards   for which the step stood still for rewards
-        """
-        if self.rollout is None:
-            return {}
-        parts = self.rollout.parts
-        return {
-            "time/sample": sum(part.sample_seconds for part in parts),
-            "time/score": sum(part.score_seconds for part in parts),
-            "time/wait_for_rewards": sum(part.wait_seconds for part in parts),
-        }
+    def sampled(self) -> list[Group]:
+        """All groups but the greedy ones."""
+        return [*self.groups, *self.discarded]
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and completion tokens of all rows, those included that were sampled and are not trained."""
-        if self.rollout is not None:
-            return self.rollout.num_tokens
-        return sum(len(example.input_ids) for example in self.examples)
+    def scores(self) -> list[Scores]:
+        """Of all that was scored, the greedy completions too."""
+        return [group.scores for group in (*self.sampled, *self.greedy) if group.scores is not None]
+
+    @property
+    def judgements(self) -> list[Judgement]:
+        """What judges said about all that was drawn."""
+        return [judgement for scores in self.scores for judgement in scores.judgements]
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong in the rewards, each with its traceback."""
+        return [f"{failure}\n{failure.traceback}" for scores in self.scores for failure in scores.failures]
 
 
 class Feed(Protocol):
     samples: bool
     """Does it sample completions?"""
 
-    def take(self, step: int, version: int) -> Fed:
+    @property
+    def rows(self) -> Sequence[Any]:
+        """The records of the data that it draws from."""
+        ...
+
+    def take(self, step: int, version: int) -> StepData:
         """What step `step` learns from, at policy version `version`."""
         ...
-
-    def inspect(self, fed: Fed, step: int, guards: Guards) -> list[str]:
-        """Let the guards look at it before anything is learned; returns warnings, or a guard raises."""
-        ...
-
-    def metrics(self, fed: Fed) -> dict[str, float]: ...
 
     def describe(self) -> str: ...
 
@@ -93,9 +101,15 @@ class Feed(Protocol):
         """What it draws from, in the order of the data, each row by what it is: an answer, a prompt, a chosen one."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """Plain JSON: what has to be in a checkpoint so that the next step is the same."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
 
 class SampledFeed:
-    """prompts -> sampler -> rewards -> queue -> experience.
+    """prompts -> generate -> select -> queue -> assemble.
 
     With `train.max_staleness` 0 the queue is filled and emptied within the step: synchronous training. What was sampled
     by weights that were published up to `train.publish_every` - 1 steps ago is then as fresh as it can be.
@@ -115,185 +129,128 @@ class SampledFeed:
         learns_from_rewards: bool = True,
     ) -> None:
         """`needs` and `learns_from_rewards` are what the algorithm declares."""
-        self.config, self.prompts, self.sampler, self.rewards, self.pad_id = config, prompts, sampler, rewards, pad_id
-        self.learns_from_rewards = learns_from_rewards
-        refills, self.greedy = "signal" in needs, "greedy_reward" in needs
-        self.collect: Collect = (Refill if refills else OneRound)(config, len(prompts))
-        self.collected_metrics: Callable[..., Metrics] = refill_metrics if refills else lambda collected: {}
-        self.queue: ExperienceQueue[Rollout] = ExperienceQueue(
-            max_staleness=config.train.max_staleness + config.train.publish_every - 1
-        )
+        self.config, self.rows, self.pad_id = config, prompts, pad_id
+        self.generator = Generator(sampler=sampler, rewards=rewards)
+        self.select: Select = (DynamicSampling if "signal" in needs else EveryGroup)(config, len(prompts))
+        self.queue = GroupQueue(config.train.max_staleness + config.train.publish_every - 1)
+        self.needs_greedy = "greedy_reward" in needs
+        self.weights = [one.weight for one in rewards.components] if rewards and learns_from_rewards else None
 
-    def take(self, step: int, version: int) -> Fed:
-        rollout = self.queue.take_or_produce(version, lambda: self.produce(step))
-        experience = replace(self.to_experience(rollout), version=version)
-        return Fed(experience=experience, version=version, rollout=rollout)
-
-    def inspect(self, fed: Fed, step: int, guards: Guards) -> list[str]:
-        rollout, experience = fed.rollout, fed.experience
-        assert rollout is not None
-        assert isinstance(experience, Experience)
-        trained, groups = rollout.trained, rollout.sampled.groups
-        guards.non_finite.watch(name_completions(trained.prompts, trained.groups))
-        if not self.learns_from_rewards:
-            return guards.observe_lengths(step, groups)
-        return guards.observe(step, experience, groups, rollout.failures)
-
-    def metrics(self, fed: Fed) -> dict[str, float]:
-        """Of everything that was sampled, trained or not; staleness of what is trained."""
-        assert fed.rollout is not None
-        rollout, sampled, log = fed.rollout, fed.rollout.sampled, MetricLog()
-        if sampled.scores is None:
-            log.add(length_metrics(sampled.groups))
-        else:
-            log.add(rollout_metrics(sampled.rewards_PG, sampled.scored_PG, sampled.groups, sampled.scores.parts))
-            log.add(reason_metrics(sampled.scores.verdicts))
-            log.add(gate_metrics(sampled.scores.is_open))
-        if rollout.greedy is not None:
-            log.add(greedy_metrics(rollout.greedy.rewards_PG, rollout.greedy.scored_PG))
-        log.add(judge_metrics(rollout.judgements))
-        log.add(self.collected_metrics(rollout.collected))
-        log.add(staleness_metrics(rollout.trained.completions, fed.version))
-        return log.reduce() | {"staleness/dropped": float(self.queue.dropped)}
-
-    def describe(self) -> str:
-        return f"{len(self.prompts)} prompts"
-
-    def named_rows(self) -> Iterable[tuple[str, Example]]:
-        for p in self.prompts:
-            yield "prompt", Example(index=p.index, input_ids=p.ids, completion_mask=(False,) * len(p.ids))
-
-    def produce(self, step: int) -> Rollout:
-        """Sample and score what the step needs, with one policy version."""
-        version = self.sampler.version
-        collected = self.collect(step, partial(self._draw, step))
-        trained = [collected.sampled.prompts[place] for place in collected.trained]
-        return Rollout(
-            step=step,
+    def take(self, step: int, version: int) -> StepData:
+        selected = self.select(step, partial(self.generate, step))
+        for group in selected.trained:
+            self.queue.put(group)
+        groups = self.queue.take(len(selected.trained), version)
+        greedy = self.generate_greedy(groups, step) if self.needs_greedy else Generated(groups=())
+        experience = assemble(groups, pad_id=self.pad_id, version=version)
+        if self.weights is not None:
+            experience = with_rewards(experience, groups, self.weights, greedy.groups)
+        whole = selected.generated + greedy
+        return StepData(
+            experience=experience,
             version=version,
-            collected=collected,
-            greedy=self._draw_greedy(trained, step) if self.greedy else None,
+            groups=groups,
+            discarded=selected.discarded,
+            greedy=greedy.groups,
+            names=name_completions(groups),
+            num_tokens=sum(group.num_tokens for group in whole.groups),
+            metrics=sampled_metrics(selected.generated.groups, groups, greedy.groups, version) | selected.metrics(),
+            seconds={
+                "time/sample": whole.sample_seconds,
+                "time/score": whole.score_seconds,
+                "time/wait_for_rewards": whole.wait_seconds,
+            },
         )
 
-    def to_experience(self, rollout: Rollout) -> Experience:
-        """Token ids and per-token numbers into `[B, T]`; rewards into `[P, G]`."""
-        trained, greedy = rollout.trained, rollout.greedy
-        experience = sampled_experience(trained, self.pad_id)
-        if not self.learns_from_rewards or trained.scores is None or self.rewards is None:
-            return experience
-        parts = trained.scores.counted.values()
-        rewards_KPG = [[[float("nan") if r is None else r for r in group] for group in part] for part in parts]
-        return replace(
-            experience,
-            rewards_PG=trained.rewards_PG,
-            scored_PG=trained.scored_PG,
-            rewards_KPG=torch.tensor(rewards_KPG, dtype=torch.float32),
-            reward_weights_K=torch.tensor([c.weight for c in self.rewards.components], dtype=torch.float32),
-            greedy_rewards_P=None if greedy is None else greedy.rewards_PG[:, 0],
-        )
-
-    def _draw(self, step: int, rows: Sequence[int], number: int) -> Judged:
+    def generate(self, step: int, rows: Sequence[int], number: int) -> Generated:
         """G completions of each prompt, for round `number` of the step.
 
         A prompt that the round holds twice draws from another stream the second time.
         """
-        prompts = [self.prompts[row] for row in rows]
+        prompts, sampling = [self.rows[row] for row in rows], self.config.sampling
         seeds = [sampling_seed(self.config.seed, step, turn, number) for turn in turns([p.index for p in prompts])]
-        return self._judge(prompts, self.config.sampling, self.config.sampling.group_size, seeds)
+        return self.generator.generate(prompts, sampling, group_size=sampling.group_size, seeds=seeds)
 
-    def _draw_greedy(self, prompts: Sequence[Prompt], step: int) -> Judged:
+    def generate_greedy(self, groups: Sequence[Group], step: int) -> Generated:
         """The most likely completion of each prompt."""
-        greedy = self.config.sampling.model_copy(update={"temperature": 0.0})
-        return self._judge(prompts, greedy, 1, [sampling_seed(self.config.seed, step, 0)] * len(prompts))
+        sampling = self.config.sampling.model_copy(update={"temperature": 0.0})
+        seeds = [sampling_seed(self.config.seed, step, 0)] * len(groups)
+        return self.generator.generate([group.prompt for group in groups], sampling, group_size=1, seeds=seeds)
 
-    def _judge(
-        self, prompts: Sequence[Prompt], sampling: SamplingSettings, group_size: int, seeds: Sequence[int]
-    ) -> Judged:
-        """Sample, and score what is there meanwhile; `seeds` are those of the prompts."""
-        drawn = draw(self._each(prompts, sampling, group_size, seeds), prompts, self.rewards, group_size=group_size)
-        return Judged(
-            prompts=prompts,
-            groups=drawn.groups,
-            scores=drawn.scores,
-            sample_seconds=drawn.sample_seconds,
-            score_seconds=0.0 if drawn.scores is None else sum(drawn.scores.seconds.values()),
-            wait_seconds=drawn.wait_seconds,
-        )
+    def describe(self) -> str:
+        return f"{len(self.rows)} prompts"
 
-    def _each(
-        self, prompts: Sequence[Prompt], sampling: SamplingSettings, group_size: int, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, int, Completion]]:
-        """(place, number, completion), each prompt's drawn with its own seed."""
-        for seed in dict.fromkeys(seeds):
-            places = [place for place, own in enumerate(seeds) if own == seed]
-            chosen = [prompts[place] for place in places]
-            for turn, number, completion in self.sampler.each(chosen, sampling, group_size=group_size, seed=seed):
-                yield places[turn], number, completion
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        for p in self.rows:
+            yield "prompt", Example(index=p.index, input_ids=p.ids, completion_mask=(False,) * len(p.ids))
+
+    def state(self) -> dict[str, Any]:
+        return {"queue": self.queue.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        waiting = state.get("queue", [])
+        self.queue.load_state(waiting, {prompt.index: prompt for prompt in self.rows} if waiting else {})
 
 
 class DatasetFeed:
-    """Examples of a supervised dataset, `prompts_per_step` rows at a time."""
+    """Records of given data of any kind, `prompts_per_step` of them at a time."""
 
     samples = False
 
-    def __init__(self, config: RunConfig, examples: Sequence[Example], *, pad_id: int) -> None:
-        self.config, self.examples, self.pad_id = config, examples, pad_id
+    def __init__(self, config: RunConfig, dataset: Dataset[Any]) -> None:
+        self.config, self.dataset = config, dataset
 
-    def take(self, step: int, version: int) -> Fed:
-        rows = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, len(self.examples))
-        examples = [self.examples[row] for row in rows]
-        return Fed(experience=examples_batch(examples, self.pad_id), version=version, examples=examples)
+    @property
+    def rows(self) -> Sequence[Any]:
+        return self.dataset.records
 
-    def inspect(self, fed: Fed, step: int, guards: Guards) -> list[str]:
-        guards.non_finite.watch(name_examples(fed.examples))
-        return []
-
-    def metrics(self, fed: Fed) -> dict[str, float]:
-        return {}
+    def take(self, step: int, version: int) -> StepData:
+        rows = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, len(self.dataset))
+        examples = self.dataset.examples(rows)
+        return StepData(
+            experience=self.dataset.batch(rows),
+            version=version,
+            names=name_examples(examples, self.dataset.type.sides),
+            num_tokens=sum(len(example.input_ids) for example in examples),
+        )
 
     def describe(self) -> str:
-        return f"{len(self.examples)} examples"
+        return self.dataset.describe()
 
     def named_rows(self) -> Iterable[tuple[str, Example]]:
-        return (("answer", self.examples[place]) for place in range(len(self.examples)))
+        return self.dataset.named_rows()
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Which records come next follows from the step."""
 
 
-def sampling_seed(seed: int, step: int, turn: int, number: int = 0) -> int:
-    """The seed of a training step's completions in round `number`; evaluations use other streams."""
-    return (seed * 1_000_003 + step) * 1_009 + turn + (number << 48)
+def name_completions(groups: Sequence[Group]) -> list[RowName]:
+    """Names for the rows p * G + g of an experience."""
+    return [
+        RowName(
+            name=f"prompt {group.prompt.index}, completion {number} of {len(group.completions)}",
+            content={
+                "prompt_index": group.prompt.index,
+                "completion_number": number,
+                "prompt": group.prompt.text,
+                "completion": completion.text,
+                "completion_ids": completion.ids,
+            },
+        )
+        for group in groups
+        for number, completion in enumerate(group.completions, start=1)
+    ]
 
 
-def turns(indexes: Sequence[int]) -> list[int]:
-    """Which occurrence of its index each place is, counted from 0.
-
-    >>> turns([7, 3, 7])
-    [0, 0, 1]
-    """
-    seen: Counter[int] = Counter()
-    found: list[int] = []
-    for index in indexes:
-        found.append(seen[index])
-        seen[index] += 1
-    return found
-
-
-def sampled_experience(judged: Judged, pad_id: int) -> Experience:
-    """What the sampler says about its completions; every one counts as scored, with reward 0."""
-    rows = [(p.ids, c.ids) for p, group in zip(judged.prompts, judged.groups, strict=True) for c in group]
-    completions = judged.completions
-    tokens, completion_mask_BT = collate(rows, pad_id)
-    truncated_PG = torch.tensor([[c.truncated for c in group] for group in judged.groups], dtype=torch.bool)
-    return Experience.from_rewards(
-        torch.zeros(truncated_PG.shape),
-        completion_mask_BT=completion_mask_BT,
-        sampling_logprobs_BT=pad_rows([c.logprobs for c in completions], completion_mask_BT, dtype=torch.float32),
-        versions_BT=pad_rows([c.versions for c in completions], completion_mask_BT, dtype=torch.long),
-        truncated_PG=truncated_PG,
-        tokens=tokens,
-    )
-
-
-def examples_batch(examples: Sequence[Example], pad_id: int) -> Batch:
-    """Supervised rows as a batch."""
-    tokens, mask_BT = collate_examples(examples, pad_id)
-    return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(examples)), tokens=tokens)
+def name_examples(examples: Sequence[Example], sides: int = 1) -> list[RowName]:
+    """Names for the rows of given data; of pairs (two sides) all chosen rows, then all rejected ones."""
+    if sides == 1:
+        return [RowName(name=f"row {e.index} of the data", content={"index": e.index}) for e in examples]
+    names = [side for side in ("chosen", "rejected") for _ in range(len(examples) // 2)]
+    return [
+        RowName(name=f"row {e.index} of the data, {side}", content={"index": e.index, "side": side})
+        for e, side in zip(examples, names, strict=True)
+    ]

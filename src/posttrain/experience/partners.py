@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
 from posttrain.errors import DataError
-from posttrain.types import Example, LabelledExample
+from posttrain.types import Batch, Example, LabelledExample, Mismatched
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -77,6 +79,42 @@ class Partners:
                     fix="Use rows with different prompts and shorter ones, or raise train.prompts_per_step.",
                 )
         return [f"{given}; the reference point is that of the others"]
+
+
+class MismatchedAnswers(Sequence[Example]):
+    """Each prompt with the answer of its partner; a row without one has nothing that is trained."""
+
+    def __init__(self, rows: Sequence[LabelledExample], *, seed: int, max_length: int) -> None:
+        self.rows, self.partners = rows, Partners(rows, seed=seed, max_length=max_length)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
+        place = range(len(self))[place]  # IndexError past the end, where iteration stops
+        own, partner = self.rows[place].example, self.partners.of(place)
+        prompt, mask = prompt_of(own), ()
+        ids = prompt
+        if partner is not None:
+            other = self.rows[partner].example
+            begin = len(prompt_of(other))
+            ids, mask = (*prompt, *other.input_ids[begin:]), other.completion_mask[begin:]
+        return Example(index=own.index, input_ids=ids, completion_mask=(False,) * len(prompt) + mask)
+
+
+@dataclass(frozen=True)
+class AddMismatched:
+    """Puts the answer that each prompt meets, and what the reference says of it, into a batch of labelled answers."""
+
+    answers: MismatchedAnswers
+    ref_logprobs: Callable[[Sequence[int], Tensor], Tensor]
+    """Numbers of the rows and their mask -> `[B, T]`."""
+    pad_id: int
+
+    def __call__(self, batch: Batch, rows: Sequence[int]) -> Batch:
+        tokens, mask_BT = collate_examples([self.answers[row] for row in rows], self.pad_id)
+        other = Mismatched(tokens=tokens, completion_mask_BT=mask_BT, ref_logprobs_BT=self.ref_logprobs(rows, mask_BT))
+        return replace(batch, mismatched=other)
 
 
 def prompt_of(example: Example) -> tuple[int, ...]:

@@ -29,11 +29,11 @@ from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
 from posttrain.experience.reference_files import read_values, share, write_values
 from posttrain.models.adapters import frozen_copy, reference_scope
+from posttrain.models.frozen import load_frozen
 from posttrain.models.identity import computation_key, model_key
 from posttrain.models.load import LoadedModel
-from posttrain.models.microbatches import split_for
+from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward
-from posttrain.train.frozen import load_frozen
 from posttrain.types import Batch, Example
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _score(
     config: RunConfig, dataset: Sequence[Example], places: Sequence[int], forward: Forward, pad_id: int
 ) -> Iterator[np.ndarray]:
     """The log-probabilities of the trained tokens, example after example."""
-    split = split_for(forward, config.train.tokens_per_microbatch)
+    split = Split(forward, config.train.tokens_per_microbatch)
     for begin in range(0, len(places), ROWS_AT_ONCE):
         examples = [dataset[place] for place in places[begin : begin + ROWS_AT_ONCE]]
         tokens, mask_BT = collate_examples(examples, pad_id)

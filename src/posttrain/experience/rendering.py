@@ -1,20 +1,112 @@
-"""The rows of a run, rendered: those it trains on and those held out, and what is to be said of them."""
+"""The rows of a run as the model reads them: prompts, or given answers; and what is to be said of them."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from posttrain.data.prompts import Renderer
+from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
 from posttrain.data.split import Split, first_rows
 from posttrain.data.stream import StreamedRecords
-from posttrain.train.source import longest_row
-from posttrain.types import Pair
+from posttrain.errors import ConfigError
+from posttrain.models.load import LoadedModel
+from posttrain.rewards import RewardSet
+from posttrain.rewards.missing import HELD_OUT
+from posttrain.types import Pair, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.models.load import LoadedModel
+
+
+CHECKED = 1_000
+"""Streamed prompts whose gold answers are tried on the rewards before the run."""
+
+
+def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
+    """Most tokens of a given prompt and answer together."""
+    context = context_length(loaded)
+    return min(context, config.data.max_length or context)
+
+
+def context_length(loaded: LoadedModel) -> int:
+    """Most tokens of prompt and completion together; some architectures set no limit."""
+    return loaded.context_length if loaded.context_length is not None else sys.maxsize
+
+
+# --- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def checked_prompts(
+    config: RunConfig, rows: Split, loaded: LoadedModel, rewards: RewardSet | None
+) -> tuple[PromptSet, PromptSet]:
+    """The training prompts and the held-out ones. Raises what the rewards find wrong with their columns."""
+    train, heldout = prompt_sets(config, rows, loaded)
+    for what, part in (("training data", train), (HELD_OUT, heldout)):
+        if part.prompts and rewards is not None:
+            rewards.check(looked_at(part.prompts), what)
+    return train, heldout
+
+
+def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[PromptSet, PromptSet]:
+    """The training prompts and the held-out ones, none longer than the context leaves room for."""
+    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
+    context, longest = context_length(loaded), config.sampling.max_completion_length
+    room = context - longest
+    if room < 1:
+        raise ConfigError(
+            given=f"sampling.max_completion_length = {longest} in a context of {context} tokens"
+            f"{loaded.context_reason}: no prompt fits",
+            allowed="less than the context, with room for the prompts",
+            fix=f"Set sampling.max_completion_length = {context // 2}.",
+        )
+    render = partial(render_prompts, config=config.data, renderer=renderer, max_prompt_length=room)
+    train = render(rows.train, what=loaded.named("training data"))
+    if not rows.heldout:
+        return train, PromptSet(prompts=())
+    heldout = render(first_rows(rows.heldout, config.evaluation.prompts), what=loaded.named("held-out data"))
+    if config.data.eval is None:  # rows of the same data, whichever of them were held out
+        train, heldout = with_all_columns(train, heldout)
+    return train, heldout
+
+
+def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None) -> list[str]:
+    """What the user should know about the data, in sentences; `system_prompt` is the one of the config."""
+    parts = (("training data", train), ("held-out data", heldout))
+    notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
+    for what, part in parts:
+        shown = looked_at(part.prompts)
+        if system_prompt is not None and (own := sum(_has_system_turn(one, system_prompt) for one in shown)):
+            notes.append(
+                f"{what}: {own} of {len(shown)} prompts bring a system turn of their own, which stands in place of "
+                "data.system_prompt"
+            )
+    if shared := overlap(train, heldout):
+        notes.append(
+            f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
+            "show what the model learned to do"
+        )
+    if not heldout.prompts:
+        notes.append(
+            "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
+        )
+    return notes
+
+
+def looked_at(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Those that are looked at before the run: all, or the first of those that are tokenised when they are taken."""
+    return prompts[:CHECKED] if isinstance(prompts, StreamedRecords) else prompts
+
+
+def _has_system_turn(prompt: Prompt, system_prompt: str) -> bool:
+    """One that the config did not give it."""
+    first = prompt.messages[0] if prompt.messages else {}
+    return first.get("role") == "system" and first.get("content") != system_prompt
+
+
+# --- given answers ----------------------------------------------------------------------------------------------------
 
 
 def render_both(

@@ -22,26 +22,17 @@ import torch
 from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair, sampled_pair, write_sampled_pair
-from posttrain.data.split import Split
 from posttrain.errors import DataError
-from posttrain.evaluate.measure import HeldOutAnswers
-from posttrain.experience.feed import sampling_seed
-from posttrain.experience.generate import draw
-from posttrain.experience.group import Judged
-from posttrain.experience.offline import beside
-from posttrain.experience.preferences import PairFeed, Sides
-from posttrain.experience.prompted import checked_prompts, prompt_notes
-from posttrain.experience.references import used_rows
+from posttrain.experience.generate import Generator, sampling_seed
+from posttrain.experience.group import Group, scores_of
 from posttrain.files import write_durably
 from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
-from posttrain.train.source import Parts, Source
 from posttrain.types import Completion, Pair, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig, SampledPairsConfig
-    from posttrain.train.judges import Judges, Samplers
 
 PROMPTS_PER_PART = 64
 """Prompts that are answered and scored together, and kept when the run is killed after that."""
@@ -60,27 +51,6 @@ class AnsweredPrompt:
     """None where a completion has no reward."""
     parts: Mapping[str, Sequence[float | None]]
     """Each reward by itself."""
-
-
-def sampled_preferences(parts: Parts, *, say: Say) -> Source:
-    """Prompts are answered once, by the start model, and the better one of two answers is told from the other."""
-    config, rows, loaded, samplers, judges = parts.config, parts.rows, parts.loaded, parts.samplers, parts.judges
-    assert config.sampled_pairs is not None, "config_rules: these pairs are made by the section sampled_pairs"
-    split = Split([row for row in rows.train if not is_sampled_pair(row)], rows.heldout)
-    train, heldout = checked_prompts(config, split, loaded, judges)
-    rounds = Round(config, train.prompts, samplers, judges, parts.folder, say)
-    sampled, notes = rounds.pairs()
-    earlier, more = earlier_pairs(config, rows.train, loaded, heldout.prompts)
-    pairs = numbered([*earlier, *sampled])
-    sides = Sides(pairs)
-    used = sides.of(used_rows(config, len(pairs)))
-    references, about_references = beside(parts, sides, used)
-    return Source(
-        feed=PairFeed(config, pairs, pad_id=loaded.pad_id, references=references),
-        measure=HeldOutAnswers(config, samplers.evaluation, heldout.prompts, judges.rewards, judges.check),
-        notes=[*samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt), *notes, *more],
-        facts=about_references,
-    )
 
 
 def earlier_pairs(
@@ -177,15 +147,13 @@ class Round:
         self,
         config: RunConfig,
         prompts: Sequence[Prompt],
-        samplers: Samplers,
-        judges: Judges,
+        generator: Generator,
         folder: Path,
         say: Say,
     ) -> None:
         assert config.sampled_pairs is not None
-        assert judges.rewards is not None, "config_rules: sampled pairs have rewards"
         self.config, self.settings, self.prompts, self.folder = config, config.sampled_pairs, prompts, folder
-        self.sampler, self.rewards, self.say = samplers.evaluation, judges.rewards, say
+        self.generator, self.say = generator, say
 
     def pairs(self) -> tuple[list[Pair], list[str]]:
         """Those on file, or new ones, and a sentence about them. Raises DataError where too few prompts have one."""
@@ -235,17 +203,15 @@ class Round:
     def sample(self, prompts: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
         """One line per prompt: what was written, and what it was worth. Raises RewardError past the limit."""
         sampling, seed = self.config.sampling, sampling_seed(self.config.seed, 0, 0)  # steps count from 1
-        size = sampling.group_size
-        each = self.sampler.each(prompts, sampling, group_size=size, seed=seed)
-        drawn = draw(each, prompts, self.rewards, group_size=size)
-        scores = drawn.scores
-        assert scores is not None
+        seeds = [seed] * len(prompts)
+        groups = self.generator.generate(prompts, sampling, group_size=sampling.group_size, seeds=seeds).groups
+        scores = scores_of(groups)
+        assert scores is not None, "pairs are made by rewards"
         enforce_limit(scores, self.config.guards.max_unscored)
         if scores.judgements:
             judgements = [judgement.to_json() for judgement in scores.judgements]
             write_durably(self.folder / FOLDER / f"judgements-{number:05d}.jsonl", _lines(judgements))
-        judged = Judged(prompts=prompts, groups=drawn.groups, scores=scores)
-        return [_line(judged, place) for place in range(len(prompts))]
+        return [_line(group) for group in groups]
 
 
 ADVICE = {
@@ -258,14 +224,14 @@ ADVICE = {
 """What to do about the commonest reason."""
 
 
-def _line(judged: Judged, place: int) -> dict[str, Any]:
-    assert judged.scores is not None
-    scores, scored = judged.scores.rewards_PG[place], judged.scores.scored_PG[place]
+def _line(group: Group) -> dict[str, Any]:
+    assert group.scores is not None
+    scores, scored = group.scores.rewards_PG[0], group.scores.scored_PG[0]
     return {
-        "prompt_index": judged.prompts[place].index,
-        "completions": [asdict(completion) for completion in judged.groups[place]],
+        "prompt_index": group.prompt.index,
+        "completions": [asdict(completion) for completion in group.completions],
         "scores": [score if known else None for score, known in zip(scores, scored, strict=True)],
-        "parts": {label: part[place] for label, part in judged.scores.parts.items()},
+        "parts": {label: part[0] for label, part in group.scores.parts.items()},
     }
 
 
@@ -276,10 +242,7 @@ def _answers(prompt: Prompt, line: Mapping[str, Any]) -> AnsweredPrompt:
             allowed="the data with which the run was started",
             fix="Restore the data, or start a new run.",
         )
-    per_token = ("ids", "logprobs", "versions")
-    completions = [
-        Completion(**given | {name: tuple(given[name]) for name in per_token}) for given in line["completions"]
-    ]
+    completions = [Completion.from_json(given) for given in line["completions"]]
     return AnsweredPrompt(prompt=prompt, completions=completions, scores=line["scores"], parts=line["parts"])
 
 

@@ -1,4 +1,4 @@
-"""Which prompts a step draws: those of its place in the data, or as many more as it takes to find groups with signal.
+"""Which prompts a step takes: those of its place in the data, or as many more as it takes to find groups with signal.
 
 A group whose rewards do not differ moves no weight. Where the algorithm declares the need "signal" (DAPO's dynamic
 sampling, RULE 22), such groups are replaced by other prompts until the step is full. What round r of step s draws is a
@@ -19,32 +19,57 @@ from torch import Tensor
 from posttrain.config import RunConfig
 from posttrain.data.order import rows_for_round, rows_for_step
 from posttrain.errors import GuardStop
-from posttrain.evaluate.evaluation import CORRECT_AT
-from posttrain.experience.group import Collected, Judged
+from posttrain.experience.generate import Generated
+from posttrain.experience.group import Group, completions_of, rewards_of, scores_of
 from posttrain.functional.baselines import has_signal
-from posttrain.rewards.scores import enforce_limit
+from posttrain.rewards.scores import CORRECT_AT, enforce_limit
 from posttrain.types import Mean, Metrics
 
-Draw = Callable[[Sequence[int], int], Judged]
-"""(rows of the data, round) -> their completions, scored."""
-Collect = Callable[[int, Draw], Collected]
-"""(step, draw) -> what the step is made of."""
+Generate = Callable[[Sequence[int], int], Generated]
+"""(rows of the data, round) -> their groups, scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """What was generated for a step, in one round or in several, and which of it is trained."""
+
+    generated: Generated
+    """Everything, in the order in which it was asked for."""
+    places: Sequence[int]
+    """Of the groups that are trained, in the order of the batch."""
+    rounds: int = 1
+
+    @property
+    def trained(self) -> list[Group]:
+        return [self.generated.groups[place] for place in self.places]
+
+    @property
+    def discarded(self) -> list[Group]:
+        trained = set(self.places)
+        return [group for place, group in enumerate(self.generated.groups) if place not in trained]
+
+    def metrics(self) -> Metrics:
+        return {}
+
+
+Select = Callable[[int, Generate], Selected]
+"""(step, generate) -> what the step is made of."""
 
 
 @dataclass(frozen=True)
-class OneRound:
+class EveryGroup:
     """The prompts of the step, whatever their rewards."""
 
     config: RunConfig
     num_prompts: int
 
-    def __call__(self, step: int, draw: Draw) -> Collected:
+    def __call__(self, step: int, generate: Generate) -> Selected:
         rows = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, self.num_prompts)
-        return Collected(sampled=draw(rows, 0), trained=range(len(rows)))
+        return Selected(generated=generate(rows, 0), places=range(len(rows)))
 
 
 @dataclass(frozen=True)
-class Refill:
+class DynamicSampling:
     """Groups with signal only, `prompts_per_step` of them: as many rounds as it takes, up to a bound.
 
     The reward that decides is the one that the rewards gave, before any penalty that the algorithm adds: else eight
@@ -54,19 +79,20 @@ class Refill:
     config: RunConfig
     num_prompts: int
 
-    def __call__(self, step: int, draw: Draw) -> Collected:
+    def __call__(self, step: int, generate: Generate) -> Selected:
         train = self.config.train
         rows = rows_for_step(self.config.seed, step, train.prompts_per_step, self.num_prompts)
-        sampled, rounds = draw(rows, 0), 1
-        while len(kept := informative(sampled)) < train.prompts_per_step:
-            assert sampled.scores is not None
-            enforce_limit(sampled.scores, self.config.guards.max_unscored)
+        generated, rounds = generate(rows, 0), 1
+        while len(kept := informative(generated.groups)) < train.prompts_per_step:
+            scores = scores_of(generated.groups)
+            assert scores is not None, "an algorithm that asks for a signal has rewards"
+            enforce_limit(scores, self.config.guards.max_unscored)
             if rounds == train.max_sampling_rounds:
-                raise self._no_signal(step, sampled, len(kept))
+                raise self._no_signal(step, generated.groups, len(kept))
             rows += self._further_rows(step, rounds, rows, self._expected(len(rows), len(kept)))
-            sampled += draw(rows[len(sampled) :], rounds)
+            generated += generate(rows[len(generated.groups) :], rounds)
             rounds += 1
-        return Collected(sampled=sampled, trained=kept[: train.prompts_per_step], rounds=rounds)
+        return DynamicallySelected(generated=generated, places=kept[: train.prompts_per_step], rounds=rounds)
 
     def _expected(self, drawn: int, kept: int) -> int:
         """Prompts that should fill the step if groups go on having signal as often; at most `prompts_per_step`."""
@@ -78,18 +104,19 @@ class Refill:
         order, times = rows_for_round(self.config.seed, step, number, self.num_prompts), Counter(drawn)
         return list(islice(cycle(sorted(order, key=lambda row: times[row])), count))
 
-    def _no_signal(self, step: int, sampled: Judged, kept: int) -> GuardStop:
+    def _no_signal(self, step: int, groups: Sequence[Group], kept: int) -> GuardStop:
         wanted, rounds, group_size = (
             self.config.train.prompts_per_step,
             self.config.train.max_sampling_rounds,
             self.config.sampling.group_size,
         )
-        kinds = kinds_of(sampled)
-        shares = ", ".join(f"{100 * count / len(sampled):.0f}% {what}" for what, count in kinds.named().items())
+        kinds = kinds_of(groups)
+        shares = ", ".join(f"{100 * count / len(groups):.0f}% {what}" for what, count in kinds.named().items())
         advice = "easier" if kinds.low >= kinds.high else "harder"
-        cut = sum(completion.truncated for completion in sampled.completions) / max(1, len(sampled.completions))
+        completions = completions_of(groups)
+        cut = sum(completion.truncated for completion in completions) / max(1, len(completions))
         return GuardStop(
-            given=f"step {step}: {kept} of {len(sampled)} groups in {rounds} rounds of sampling had a signal; "
+            given=f"step {step}: {kept} of {len(groups)} groups in {rounds} rounds of sampling had a signal; "
             f"{shares}; {100 * cut:.0f}% of the answers were truncated",
             allowed=f"{wanted} groups of {group_size} answers whose rewards differ, within train.max_sampling_rounds",
             fix=f"Does the reward recognise a right answer (`posttrain eval` shows some)? If so, take {advice} prompts "
@@ -97,9 +124,9 @@ class Refill:
         )
 
 
-def informative(judged: Judged) -> list[int]:
+def informative(groups: Sequence[Group]) -> list[int]:
     """Places of the groups with at least two scored rewards that differ (RULE 11)."""
-    return has_signal(judged.rewards_PG, judged.scored_PG).flatten().nonzero().flatten().tolist()
+    return has_signal(*rewards_of(groups)).flatten().nonzero().flatten().tolist()
 
 
 @dataclass(frozen=True)
@@ -126,9 +153,9 @@ class Kinds:
         return {what: count for what, count in found.items() if count or "all right" in what or "all wrong" in what}
 
 
-def kinds_of(judged: Judged) -> Kinds:
+def kinds_of(groups: Sequence[Group]) -> Kinds:
     """Count the groups by what their rewards have in common."""
-    rewards_PG, scored_PG = judged.rewards_PG, judged.scored_PG
+    rewards_PG, scored_PG = rewards_of(groups)
     signal_P = has_signal(rewards_PG, scored_PG).flatten()
     unscored_P = scored_PG.sum(dim=-1) < 2
     equal_P = ~signal_P & ~unscored_P
@@ -151,33 +178,36 @@ def _near(x: Tensor, edge: Tensor) -> Tensor:
     return (x - edge).abs() <= 1e-6 * edge.abs().clamp(min=1)
 
 
-def refill_metrics(collected: Collected) -> Metrics:
-    """What dynamic sampling has cost, and on which prompts.
+class DynamicallySelected(Selected):
+    """With groups that were sampled and are not trained."""
 
-    data/sampling_rounds            rounds of sampling in the step
-    data/generated_per_trained      groups sampled / groups trained
-    data/discarded_all_high, _low   share of the sampled groups whose rewards all equal the highest, the lowest seen
-    data/discarded_surplus          share of the sampled groups with signal that were more than the step holds
-    data/discarded_other            share without signal for another reason: equal in between, or not scored
-    data/pass_rate/none, under_half, over_half, all
-                                    share of the sampled groups by their share of answers with reward 1 (or more)
-    """
-    sampled, total = collected.sampled, len(collected.sampled)
-    kinds = kinds_of(sampled)
-    right_P = ((sampled.rewards_PG >= CORRECT_AT) & sampled.scored_PG).sum(dim=-1)
-    rate_P = right_P / sampled.scored_PG.sum(dim=-1).clamp(min=1)
-    rates = {
-        "none": rate_P == 0,
-        "under_half": (rate_P > 0) & (rate_P < 0.5),
-        "over_half": (rate_P >= 0.5) & (rate_P < 1),
-        "all": rate_P == 1,
-    }
-    return {
-        "data/sampling_rounds": Mean(collected.rounds, 1),
-        "data/generated_per_trained": Mean(total, len(collected.trained)),
-        "data/discarded_all_high": Mean(kinds.high, total),
-        "data/discarded_all_low": Mean(kinds.low, total),
-        "data/discarded_surplus": Mean(kinds.informative - len(collected.trained), total),
-        "data/discarded_other": Mean(kinds.between + kinds.unscored, total),
-        **{f"data/pass_rate/{name}": Mean(float(found_P.sum()), total) for name, found_P in rates.items()},
-    }
+    def metrics(self) -> Metrics:
+        """What dynamic sampling has cost, and on which prompts.
+
+        data/sampling_rounds            rounds of sampling in the step
+        data/generated_per_trained      groups sampled / groups trained
+        data/discarded_all_high, _low   share of the sampled groups whose rewards all equal the highest, the lowest seen
+        data/discarded_surplus          share of the sampled groups with signal that were more than the step holds
+        data/discarded_other            share without signal for another reason: equal in between, or not scored
+        data/pass_rate/none, under_half, over_half, all
+                                        share of the sampled groups by their share of answers with reward 1 (or more)
+        """
+        groups, total = self.generated.groups, len(self.generated.groups)
+        kinds, (rewards_PG, scored_PG) = kinds_of(groups), rewards_of(groups)
+        right_P = ((rewards_PG >= CORRECT_AT) & scored_PG).sum(dim=-1)
+        rate_P = right_P / scored_PG.sum(dim=-1).clamp(min=1)
+        rates = {
+            "none": rate_P == 0,
+            "under_half": (rate_P > 0) & (rate_P < 0.5),
+            "over_half": (rate_P >= 0.5) & (rate_P < 1),
+            "all": rate_P == 1,
+        }
+        return {
+            "data/sampling_rounds": Mean(self.rounds, 1),
+            "data/generated_per_trained": Mean(total, len(self.places)),
+            "data/discarded_all_high": Mean(kinds.high, total),
+            "data/discarded_all_low": Mean(kinds.low, total),
+            "data/discarded_surplus": Mean(kinds.informative - len(self.places), total),
+            "data/discarded_other": Mean(kinds.between + kinds.unscored, total),
+            **{f"data/pass_rate/{name}": Mean(float(found_P.sum()), total) for name, found_P in rates.items()},
+        }

@@ -101,6 +101,7 @@ def export(
     disk, and the ConfigError, DataError or ModelError that says what is wrong with the arguments.
     """
     _check_arguments(to, dtype, num_prompts, max_new_tokens)
+    _check_is_folder(output)
     origin = find_origin(source, step=step, base=base)
     folder = Path(output) if output is not None else _default_folder(origin, to)
     clean(folder)
@@ -145,6 +146,19 @@ def _check_arguments(to: str, dtype: str | None, num_prompts: int, max_new_token
     for name, value in (("num_prompts", num_prompts), ("max_new_tokens", max_new_tokens)):
         if value < 1:
             raise ConfigError(given=f"{name} = {value}", allowed="at least 1", fix=f"Leave {name} out.")
+
+
+def _check_is_folder(output: str | Path | None) -> None:
+    """The name of a file would become that of a folder, in whatever form the model is."""
+    suffix = Path(output or "").suffix
+    if suffix in (".gguf", ".safetensors", ".bin", ".pt", ".zip"):
+        folder = Path(output or "").with_suffix("")
+        to = "gguf" if suffix == ".gguf" else "hf"
+        raise ConfigError(
+            given=f"output = {output}, which names a file",
+            allowed="the name of a folder: an export is the model with its card",
+            fix=f"Name a folder: posttrain export RUN {folder} --to {to}.",
+        )
 
 
 def _default_folder(origin: Origin, to: str) -> Path:

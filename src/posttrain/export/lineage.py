@@ -9,6 +9,7 @@ from pathlib import Path
 from posttrain.config import RunConfig, load_config
 from posttrain.errors import ConfigError
 from posttrain.export.origin import Origin
+from posttrain.files import is_inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ def _before(trained: Trained) -> Trained | None:
     if last != "model" or not step.removeprefix("step-").isdecimal():
         return None
     for run in (Path(trained.config.model.path).parents[2], trained.run.resolve().parent / folder):
-        if (run / "config.yaml").is_file():
+        if is_inside(run, "config.yaml"):
             try:
                 config = load_config(run / "config.yaml").config
             except ConfigError:  # of another version: what cannot be read is not told

@@ -15,13 +15,13 @@ from torch import nn
 
 from posttrain.config import ModelConfig, RunConfig, load_config
 from posttrain.errors import CheckpointError, ConfigError, ModelError
-from posttrain.evaluate.trained import is_run, trained_model
+from posttrain.evaluate.trained import run_in, trained_model
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import without_progress_bars
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reward_head import load_reward_model
 from posttrain.models.step_head import load_step_model
-from posttrain.store.checkpoint import Checkpoint, verify
+from posttrain.store.checkpoint import Checkpoint, require_intact, verify
 
 Head = Literal["tokens", "score", "steps"]
 """What the model says: the next token, a score of the whole row, a score of each step."""
@@ -55,8 +55,8 @@ def find_origin(source: str | PathLike[str], *, step: int | None = None, base: s
     """
     source = os.fspath(source)
     folder = Path(source)
-    of_run = is_run(folder)
-    if step is not None and not of_run:
+    run = run_in(folder)
+    if step is not None and run is None:
         raise ConfigError(given=f"step = {step}, but {source} is no run", allowed="a run folder", fix="Remove it.")
     if base is not None and not (folder / ADAPTER).is_file():
         raise ConfigError(
@@ -64,8 +64,9 @@ def find_origin(source: str | PathLike[str], *, step: int | None = None, base: s
             allowed="a folder of LoRA adapters as peft writes it",
             fix="Remove it.",
         )
-    if of_run:
-        return _of_run(folder, step)
+    if run is not None:
+        return _of_run(run, step)
+    require_intact(folder)
     if (folder / ADAPTER).is_file():
         return _of_adapters(folder, base)
     if folder.suffix == ".gguf" and folder.is_file():

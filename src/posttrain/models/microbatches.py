@@ -7,7 +7,8 @@ have in common at their beginning (shared_prefixes.py) counts once per micro-bat
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from posttrain.models.packing import needed_tokens
@@ -150,13 +151,16 @@ def _spread(
     return planned
 
 
-def split_for(forward: object, tokens_per_microbatch: int) -> Callable[[Batch], Iterator[tuple[list[int], Batch]]]:
+@dataclass(frozen=True)
+class Split:
     """`microbatches` as `forward` computes them: one whose model cannot share prefixes says so by `shares_prefixes`."""
 
-    def split(batch: Batch) -> Iterator[tuple[list[int], Batch]]:
-        return microbatches(batch, tokens_per_microbatch, share=getattr(forward, "shares_prefixes", True))
+    forward: object
+    tokens_per_microbatch: int
 
-    return split
+    def __call__(self, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
+        """Row numbers and rows of each micro-batch."""
+        return microbatches(batch, self.tokens_per_microbatch, share=getattr(self.forward, "shares_prefixes", True))
 
 
 def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True) -> Iterator[tuple[list[int], Batch]]:

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
+from posttrain.models.adapters import apply_lora
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
 from posttrain.models.forward import TokenLogprobs
 from posttrain.models.forward_path import shares_prefixes
+from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.modes import recompute_activations
+from posttrain.models.named import resolve_model_path
 from posttrain.types import Batch, Outputs
+
+if TYPE_CHECKING:
+    from posttrain.algorithms import Algorithm
+    from posttrain.config import RunConfig
 
 
 class Forward:
@@ -89,9 +97,8 @@ class Forward:
         *,
         temperature: float | None = None,
         critic: Critic | None = None,
-        entropy: Literal["none", "value"] = "none",
     ) -> Forward:
-        """The same log-probabilities of another model, within a scope or at another temperature; entropy where asked.
+        """The same log-probabilities, without entropy, of another model, within a scope or at another temperature.
 
         Without values, unless a critic is given."""
         return Forward(
@@ -101,5 +108,29 @@ class Forward:
             compute=self.compute,
             scope=scope,
             critic=critic,
-            entropy=entropy,
         )
+
+
+def load_policy(config: RunConfig) -> LoadedModel:
+    """The model to train: master weights in float32, adapters when configured."""
+    loaded = load_model(resolve_model_path(config.model, config.seed))
+    if config.lora is not None:
+        loaded = replace(loaded, model=apply_lora(loaded.model, config.lora, seed=config.seed))
+    loaded.model.eval()  # new adapters start in training mode; dropout is for the update alone
+    if config.train.gradient_checkpointing:
+        recompute_activations(loaded.model)
+    return loaded
+
+
+def policy_forward(
+    config: RunConfig, loaded: LoadedModel, algorithm: Algorithm, critic: Critic | None = None
+) -> Forward:
+    return Forward(
+        loaded.model,
+        temperature=config.sampling.temperature if algorithm.data_kind == "prompts" else 1.0,
+        chunk_tokens=config.train.logprob_chunk_tokens,
+        compute=loaded.compute,
+        entropy="gradient" if "entropy" in algorithm.needs else "value",
+        critic=critic,
+        top1=algorithm.data_kind == "examples",
+    )

@@ -32,6 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from posttrain.errors import DoesNotFit, ModelError
 from posttrain.models.modes import without_progress_bars
+from posttrain.store.checkpoint import require_intact
 from posttrain.store.folders import model_to_give
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def find_source(config: ModelConfig) -> ModelSource:
         arguments["gguf_file"] = config.gguf_file
         _check_gguf(config, folder)
     if folder.is_dir():
+        require_intact(folder)
         _check_revision(config)
         _check_folder(config, folder)
         return ModelSource(str(folder), folder, arguments)

@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.config.pipeline import Stage
 from posttrain.errors import ConfigError
-from posttrain.files import write_durably
+from posttrain.files import read_inside, require_plain, write_durably
 from posttrain.report.store import read_run
 from posttrain.store.folders import PROGRESS, SETTINGS
 from posttrain.store.run_store import RunLock
@@ -41,8 +41,11 @@ class PipelineStore:
     def open(cls, folder: Path, stages: Sequence[Stage]) -> PipelineStore:
         """Go on writing a folder, whatever the file of its progress says."""
         lock = _lock(folder)
-        saved = json.loads((folder / PROGRESS).read_bytes()) if (folder / PROGRESS).exists() else {}
-        known = {entry["name"]: entry for entry in saved.get("stages", [])}
+        try:
+            saved = dict(json.loads(read_inside(folder, PROGRESS)))
+            known = {str(entry["name"]): entry for entry in saved.get("stages", []) if "status" in entry}
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):  # the folders of the stages say it, too
+            saved, known = {}, {}
         entries = [_known(known.get(stage.name), stage) for stage in stages]
         kept = {name: saved[name] for name in ("exporting", "export") if name in saved}
         store = cls(folder, lock, {"status": "running", "stages": entries, **kept})
@@ -111,6 +114,7 @@ class PipelineStore:
 def _lock(folder: Path) -> RunLock:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        require_plain(folder)
         return RunLock(folder)
     except OSError as error:
         raise ConfigError(

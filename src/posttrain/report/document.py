@@ -19,11 +19,18 @@ Section = tuple[str, str, str]
 
 
 def document(
-    name: str, title: str, sections: Sequence[Section], charts: Sequence[Chart], *, footer: str, asks: bool = False
+    name: str,
+    title: str,
+    sections: Sequence[Section],
+    charts: Sequence[Chart],
+    *,
+    footer: str,
+    asks: bool = False,
+    frames: bool = False,
 ) -> str:
     """The page: `title` is HTML, `name` and `footer` are text; the values of `charts` can be read off on it.
 
-    `asks`: it has forms, which may go to where the page came from.
+    `asks`: it has forms, which may go to where the page came from; `frames`: it shows another page from there.
     """
     present = [section for section in sections if section[2]]
     nav = "".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in present)
@@ -32,7 +39,7 @@ def document(
     style, script = _asset("report.css"), _asset("report.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        f"base-uri 'none'; form-action '{'self' if asks else 'none'}'"
+        f"base-uri 'none'; form-action '{'self' if asks else 'none'}'" + ("; frame-src 'self'" if frames else "")
     )
     shown, data = escaped(name), {chart.key: chart.data for chart in charts if chart.data}
     return f"""<!doctype html>

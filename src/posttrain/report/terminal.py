@@ -89,7 +89,7 @@ class TerminalView:
         self._seconds: list[float] = []
         self._total = 0
         self._heldout: dict[str, Mapping[str, Any]] = {}
-        self._step_ended = time.monotonic()
+        self._opened = self._step_ended = time.monotonic()
 
     @_never_stops_a_run
     def started(self, summary: str | Mapping[str, Any]) -> None:
@@ -101,6 +101,11 @@ class TerminalView:
             live = Live(get_renderable=self._block, console=console, refresh_per_second=4)
             live.start()
             self._live = live
+
+    @_never_stops_a_run
+    def begins(self, what: str) -> None:
+        """Something that takes a while begins: said with the time since the start, so that silence is no riddle."""
+        self._say(f"{seconds(time.monotonic() - self._opened):>7}  {what}")
 
     @_never_stops_a_run
     def step(self, metrics: Mapping[str, Any], total: int) -> None:
@@ -118,7 +123,7 @@ class TerminalView:
     def evaluation(self, name: str, evaluation: Mapping[str, Any]) -> None:
         """A held-out result (`Evaluation.to_json`), called "baseline", "step 30" or "trained"."""
         self._heldout[name] = evaluation
-        self._say(f"held-out {name}: {evaluation_line(evaluation)}")
+        self._say(f"held-out {name}: {evaluation_line(evaluation, *self._heldout.values())}{self._change(evaluation)}")
 
     @_never_stops_a_run
     def event(self, kind: str, message: str) -> None:
@@ -247,7 +252,8 @@ class TerminalView:
             body.add_row(Text("reward", style="dim"), Text.assemble((facts.pop(0)[1], "bold"), "  ", spark))
         for name, evaluation in list(self._heldout.items())[-1:]:
             body.add_row(
-                Text("held-out", style="dim"), Text(f"{short_line(evaluation)}  {name}{self._change(evaluation)}")
+                Text("held-out", style="dim"),
+                Text(f"{short_line(evaluation, *self._heldout.values())}  {name}{self._change(evaluation)}"),
             )
         row = Text()
         for label, value in facts:
@@ -264,7 +270,7 @@ class TerminalView:
         first = self._heldout.get("baseline")
         if first is None or first is evaluation:
             return ""
-        measure = measure_of(first, evaluation)
+        measure = measure_of(*self._heldout.values())
         before = headline_span(first, measure)
         return f", {show_value(measure, before.mean)} before training" if before else ""
 

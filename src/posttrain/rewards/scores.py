@@ -6,9 +6,9 @@ Shapes: P prompts, G completions of each; lists of lists, because groups may dif
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.errors import RewardError
@@ -16,6 +16,11 @@ from posttrain.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.rewards.judge import Judgement
+
+
+CORRECT_AT = 1.0 - 1e-9
+"""An answer counts as correct when its total reward reaches this. `accuracy`, pass@k and majority@k therefore mean
+something for rewards whose full mark is 1; for any other scale read `score`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,24 +92,79 @@ class Scores:
             is_open={label: picked(part) for label, part in self.is_open.items()},
         )
 
-    def followed_by(self, later: Scores) -> Scores:
-        """These and the rewards of further prompts, of the same components."""
+    def each(self, indexes: Sequence[int]) -> list[Scores]:
+        """Those of each prompt by itself; `indexes` are the prompts' own.
+
+        A failure or a judgement goes to the first place of its prompt. Seconds stay those of the whole call, and are 0.
+        """
+        first = {index: place for place, index in reversed(list(enumerate(indexes)))}
+        failures: dict[int, list[Failure]] = defaultdict(list)
+        judgements: dict[int, list[Judgement]] = defaultdict(list)
+        for failure in self.failures:
+            failures[first[failure.prompt]].append(failure)
+        for judgement in self.judgements:
+            judgements[first[judgement.prompt]].append(judgement)
+        no_time = dict.fromkeys(self.seconds, 0.0)
+        return [
+            replace(
+                self.at([place]),
+                failures=tuple(failures[place]),
+                judgements=tuple(judgements[place]),
+                seconds=no_time,
+            )
+            for place in range(len(indexes))
+        ]
+
+    @staticmethod
+    def joined(each: Sequence[Scores]) -> Scores:
+        """One record of all of them, in their order; they have the same components."""
+
+        def all_of(name: str, label: str, missing: Any = None) -> list[Any]:
+            rows: list[Any] = []
+            for one in each:
+                rows += getattr(one, name).get(label) or [[missing] * len(row) for row in one.rewards_PG]
+            return rows
+
+        with_reasons = [label for label in each[0].parts if any(label in one.verdicts for one in each)]
         return Scores(
-            rewards_PG=[*self.rewards_PG, *later.rewards_PG],
-            scored_PG=[*self.scored_PG, *later.scored_PG],
-            parts={label: [*part, *later.parts[label]] for label, part in self.parts.items()},
-            verdicts={label: self._verdicts(label) + later._verdicts(label) for label in self._with_reasons(later)},
-            is_open={label: [*part, *later.is_open[label]] for label, part in self.is_open.items()},
-            failures=(*self.failures, *later.failures),
-            seconds={label: seconds + later.seconds[label] for label, seconds in self.seconds.items()},
-            judgements=(*self.judgements, *later.judgements),
+            rewards_PG=[row for one in each for row in one.rewards_PG],
+            scored_PG=[row for one in each for row in one.scored_PG],
+            parts={label: all_of("parts", label) for label in each[0].parts},
+            verdicts={label: all_of("verdicts", label) for label in with_reasons},
+            is_open={label: all_of("is_open", label) for label in each[0].is_open},
+            failures=tuple(failure for one in each for failure in one.failures),
+            seconds={label: sum(one.seconds[label] for one in each) for label in each[0].seconds},
+            judgements=tuple(judgement for one in each for judgement in one.judgements),
         )
 
-    def _with_reasons(self, later: Scores) -> list[str]:
-        return [label for label in self.parts if label in self.verdicts or label in later.verdicts]
+    def to_json(self) -> dict[str, Any]:
+        """For a checkpoint: a reward that is missing is null, a verdict the list of what it says."""
+        rewards_PG = [[None if math.isnan(reward) else reward for reward in row] for row in self.rewards_PG]
+        verdicts = {
+            label: [[None if verdict is None else verdict.to_json() for verdict in row] for row in given]
+            for label, given in self.verdicts.items()
+        }
+        return asdict(replace(self, verdicts={})) | {"rewards_PG": rewards_PG, "verdicts": verdicts}
 
-    def _verdicts(self, label: str) -> list[list[Verdict | None]]:
-        return self.verdicts.get(label) or [[None] * len(row) for row in self.rewards_PG]
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Scores:
+        """What `to_json` gave."""
+        from posttrain.rewards.judge.records import Judgement
+
+        rewards_PG = [[math.nan if reward is None else reward for reward in row] for row in saved["rewards_PG"]]
+        verdicts = {
+            label: [[None if verdict is None else Verdict.from_json(verdict) for verdict in row] for row in given]
+            for label, given in saved["verdicts"].items()
+        }
+        return Scores(
+            **{
+                **saved,
+                "rewards_PG": rewards_PG,
+                "verdicts": verdicts,
+                "failures": tuple(Failure(**failure) for failure in saved["failures"]),
+                "judgements": tuple(map(Judgement.from_json, saved["judgements"])),
+            }
+        )
 
 
 def behind_gate(value: float | None, is_open: bool | None) -> float | None:

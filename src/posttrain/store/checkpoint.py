@@ -153,6 +153,20 @@ class Checkpoints:
             fix="Restore the named files from a copy, or start the run again in another folder.",
         )
 
+    def last(self) -> Checkpoint | None:
+        """The newest checkpoint and no other: for whoever uses the model as what the run has trained.
+
+        Raises `CheckpointError` with the names of its damaged files.
+        """
+        newest = self.newest()
+        if newest is not None and newest.skipped:
+            raise CheckpointError(
+                given="; ".join(map(str, newest.skipped)),
+                allowed="the newest checkpoint exactly as it was written",
+                fix=f"Restore the named files from a copy; or name an earlier model: {newest.model} is intact.",
+            )
+        return newest
+
     def before(self, step: int) -> int | None:
         """The step of the newest checkpoint from before `step`, by its name; None without one."""
         return max((number for number, _ in self._steps() if number < step), default=None)
@@ -248,6 +262,35 @@ def verify(path: Path) -> Checkpoint | list[Damage]:
         return [Damage(path, MANIFEST, f"is not a manifest of this library ({type(error).__name__}: {error})")]
 
 
+def require_intact(model: Path) -> None:
+    """Raise `CheckpointError` for the `model` or `adapter` folder of a checkpoint that is not as it was written.
+
+    Only a checkpoint has a manifest; any other folder passes.
+    """
+    model = model.absolute()
+    path = model.parent
+    if not os.path.lexists(path / MANIFEST) and not (_STEP.fullmatch(path.name) and (path / "state").is_dir()):
+        return
+    try:
+        files, damages = _files_in(path)
+        manifest = _read_manifest(path, files, named=False)
+        if isinstance(manifest, Damage):
+            damages = [manifest]
+        else:
+            listed = {name: facts for name, facts in manifest["files"].items() if name.startswith(f"{model.name}/")}
+            part = {name: file for name, file in files.items() if name.startswith(f"{model.name}/")}
+            damages = [damage for damage in damages if damage.file.startswith(model.name)]
+            damages += _compare(path, part, listed)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        damages = [Damage(path, MANIFEST, f"cannot be read ({type(error).__name__}: {error})")]
+    if damages:
+        raise CheckpointError(
+            given=f"{path}: " + "; ".join(map(str, damages)),
+            allowed="a model whose files are exactly as they were written",
+            fix="Restore the named files from a copy, or use another checkpoint of the run.",
+        )
+
+
 def save_state(folder: Path, tensors: Mapping[str, Any], plain: Any) -> None:
     """Write a tree of named tensors (nested dicts of `Tensor`) and a JSON value, exactly: dtypes, shapes, every bit.
 
@@ -330,7 +373,8 @@ def _files_in(folder: Path) -> tuple[dict[str, Path], list[Damage]]:
     return files, strange
 
 
-def _read_manifest(path: Path, files: Mapping[str, Path]) -> dict[str, Any] | Damage:
+def _read_manifest(path: Path, files: Mapping[str, Path], *, named: bool = True) -> dict[str, Any] | Damage:
+    """`named`: has the folder to be called after its step?"""
     for name in (MANIFEST, SEAL):
         if name not in files:
             return Damage(path, name, "is missing: the checkpoint was never finished, or a file was removed")
@@ -338,7 +382,7 @@ def _read_manifest(path: Path, files: Mapping[str, Path]) -> dict[str, Any] | Da
     if files[SEAL].read_bytes() != _seal_line(text).encode():
         return Damage(path, MANIFEST, f"does not match {SEAL}: one of the two was changed")
     manifest = json.loads(text)
-    if path.name != f"step-{manifest['step']:06d}":
+    if named and path.name != f"step-{manifest['step']:06d}":
         return Damage(path, MANIFEST, f"belongs to step {manifest['step']}: the folder was renamed")
     return manifest
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from posttrain.errors import ModelError
+
 SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
 
 
@@ -27,9 +29,30 @@ def finished_stages(pipeline: Path) -> list[Path]:
     try:
         stages = json.loads((pipeline / PROGRESS).read_text(encoding="utf-8"))["stages"]
         finished = [pipeline / stage["folder"] for stage in stages if stage["status"] == "finished"]
+        finished = [folder for folder in finished if folder.parent == pipeline]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [folder for folder in finished if folder.is_dir()] or finished
+
+
+def last_stage(pipeline: Path) -> Path:
+    """The run of its last stage. Raises ModelError while that is not finished, naming those that are."""
+    try:
+        entries = json.loads((pipeline / PROGRESS).read_text(encoding="utf-8"))["stages"]
+        last, is_done = pipeline / entries[-1]["folder"], entries[-1]["status"] == "finished"
+    except (OSError, ValueError, LookupError, TypeError):
+        last, is_done = pipeline, False
+    if is_done and last.parent == pipeline and last.is_dir():
+        return last
+    stages = [repr(str(stage)) for stage in finished_stages(pipeline)]
+    which = "its last stage" if stages else "no stage of it"
+    raise ModelError(
+        given=f"{pipeline} is the folder of a pipeline, and {which} has {'not ' if stages else ''}finished yet",
+        allowed="a model folder, the folder of a run, or of a pipeline that is finished",
+        fix=f"Give that of a finished stage: {' or '.join(stages)}; or `posttrain resume {pipeline}`."
+        if stages
+        else f"`posttrain resume {pipeline}` continues it.",
+    )
 
 
 def newest_model(run: Path) -> Path | None:

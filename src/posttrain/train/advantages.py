@@ -1,81 +1,60 @@
 """From experience to a batch: fill in what the algorithm asked for, compute its advantages, drop what is filtered.
 
-Each thing that an algorithm may need is one collaborator here, chosen once from what the algorithm declares; neither
-the loop nor this file knows which algorithm runs.
+Each thing that an algorithm may need is one record here, chosen once from what the algorithm declares; neither the loop
+nor this file knows which algorithm runs. None of them is a closure: another process can be given the same ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from posttrain.algorithms import Algorithm
 from posttrain.functional.preferences import summed
-from posttrain.train.run import Refresh
-from posttrain.types import Batch, Experience, Mean, Metrics, Outputs
-
-Fill = Callable[[Experience], Experience]
-Forward = Callable[[Batch], Outputs]
-Split = Callable[[Batch], Iterator[tuple[list[int], Batch]]]
+from posttrain.models.microbatches import Split
+from posttrain.models.policy import Forward
+from posttrain.types import Batch, Experience, Mean, Metrics
 
 
-class Weighing:
-    """`weigh(experience) -> Batch` for online algorithms; holds the algorithm's state between the steps."""
+class Fill(Protocol):
+    """Puts a `[B, T]` tensor that the algorithm needs into the experience."""
 
-    def __init__(self, algorithm: Algorithm, fills: Sequence[Fill], *, mask_truncated: bool) -> None:
-        self.algorithm, self.fills, self.mask_truncated = algorithm, fills, mask_truncated
-        self.state = algorithm.initial_state()
-        self.seen: Metrics = {}
-
-    def __call__(self, experience: Experience) -> Batch:
-        for fill in self.fills:
-            experience = fill(experience)
-        batch = self.algorithm.to_batch(experience, self.state)
-        self.seen = self._remembered() | self.algorithm.step_metrics(experience, batch)
-        if "current" in self.algorithm.needs:  # the policy has not moved yet: the old pass, where there was one, tells
-            batch = replace(batch, current_logprobs_BT=experience.old_logprobs_BT)
-        self.state = self.algorithm.next_state(self.state, experience)
-        return without_truncated(batch, experience) if self.mask_truncated else batch
-
-    def metrics(self) -> Metrics:
-        """What the algorithm says of the step that was weighed last, as a whole."""
-        return self.seen
-
-    def _remembered(self) -> Metrics:
-        """The state with which the step is weighed, as `algorithm/<name>`."""
-        return {f"algorithm/{name}": Mean(float(value), 1.0) for name, value in self.state_dict().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self.state is None else asdict(self.state)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        if self.state is not None:
-            self.state = replace(self.state, **saved)
+    def __call__(self, experience: Experience) -> Experience: ...
 
 
-class Given:
-    """`weigh` for data that is given: a batch already. Holds the algorithm's state, which each update moves on."""
+class Refresh(Protocol):
+    """What an update needs to know of the policy as it is right before that update."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.algorithm = algorithm
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
+        """`moved`: has an earlier update on this batch changed the policy since its advantages were computed?"""
+        ...
+
+
+class Advantages(Protocol):
+    """Experience -> batch, with whatever the algorithm remembers between the steps."""
+
+    def __call__(self, experience: Any) -> Batch: ...
+    def refresh(self, minibatch: Batch, *, moved: bool) -> Batch: ...
+    def metrics(self) -> Metrics: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
+
+
+class Remembering:
+    """The state that an algorithm keeps between the steps."""
+
+    def __init__(self, algorithm: Algorithm, refreshes: Sequence[Refresh]) -> None:
+        self.algorithm, self.refreshes = algorithm, refreshes
         self.state = algorithm.initial_state()
 
-    def __call__(self, experience: Batch) -> Batch:
-        return experience
-
-    def remembering(self, refresh: Refresh) -> Refresh:
-        """`refresh`, and then the state takes in what it found, before the rows are learned from."""
-
-        def refresh_and_remember(minibatch: Batch, *, moved: bool) -> Batch:
+    def refresh(self, minibatch: Batch, *, moved: bool) -> Batch:
+        for refresh in self.refreshes:
             minibatch = refresh(minibatch, moved=moved)
-            self.state = self.algorithm.next_state(self.state, minibatch)
-            return self.algorithm.to_batch(minibatch, self.state)
-
-        return refresh_and_remember
+        return minibatch
 
     def metrics(self) -> Metrics:
         return {}
@@ -88,72 +67,154 @@ class Given:
             self.state = replace(self.state, **saved)
 
 
+class OfExperience(Remembering):
+    """For sampled answers: old and reference log-probabilities, values, then the algorithm's advantages."""
+
+    def __init__(
+        self, algorithm: Algorithm, fills: Sequence[Fill], refreshes: Sequence[Refresh], *, mask_truncated: bool
+    ) -> None:
+        super().__init__(algorithm, refreshes)
+        self.fills, self.mask_truncated = fills, mask_truncated
+        self.seen: Metrics = {}
+
+    def __call__(self, experience: Experience) -> Batch:
+        for fill in self.fills:
+            experience = fill(experience)
+        batch = self.algorithm.to_batch(experience, self.state)
+        before = {f"algorithm/{name}": Mean(float(value), 1.0) for name, value in self.state_dict().items()}
+        self.seen = before | self.algorithm.step_metrics(experience, batch)
+        if "current" in self.algorithm.needs:  # the policy has not moved yet: the old pass, where there was one, tells
+            batch = replace(batch, current_logprobs_BT=experience.old_logprobs_BT)
+        self.state = self.algorithm.next_state(self.state, experience)
+        return without_truncated(batch, experience) if self.mask_truncated else batch
+
+    def metrics(self) -> Metrics:
+        """What the algorithm says of the last step as a whole, and the state with which it began it."""
+        return self.seen
+
+
+class OfGivenData(Remembering):
+    """For given answers, which are a batch already. The state takes in each update before its rows are learned from."""
+
+    def __call__(self, experience: Batch) -> Batch:
+        return experience
+
+    def refresh(self, minibatch: Batch, *, moved: bool) -> Batch:
+        minibatch = super().refresh(minibatch, moved=moved)
+        self.state = self.algorithm.next_state(self.state, minibatch)
+        return self.algorithm.to_batch(minibatch, self.state)
+
+
 def without_truncated(batch: Batch, experience: Experience) -> Batch:
     """Truncated completions leave the loss; their rewards have already taken part in the group statistics."""
     keep_B1 = ~experience.truncated_PG.reshape(-1, 1)[batch.row_ids_B]
     return replace(batch, completion_mask_BT=batch.completion_mask_BT & keep_B1)
 
 
-def with_current_logprobs(forward: Forward, split: Split) -> Refresh:
-    """`refresh` that fills `current_logprobs_BT`; no pass where weighing has done it and no update came between."""
+# --- before each update ----------------------------------------------------------------------------------------------
 
-    def refresh(minibatch: Batch, *, moved: bool) -> Batch:
+
+@dataclass(frozen=True)
+class CurrentLogprobs:
+    """Fills `current_logprobs_BT`; no pass where the old pass has done it and no update came between."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
         if not moved and minibatch.current_logprobs_BT is not None:
             return minibatch
-        return replace(minibatch, current_logprobs_BT=scored(minibatch, forward, split))
-
-    return refresh
+        return replace(minibatch, current_logprobs_BT=logprobs(minibatch, self.forward, self.split))
 
 
-def with_current_entropy(forward: Forward, split: Split) -> Refresh:
-    """`refresh` that fills `current_entropy_BT`."""
+@dataclass(frozen=True)
+class CurrentEntropy:
+    """Fills `current_entropy_BT`."""
 
-    def entropy(micro: Batch) -> list[Tensor]:
-        found_BT = forward(micro).entropy_BT
-        assert found_BT is not None, "refreshing has asked for it"
-        return [found_BT]
+    forward: Forward
+    split: Split
 
-    def refresh(minibatch: Batch, *, moved: bool) -> Batch:
-        return replace(minibatch, current_entropy_BT=per_token(minibatch, entropy, split, count=1)[0])
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
+        (entropy_BT,) = per_token(minibatch, self._entropy, self.split, count=1)
+        return replace(minibatch, current_entropy_BT=entropy_BT)
 
-    return refresh
+    def _entropy(self, micro: Batch) -> list[Tensor]:
+        entropy_BT = self.forward(micro).entropy_BT
+        assert entropy_BT is not None, "the forward pass of a policy gives the entropy in any case"
+        return [entropy_BT]
 
 
-def with_mismatched_log_ratios(forward: Forward, split: Split) -> Refresh:
-    """`refresh` that fills `mismatched_log_ratios_B`: of each prompt with another row's answer; NaN without one."""
+@dataclass(frozen=True)
+class MismatchedLogRatios:
+    """Fills `mismatched_log_ratios_B`: of each prompt with another row's answer; NaN without one."""
 
-    def refresh(minibatch: Batch, *, moved: bool) -> Batch:
+    forward: Forward
+    split: Split
+
+    def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
         other = minibatch.mismatched
         assert other is not None, "the feed pairs each prompt with another row's answer"
         mask_BT = other.completion_mask_BT
         rows = Batch(completion_mask_BT=mask_BT, groups_B=minibatch.groups_B, tokens=other.tokens)
-        ratios_B = summed(scored(rows, forward, split) - other.ref_logprobs_BT, mask_BT)
+        ratios_B = summed(logprobs(rows, self.forward, self.split) - other.ref_logprobs_BT, mask_BT)
         return replace(minibatch, mismatched_log_ratios_B=ratios_B.where(mask_BT.any(dim=-1), torch.nan))
 
-    return refresh
+
+# --- once per step ---------------------------------------------------------------------------------------------------
 
 
-def in_turn(refreshes: Sequence[Refresh]) -> Refresh:
-    """One after the other; none leaves the rows as they were weighed."""
+@dataclass(frozen=True)
+class Logprobs:
+    """Fills the field `name` with what `forward` says about each token."""
 
-    def refresh(minibatch: Batch, *, moved: bool) -> Batch:
-        for one in refreshes:
-            minibatch = one(minibatch, moved=moved)
-        return minibatch
+    name: str
+    forward: Forward
+    split: Split
 
-    return refresh
+    def __call__(self, experience: Experience) -> Experience:
+        return replace(experience, **{self.name: logprobs(Batch.from_experience(experience), self.forward, self.split)})
 
 
-def scored(batch: Batch, forward: Forward, split: Split) -> Tensor:
+@dataclass(frozen=True)
+class Values:
+    """Fills `values_BT` with the critic's value before each token."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, experience: Experience) -> Experience:
+        batch = Batch.from_experience(experience)
+        (values_BT,) = per_token(batch, lambda micro: [self.forward.values(micro)], self.split, count=1)
+        return replace(experience, values_BT=values_BT)
+
+
+@dataclass(frozen=True)
+class OldLogprobsAndValues:
+    """Fills both, where one pass gives both."""
+
+    forward: Forward
+    split: Split
+
+    def __call__(self, experience: Experience) -> Experience:
+        def both(micro: Batch) -> list[Tensor]:
+            outputs = self.forward(micro)
+            assert outputs.values_BT is not None
+            return [outputs.logprobs_BT, outputs.values_BT]
+
+        old_BT, values_BT = per_token(Batch.from_experience(experience), both, self.split, count=2)
+        return replace(experience, old_logprobs_BT=old_BT, values_BT=values_BT)
+
+
+def logprobs(batch: Batch, forward: Forward, split: Split) -> Tensor:
     """`[B, T]` log-probabilities of the batch, without gradient; 0 where the mask is False."""
     return per_token(batch, lambda micro: [forward(micro).logprobs_BT], split, count=1)[0]
 
 
 @torch.no_grad()
 def per_token(batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], split: Split, *, count: int) -> list[Tensor]:
-    """The `count` tensors `[B, T]` that `compute` gives, part by part and without gradient.
+    """The `count` tensors `[B, T]` that `compute` gives, micro-batch by micro-batch and without gradient.
 
-    They are 0 in rows that train nothing, which no part contains.
+    They are 0 in rows that train nothing, which no micro-batch contains.
     """
     mask_BT = batch.completion_mask_BT
     found = [torch.zeros(mask_BT.shape, device=mask_BT.device) for _ in range(count)]
@@ -161,38 +222,3 @@ def per_token(batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], split:
         for whole_BT, part_BT in zip(found, compute(micro), strict=True):
             whole_BT[rows] = part_BT.float()
     return found
-
-
-def fill_logprobs(name: str, forward: Forward, split: Split) -> Fill:
-    """A collaborator that computes `[B, T]` log-probabilities without gradient and puts them into the field `name`."""
-
-    def fill(experience: Experience) -> Experience:
-        return replace(experience, **{name: scored(Batch.from_experience(experience), forward, split)})
-
-    return fill
-
-
-def fill_values(values: Callable[[Batch], Tensor], split: Split) -> Fill:
-    """A collaborator that puts the critic's value before each token into the experience."""
-
-    def fill(experience: Experience) -> Experience:
-        batch = Batch.from_experience(experience)
-        (values_BT,) = per_token(batch, lambda micro: [values(micro)], split, count=1)
-        return replace(experience, values_BT=values_BT)
-
-    return fill
-
-
-def fill_old_logprobs_and_values(forward: Forward, split: Split) -> Fill:
-    """The same and the old log-probabilities, where one pass gives both."""
-
-    def both(micro: Batch) -> list[Tensor]:
-        outputs = forward(micro)
-        assert outputs.values_BT is not None
-        return [outputs.logprobs_BT, outputs.values_BT]
-
-    def fill(experience: Experience) -> Experience:
-        old_BT, values_BT = per_token(Batch.from_experience(experience), both, split, count=2)
-        return replace(experience, old_logprobs_BT=old_BT, values_BT=values_BT)
-
-    return fill

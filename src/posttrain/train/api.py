@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from posttrain.config import (
@@ -23,6 +24,7 @@ from posttrain.config import (
     to_yaml,
 )
 from posttrain.config.pipeline import MARK, holds_stages
+from posttrain.data.given import where_the_run_is
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
@@ -37,7 +39,7 @@ from posttrain.rewards.model import find_model
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.folders import pipeline_around
 from posttrain.store.run_store import RunStore, holds_run, never_began
-from posttrain.train import same_data, same_model, same_rewards, same_settings
+from posttrain.train import objects, same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.judges import Judges
@@ -59,8 +61,10 @@ def train(
     """Train as `config` says (a file, a mapping or a RunConfig) and return the finished run.
 
     `overrides` are settings by section or dotted name: `train(config, seed=1, train={"steps": 5})`, or
-    `train(config, **{"train.steps": 5})`. Raises a `PosttrainError` whose `exit_code` says what kind of failure it was;
-    the run folder then holds `error.json` and everything up to that moment.
+    `train(config, **{"train.steps": 5})`. In a mapping and in overrides `data` may hold rows and `rewards` functions,
+    as in `evaluate`: `train(config, data=rows, rewards=[my_reward])`; see `posttrain.train.objects`. Raises a
+    `PosttrainError` whose `exit_code` says what kind of failure it was; the run folder then holds `error.json` and
+    everything up to that moment.
     """
     if not isinstance(config, RunConfig) and holds_stages(config):
         raise ConfigError(
@@ -68,11 +72,14 @@ def train(
             allowed="the settings of one run",
             fix="posttrain.train(...) takes both runs and pipelines.",
         )
-    return train_resolved(load_config(config, overrides), view=view)
+    given = objects.resolve(config, overrides, lambda resolved: run_folder(resolved.config))
+    return train_resolved(given.resolved, view=view, files=given.files)
 
 
-def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> Run:
-    """The same for a config that is resolved already."""
+def train_resolved(
+    resolved: Resolved, *, view: TerminalView | None = None, files: Mapping[str, bytes] = MappingProxyType({})
+) -> Run:
+    """The same for a config that is resolved already; `files` are put into the folder of the run."""
     check(resolved.config)
     require(resolved.config.report_to)
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
@@ -85,6 +92,7 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
             step=0,
             compares_groups=resolved.config.algorithm.build().group_size_needed > 1,
         )
+        objects.put_files(files, store.folder)
         BEFORE.run(resolved.config, store, view)
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
@@ -94,12 +102,20 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
         return carry_out(run)
 
 
-def resume(folder: str | PathLike[str], *, steps: int | None = None, view: TerminalView | None = None) -> Run:
+def resume(
+    folder: str | PathLike[str],
+    *,
+    steps: int | None = None,
+    functions: Mapping[str, Any] | Sequence[Any] | None = None,
+    view: TerminalView | None = None,
+) -> Run:
     """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
 
     `folder` may be the run that `train` returned. `steps` replaces the configured number of steps, in the run's
-    config.yaml too. Raises as `train` does.
+    config.yaml too. `functions` are reward functions that `train` was given and that no file defines. Raises as `train`
+    does.
     """
+    objects.give_functions(functions)
     store = RunStore.open(Path(folder))
     view = view or TerminalView(quiet=True)
     with ExitStack() as unresumed:
@@ -198,6 +214,8 @@ def resumable(store: RunStore, steps: int | None) -> tuple[Resolved, Checkpoint 
     """With what a run goes on, and from where; changes nothing."""
     overrides = [] if steps is None else [f"train.steps={steps}"]
     resolved = load_config(store.folder / "config.yaml", overrides)
+    data = where_the_run_is(resolved.config.data, store.folder)
+    resolved = replace(resolved, config=resolved.config.model_copy(update={"data": data}))
     check(resolved.config)
     checkpoint = Checkpoints(store.checkpoints, resolved.config.checkpoint.keep).newest()
     if checkpoint is not None and checkpoint.step > resolved.config.train.steps:
@@ -221,7 +239,7 @@ def with_steps(config: str, steps: int) -> str:
 def carry_out(run: Run) -> Run:
     """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
     config = run.config
-    run.view.compares_groups = run.algorithm.group_size_needed > 1
+    run.view.compares_groups = run.trainer.algorithm.group_size_needed > 1
     same_data.tell_of_rows_left_out(run)
     if run.step == 0:
         show_first_rows(run)
@@ -232,6 +250,7 @@ def carry_out(run: Run) -> Run:
             same_rewards.put_on_file(run)
     with finishing_steps(run) as interrupted:
         if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
+            run.view.begins("measuring the baseline on held-out rows")
             run.measure_model("baseline")
         if run.step == 0:
             run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written
@@ -243,10 +262,14 @@ def carry_out(run: Run) -> Run:
             if last or stop or due(config.checkpoint.every, run.step):
                 run.save(required=last or stop)
             if stop:
-                raise KeyboardInterrupt(f"stopped after step {run.step}, with a checkpoint")
+                raise KeyboardInterrupt(
+                    f"stopped after step {run.step}, with a checkpoint; `posttrain eval {run.folder}` measures it"
+                )
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
-    run.measure_model("trained")
+        run.view.begins("measuring what was trained on held-out rows")
+        run.measure_model("trained")
+        run.stop_asked = interrupted()
     limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
     run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)
     if config.report:
@@ -274,29 +297,30 @@ def catch_up(run: Run) -> None:
 
 def one_step(run: Run) -> None:
     """Take experience, learn from it, publish, write down what happened."""
-    step, phases = run.step + 1, Phases()
-    fed = run.feed.take(step, run.step)
-    for warning in run.feed.inspect(fed, step, run.guards):
+    step, phases, trainer = run.step + 1, Phases(), run.trainer
+    data = run.feed.take(step, run.step)
+    for warning in run.guards.observe(step, data):
         run.warn("guard", warning)
     with phases.phase("train"):
-        batch, log = train_step(run, fed.experience, step)
+        batch, log = train_step(trainer, data.experience, step)
     for warning in run.guards.observe_update(step, log.reduce().get("grad_norm")):
         run.warn("guard", warning)
     with phases.phase("publish"):
-        log.add(run.publish(step))
+        log.add(trainer.publish(step))
     if (rejected := log.reduce().get("is/masked_fraction", 0.0)) > MOSTLY_REJECTED:
         share = f"{rejected:.0%} of the trained tokens"
         run.warn("correction", f"step {step}: algorithm.correction rejects {share}, which then teach nothing")
     run.step = step
-    run.num_tokens += fed.num_tokens
+    run.num_tokens += data.num_tokens
+    log.add(data.metrics)
     log.add(memory_metrics())
-    seen = run.watch.look(fed.rollout, step)
+    seen = run.watch.look(data.groups, step)
     if seen.warning:
         run.warn("check", seen.warning)
-    metrics = {**run.feed.metrics(fed), **log.reduce(), **seen.metrics, **fed.seconds, **phases.metrics()}
+    metrics = {**log.reduce(), **seen.metrics, **data.seconds, **phases.metrics()}
     run.seconds += metrics["time/step"]
     alarms, gauges = run.watch.observe(step, metrics)
-    run.record_step(fed, batch, metrics | gauges, seen)
+    run.record_step(data, batch, metrics | gauges, seen)
     respond(run, alarms)
 
 

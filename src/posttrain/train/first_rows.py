@@ -27,14 +27,14 @@ NamedRow = tuple[str, Example]
 def show_first_rows(run: Run) -> None:
     """One row of each kind on the terminal and on file; warnings about EOS."""
     rows = list(islice(run.feed.named_rows(), LOOKED_THROUGH))
-    decode = partial(run.loaded.tokenizer.decode, skip_special_tokens=False)
+    decode = partial(run.trainer.loaded.tokenizer.decode, skip_special_tokens=False)
     shown = [(name, stretches(example, decode)) for name, example in first_of_each(rows)]
     if not shown:
         return
     run.store.samples(as_text(shown))
     run.view.rows(shown)
-    if "scores" not in run.algorithm.needs:
-        for note in eos_notes(rows, run.loaded.eos_ids):
+    if "scores" not in run.trainer.algorithm.needs:
+        for note in eos_notes(rows, run.trainer.loaded.eos_ids):
             run.warn("eos", note)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
+from posttrain.experience.feed import RowName, StepData
+from posttrain.experience.group import completions_of
 from posttrain.functional.baselines import has_signal
-from posttrain.types import Batch, Completion, Example, Experience, Outputs, Prompt
+from posttrain.types import Batch, Completion, Experience, Outputs
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -30,14 +32,6 @@ _SAVED_ROWS = 16
 
 
 # --- numbers that are not finite -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowName:
-    """What an error calls a row of the step, and what is kept of it as evidence."""
-
-    name: str
-    content: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,38 +107,6 @@ class NonFinite:
         name = self._name(row, batch)
         found = {"what": row.what, "value": row.value, "token": row.token}
         return {"name": name.name, **found, **name.content, "trained_tokens": trained}
-
-
-def name_completions(prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> list[RowName]:
-    """Names for the rows p * G + g of an experience."""
-    return [
-        RowName(
-            name=f"prompt {prompt.index}, completion {number} of {len(group)}",
-            content={
-                "prompt_index": prompt.index,
-                "completion_number": number,
-                "prompt": prompt.text,
-                "completion": completion.text,
-                "completion_ids": completion.ids,
-            },
-        )
-        for prompt, group in zip(prompts, groups, strict=True)
-        for number, completion in enumerate(group, start=1)
-    ]
-
-
-def name_pairs(examples: Sequence[Example]) -> list[RowName]:
-    """Names for the rows of preference pairs: all chosen ones, then all rejected ones."""
-    sides = [side for side in ("chosen", "rejected") for _ in range(len(examples) // 2)]
-    return [
-        RowName(name=f"row {e.index} of the data, {side}", content={"index": e.index, "side": side})
-        for e, side in zip(examples, sides, strict=True)
-    ]
-
-
-def name_examples(examples: Sequence[Example]) -> list[RowName]:
-    """Names for the rows of a supervised batch."""
-    return [RowName(name=f"row {e.index} of the data", content={"index": e.index}) for e in examples]
 
 
 def worst_rows(numbers: Mapping[str, Tensor], batch: Batch) -> list[BadRow]:
@@ -328,9 +290,8 @@ class Truncation:
         self.max_truncated, self.steps, self.max_completion_length = max_truncated, steps, max_completion_length
         self.streak = 0
 
-    def observe(self, step: int, groups: Sequence[Sequence[Completion]]) -> str | None:
+    def observe(self, step: int, completions: Sequence[Completion]) -> str | None:
         """Raises `GuardStop` at the last step of the streak; warns at its first."""
-        completions = [completion for group in groups for completion in group]
         cut = sum(completion.truncated for completion in completions)
         if cut <= self.max_truncated * len(completions):
             self.streak = 0
@@ -402,6 +363,8 @@ class Guards:
     unmoved: Unmoved
     truncation: Truncation
     unscored: Unscored
+    from_rewards: bool = False
+    """Does the run learn from the rewards of sampled answers?"""
 
     @staticmethod
     def of(config: RunConfig, save: SaveRows, *, within_groups: bool = True, from_rewards: bool = False) -> Guards:
@@ -414,39 +377,29 @@ class Guards:
             unmoved=Unmoved(limits.no_signal_steps, from_rewards=from_rewards),
             truncation=Truncation(limits.max_truncated, limits.truncated_steps, config.sampling.max_completion_length),
             unscored=Unscored(limits.max_unscored),
+            from_rewards=from_rewards,
         )
 
-    def observe(
-        self, step: int, experience: Experience, groups: Sequence[Sequence[Completion]], errors: Sequence[str] = ()
-    ) -> list[str]:
-        """Look at what was sampled and scored, before anything is learnt from it; returns the warnings.
+    def observe(self, step: int, data: StepData) -> list[str]:
+        """Look at what was sampled and scored, before anything is learned from it; returns the warnings.
 
-        `groups` is all that was sampled, which may be more than the experience holds.
+        Where nothing is learned from rewards, what was sampled can only be cut. Given data has nothing to look at.
         """
-        warnings = (
-            self.unscored.observe(step, experience.scored_PG, errors),
-            self.truncation.observe(step, groups),
-            self.no_signal.observe(step, experience.rewards_PG, experience.scored_PG),
-        )
+        self.non_finite.watch(data.names)
+        if not data.groups:
+            return []
+        warnings = [self.truncation.observe(step, completions_of(data.sampled))]
+        if self.from_rewards:
+            experience = data.experience
+            assert isinstance(experience, Experience)
+            warnings.insert(0, self.unscored.observe(step, experience.scored_PG, data.failures))
+            warnings.append(self.no_signal.observe(step, experience.rewards_PG, experience.scored_PG))
         return [warning for warning in warnings if warning is not None]
-
-    def observe_lengths(self, step: int, groups: Sequence[Sequence[Completion]]) -> list[str]:
-        """The same where nothing is learnt from rewards: what was sampled can only be cut."""
-        warning = self.truncation.observe(step, groups)
-        return [] if warning is None else [warning]
 
     def observe_update(self, step: int, grad_norm: float | None) -> list[str]:
         """What came of the step; `grad_norm` None: no optimizer step was taken."""
         warning = self.unmoved.observe(step, grad_norm, told=self.no_signal.streak > 0)
         return [] if warning is None else [warning]
-
-    def check_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
-        self.non_finite.observe_loss(loss, outputs, batch, step)
-
-    def check_gradient(
-        self, norm: float, batch: Batch, step: int, row_norm: Callable[[Batch], float] | None = None
-    ) -> None:
-        self.non_finite.observe_gradient(norm, batch, step, row_norm)
 
     def state(self) -> dict[str, Any]:
         """Plain JSON, for a checkpoint."""

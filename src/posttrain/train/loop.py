@@ -1,79 +1,45 @@
-"""One training step, whichever algorithm. It is fed with experience and never samples.
+"""One training step, whichever algorithm. It learns from experience and never samples.
 
-weigh      experience -> batch: what the algorithm asked for is computed, then its advantages
-minibatch  one optimizer step each, with denominators counted before the first backward
-micro      a part that fits the token budget; the gradient does not depend on the split
+advantages  experience -> batch: what the algorithm asked for is computed, then its advantages
+minibatch   one optimizer step each, with denominators counted over all ranks before the first backward
+micro       a part that fits the token budget; the gradient does not depend on the split
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from posttrain.models.microbatches import split_for
 from posttrain.train.metrics import MetricLog
-from posttrain.train.publish import mismatch_metrics
-from posttrain.types import Batch, Experience, Mean, Metrics, Totals, count_totals
+from posttrain.types import Batch, Experience
 
 if TYPE_CHECKING:
     from posttrain.config import TrainConfig
-    from posttrain.train.run import Run
+    from posttrain.train.trainer import Trainer
 
 
-def train_step(run: Run, experience: Experience | Batch, step: int) -> tuple[Batch, MetricLog]:
-    """Weigh and update: the weights that become policy version `step`. A non-finite number changes no weight.
+def train_step(trainer: Trainer, experience: Experience | Batch, step: int) -> tuple[Batch, MetricLog]:
+    """Compute advantages and update: the weights that become policy version `step`.
 
-    Returns the batch that was learned from, and the metrics of its updates.
+    Returns the batch that was learned from, and the metrics of its updates. A non-finite number changes no weight.
     """
-    metrics = MetricLog()
-    torch.manual_seed((run.config.seed * 1_000_003 + step) % 2**63)  # dropout, where the model has any
-    batch = run.weigh(experience)
-    metrics.add(run.weigh.metrics())
-    updates = 0
-    for minibatch in minibatches(batch, run.config.train, seed=run.config.seed, step=step):
-        if count_totals(minibatch).tokens == 0:
+    config, metrics, updates = trainer.config, MetricLog(), 0
+    torch.manual_seed((config.seed * 1_000_003 + step) % 2**63)  # dropout, where the model has any
+    batch = trainer.advantages(experience)
+    metrics.add(trainer.advantages.metrics())
+    for minibatch in minibatches(batch, config.train, seed=config.seed, step=step):
+        if trainer.ranks.totals(minibatch).tokens == 0:
             continue  # nothing was scored: there is no step to take
-        minibatch = run.algorithm.prepare(run.refresh(minibatch, moved=updates > 0))
-        if count_totals(minibatch).tokens == 0:
+        minibatch = trainer.algorithm.prepare(trainer.advantages.refresh(minibatch, moved=updates > 0))
+        totals = trainer.ranks.totals(minibatch)
+        if totals.tokens == 0:
             continue  # all of it was rejected as too far from its sampler
-        with run.compute.scope():
-            metrics.add(update(run, minibatch, step, number=updates))
+        with trainer.loaded.compute.scope():
+            metrics.add(trainer.update(minibatch, totals, step, number=updates))
         updates += 1
     return batch, metrics
-
-
-def update(run: Run, minibatch: Batch, step: int, *, number: int = 0) -> Metrics:
-    """One optimizer step on these rows: update `number` of the step."""
-    totals = count_totals(minibatch)
-    log, loss_sum = MetricLog(), 0.0
-    run.loaded.model.train()  # dropout of the adapters; everything else computes without it
-    for _, micro in split_for(run.forward, run.config.train.tokens_per_microbatch)(minibatch):
-        outputs = run.forward(micro)
-        loss, metrics = run.algorithm.loss(outputs, micro, totals)
-        run.guards.check_loss(loss, outputs, micro, step)
-        if loss.requires_grad:
-            loss.backward()
-        loss_sum += loss.item()
-        log.add(metrics | mismatch_metrics(outputs, micro))
-    log.add(run.add_gradient(step, number))
-    run.loaded.model.eval()
-    log.add({"loss": Mean(loss_sum, 1.0)})
-    log.add(run.optimizer.step(step, on_norm=partial(check_gradient, run, minibatch, totals, step)))
-    return log.merged
-
-
-def check_gradient(run: Run, minibatch: Batch, totals: Totals, step: int, norm: float) -> None:
-    """Raise `NonFiniteError` for a gradient that is not finite; rows are tried one by one to name the worst."""
-
-    def norm_of(row: Batch) -> float:
-        loss, _ = run.algorithm.loss(run.forward(row), row, totals)
-        gradients = torch.autograd.grad(loss, run.optimizer.parameters, allow_unused=True)
-        return float(torch.nn.utils.get_total_norm([g for g in gradients if g is not None]))
-
-    run.guards.check_gradient(norm, minibatch, step, row_norm=norm_of)
 
 
 def minibatches(batch: Batch, config: TrainConfig, *, seed: int, step: int) -> Iterator[Batch]:

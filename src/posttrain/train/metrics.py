@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import psutil
 import torch
-from torch import Tensor
 
-from posttrain.functional.baselines import group_std, has_signal
-from posttrain.types import Completion, Max, Mean, Metric, Metrics, Min
-from posttrain.verify.verdict import Verdict
+from posttrain.types import Max, Metric, Metrics
 
 _GB = 1e9
 
@@ -47,105 +43,6 @@ class MetricLog:
         return {name: float(metric.item()) for name, metric in self.merged.items()}
 
 
-def rollout_metrics(
-    rewards_PG: Tensor,
-    scored_PG: Tensor,
-    groups: Sequence[Sequence[Completion]],
-    parts: Mapping[str, Sequence[Sequence[float | None]]],
-) -> Metrics:
-    """What was sampled and how it was scored, under TRL's names; `parts`: the unweighted rewards `[P][G]` by label."""
-    metrics = reward_metrics(rewards_PG, scored_PG)
-    for label, part_PG in parts.items():
-        applicable = torch.tensor([r for group in part_PG for r in group if r is not None], dtype=torch.float64)
-        metrics[f"rewards/{label}/mean"] = Mean(float(applicable.sum()), len(applicable))
-        metrics[f"rewards/{label}/std"] = _std(applicable)
-    return metrics | length_metrics(groups)
-
-
-def reason_metrics(verdicts: Mapping[str, Sequence[Sequence[Verdict | None]]]) -> Metrics:
-    """`rewards/<label>/reason/<reason>`: share of the completions whose verdict had this reason."""
-    metrics: Metrics = {}
-    for label, verdict_PG in verdicts.items():
-        given = [verdict for group in verdict_PG for verdict in group]
-        counts = Counter(verdict.reason for verdict in given if verdict is not None)
-        for reason, count in sorted(counts.items()):
-            metrics[f"rewards/{label}/reason/{reason}"] = Mean(count, len(given))
-    return metrics
-
-
-def gate_metrics(is_open: Mapping[str, Sequence[Sequence[bool | None]]]) -> Metrics:
-    """`rewards/<label>/gated`: share of the completions for which this reward did not count, its gate being shut."""
-    metrics: Metrics = {}
-    for label, open_PG in is_open.items():
-        known = [is_open for group in open_PG for is_open in group if is_open is not None]
-        metrics[f"rewards/{label}/gated"] = Mean(float(known.count(False)), len(known))
-    return metrics
-
-
-def reward_metrics(rewards_PG: Tensor, scored_PG: Tensor) -> Metrics:
-    """Statistics of the total reward.
-
-    reward                 mean over scored completions
-    reward_std             mean over prompts of the standard deviation (n - 1) over the scored completions of a prompt
-    frac_reward_zero_std   share of prompts whose rewards do not differ (RULE 11): they teach nothing
-    unscored_fraction      share of completions without a reward
-
-    With one completion per prompt the standard deviation is that over the step, and no share of prompts is given.
-    """
-    scored_P1 = scored_PG.sum(dim=-1, keepdim=True)
-    rewards = rewards_PG[scored_PG].double()
-    metrics: Metrics = {"reward": Mean(float(rewards.sum()), len(rewards))}
-    if rewards_PG.shape[1] == 1:
-        metrics["reward_std"] = _std(rewards)
-    else:
-        with_std_P1 = scored_P1 >= 2
-        std_P1 = group_std(rewards_PG.double(), scored_PG)
-        same_P1 = ~has_signal(rewards_PG, scored_PG)
-        metrics["reward_std"] = Mean(float(std_P1[with_std_P1].sum()), float(with_std_P1.sum()))
-        metrics["frac_reward_zero_std"] = Mean(float(same_P1.sum()), same_P1.numel())
-    metrics["unscored_fraction"] = Mean(float((~scored_PG).sum()), scored_PG.numel())
-    return metrics
-
-
-def greedy_metrics(rewards_P1: Tensor, scored_P1: Tensor) -> Metrics:
-    """`reward/greedy`: mean reward of the greedy completions; `reward/greedy_unscored`: the share without one."""
-    scored = rewards_P1[scored_P1].double()
-    return {
-        "reward/greedy": Mean(float(scored.sum()), len(scored)),
-        "reward/greedy_unscored": Mean(float((~scored_P1).sum()), scored_P1.numel()),
-    }
-
-
-def staleness_metrics(completions: Sequence[Completion], version: int) -> Metrics:
-    """Policy versions between sampling and training, per token; `version` is that of the policy that learns."""
-    lags = [version - sampled for completion in completions for sampled in completion.versions]
-    if not lags:
-        return {}
-    return {
-        "staleness/mean": Mean(sum(lags), len(lags)),
-        "staleness/max": Max(float(max(lags))),
-        "staleness/min": Min(float(min(lags))),
-    }
-
-
-def length_metrics(groups: Sequence[Sequence[Completion]]) -> Metrics:
-    """Lengths in tokens, EOS included, and the share that was truncated; `terminated` are the others."""
-    completions = [completion for group in groups for completion in group]
-    if not completions:
-        return {}
-    lengths = [len(completion.ids) for completion in completions]
-    ended = [len(completion.ids) for completion in completions if not completion.truncated]
-    return {
-        "completions/mean_length": Mean(sum(lengths), len(lengths)),
-        "completions/min_length": Min(float(min(lengths))),
-        "completions/max_length": Max(float(max(lengths))),
-        "completions/clipped_ratio": Mean(len(lengths) - len(ended), len(lengths)),
-        "completions/mean_terminated_length": Mean(sum(ended), len(ended)),
-        **({"completions/min_terminated_length": Min(float(min(ended)))} if ended else {}),
-        **({"completions/max_terminated_length": Max(float(max(ended)))} if ended else {}),
-    }
-
-
 def memory_metrics() -> Metrics:
     """Memory in GB (1e9 bytes): resident now and at its highest, and the highest on the GPU if there is one."""
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -156,8 +53,3 @@ def memory_metrics() -> Metrics:
     if torch.cuda.is_initialized():
         metrics["memory/peak_cuda_gb"] = Max(torch.cuda.max_memory_allocated() / _GB)
     return metrics
-
-
-def _std(values: Tensor) -> Mean:
-    """Standard deviation (n - 1) as a metric; NaN, a mean over nothing, for fewer than two values."""
-    return Mean(float(values.std()), 1) if len(values) >= 2 else Mean(0.0, 0.0)

@@ -28,7 +28,7 @@ NUMBERS = 256
 
 def put_on_file(run: Run) -> None:
     """At the start of a run, before anything is trained."""
-    run.store.record(FILE, {"sha256": start_key(run.loaded.model)})
+    run.store.record(FILE, {"sha256": start_key(run.trainer.loaded.model)})
 
 
 def check_same(run: Run) -> None:
@@ -39,7 +39,7 @@ def check_same(run: Run) -> None:
         put_on_file(run)
         return
     role = _role(run)
-    if role and before.get("sha256") != start_key(run.loaded.model):
+    if role and before.get("sha256") != start_key(run.trainer.loaded.model):
         raise ModelError(
             given=f"model.path = {run.config.model.path!r} holds another model than the one with which the run was "
             f"started, {role}",
@@ -53,7 +53,7 @@ def _role(run: Run) -> str:
     """What the model at the start is to later steps; empty where all of it comes from the checkpoint."""
     if run.config.lora is not None:
         return "on which its adapters stand"
-    is_reference = "reference" in run.algorithm.needs and run.config.reference is None
+    is_reference = "reference" in run.trainer.algorithm.needs and run.config.reference is None
     return "which is its reference" if is_reference else ""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from posttrain.functional.texts import distinct_ngrams, shared_share, spearman_within
 
 if TYPE_CHECKING:
-    from posttrain.experience.group import Judged
+    from posttrain.experience.group import Group
     from posttrain.types import Completion
 
 MOST_ANSWERS = 256
@@ -21,7 +21,7 @@ SHORTEST_TEXT = 32
 """Bytes below which compression says more about the compressor than about the text."""
 
 
-def answer_metrics(judged: Judged) -> dict[str, float]:
+def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Numbers of one step; one that nothing can be said about is missing.
 
     text/length_correlation  rank correlation of reward and length among the answers to one prompt
@@ -29,13 +29,13 @@ def answer_metrics(judged: Judged) -> dict[str, float]:
     text/compression         bytes / bytes when compressed, mean over the answers of 32 bytes or more
     text/same_start, _end    largest share of the answers, to two prompts or more, with the same 30 first or last tokens
     """
-    places = [(p, g) for p, group in enumerate(judged.groups) for g in range(len(group))]
+    places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.completions))]
     some = places[:: -(-len(places) // MOST_ANSWERS)] if places else []
-    answers = [judged.groups[p][g] for p, g in some]
-    sources = [judged.prompts[p].index for p, _ in some]
+    answers = [groups[p].completions[g] for p, g in some]
+    sources = [groups[p].prompt.index for p, _ in some]
     ratios = [distinct_ngrams(answer.ids, 4) for answer in answers if len(answer.ids) >= 4]
     found = {
-        "text/length_correlation": length_correlation(judged),
+        "text/length_correlation": length_correlation(groups),
         "text/distinct_4grams": mean(ratios),
         "text/compression": mean([r for answer in answers if (r := compression(answer)) is not None]),
         "text/same_start": shared_share([(s, a.ids[:EDGE]) for s, a in zip(sources, answers, strict=True)]),
@@ -44,14 +44,17 @@ def answer_metrics(judged: Judged) -> dict[str, float]:
     return {name: value for name, value in found.items() if value == value}
 
 
-def length_correlation(judged: Judged) -> float:
+def length_correlation(groups: Sequence[Group]) -> float:
     """nan where no group tells."""
-    assert judged.scores is not None
-    scores = judged.scores
     return spearman_within(
         [
-            [(scores.rewards_PG[p][g], len(answer.ids)) for g, answer in enumerate(group) if scores.scored_PG[p][g]]
-            for p, group in enumerate(judged.groups)
+            [
+                (group.scores.rewards_PG[0][g], len(answer.ids))
+                for g, answer in enumerate(group.completions)
+                if group.scores.scored_PG[0][g]
+            ]
+            for group in groups
+            if group.scores is not None
         ]
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posttrain.engines import Sampler
-    from posttrain.experience.group import Judged
+    from posttrain.experience.group import Group
     from posttrain.rewards import RewardSet
     from posttrain.rewards.judge import Judgement
     from posttrain.types import Prompt
@@ -109,15 +109,15 @@ class IndependentCheck:
     def bind(self, policy: Sampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
         self._judges.bind(policy, template_kwargs, ledger=ledger)
 
-    def look_at(self, judged: Judged, places: Sequence[Place], *, accepted: int, accepts_at: float) -> Checked:
+    def look_at(self, groups: Sequence[Group], places: Sequence[Place], *, accepted: int, accepts_at: float) -> Checked:
         """Score the answers at these places, chosen of `accepted` ones; of several checks each has to agree."""
         started = time.perf_counter()
         chosen: dict[int, list[Place]] = {}
         """By row of the data: where an epoch ends within a step, a step has one twice."""
         for p, g in sorted(places):
-            chosen.setdefault(judged.prompts[p].index, []).append((p, g))
-        groups = [[judged.groups[p][g] for p, g in those] for those in chosen.values()]
-        said = self._judges.score([judged.prompts[those[0][0]] for those in chosen.values()], groups)
+            chosen.setdefault(groups[p].prompt.index, []).append((p, g))
+        answers = [[groups[p].completions[g] for p, g in those] for those in chosen.values()]
+        said = self._judges.score([groups[those[0][0]].prompt for those in chosen.values()], answers)
         scores = {
             label: {
                 place: score
@@ -144,15 +144,14 @@ class IndependentCheck:
         )
 
 
-def accepted_places(judged: Judged, accepted_at: float) -> list[Place]:
+def accepted_places(groups: Sequence[Group], accepted_at: float) -> list[Place]:
     """Where the answers are whose total reward reaches this."""
-    assert judged.scores is not None
-    rewards_PG, scored_PG = judged.scores.rewards_PG, judged.scores.scored_PG
     return [
         (p, g)
-        for p, rewards in enumerate(rewards_PG)
-        for g, reward in enumerate(rewards)
-        if scored_PG[p][g] and reward >= accepted_at - 1e-9
+        for p, group in enumerate(groups)
+        if group.scores is not None
+        for g, (reward, scored) in enumerate(zip(group.scores.rewards_PG[0], group.scores.scored_PG[0], strict=True))
+        if scored and reward >= accepted_at - 1e-9
     ]
 
 

@@ -20,7 +20,7 @@ from posttrain.watch.records import Alarm, Movement, Step, StepAlarm
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.experience.group import Judged, Rollout
+    from posttrain.experience.group import Group
     from posttrain.rewards.judge import Judgement
     from posttrain.store.checkpoint import Checkpoints
     from posttrain.types import Prompt
@@ -85,18 +85,17 @@ class Watch:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def look(self, rollout: Rollout | None, step: int) -> Looked:
+    def look(self, groups: Sequence[Group], step: int) -> Looked:
         """Measure the answers, and let the check see a sample of what the reward accepted."""
-        if not self.config.enabled or rollout is None or rollout.trained.scores is None:
+        if not self.config.enabled or not groups or groups[0].scores is None:
             return NOTHING_SEEN
-        judged = rollout.trained
-        checked = self._ask(judged, step)
-        metrics = answer_metrics(judged)
+        checked = self._ask(groups, step)
+        metrics = answer_metrics(groups)
         if checked is None:
             return Looked(metrics=metrics)
         return Looked(
             metrics=metrics | checked.metrics(),
-            columns=columns_of(checked, judged),
+            columns=columns_of(checked, groups),
             judgements=checked.judgements,
             warning=self._failing(checked, step),
         )
@@ -110,12 +109,12 @@ class Watch:
         cause = f"; the first error: {checked.failure}" if checked.failure else ""
         return f"step {step}: the check gave no score to {checked.unscored} of {looked_at} answers{cause}"
 
-    def _ask(self, judged: Judged, step: int) -> Checked | None:
+    def _ask(self, groups: Sequence[Group], step: int) -> Checked | None:
         if self.check is None or self.config.check_sample == 0:
             return None
-        accepted = accepted_places(judged, self.accepted_at)
+        accepted = accepted_places(groups, self.accepted_at)
         chosen = sample_of(accepted, self.config.check_sample, seed=self.seed, step=step)
-        return self.check.look_at(judged, chosen, accepted=len(accepted), accepts_at=self.config.check_accepts_at)
+        return self.check.look_at(groups, chosen, accepted=len(accepted), accepts_at=self.config.check_accepts_at)
 
     def observe(self, number: int, metrics: Mapping[str, float]) -> tuple[list[Alarm], dict[str, float]]:
         """What fires at this step, and where the cumulative sum stands."""
@@ -194,9 +193,9 @@ class Watch:
             self.step_alarms[name].load_state(state["alarms"][name])
 
 
-def columns_of(checked: Checked, judged: Judged) -> dict[str, list[float | None]]:
+def columns_of(checked: Checked, groups: Sequence[Group]) -> dict[str, list[float | None]]:
     """One value per trained row, in the order of the batch: null where the check was not asked."""
-    places = [(p, g) for p, group in enumerate(judged.groups) for g in range(len(group))]
+    places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.completions))]
     return {f"check/{label}": [found.get(place) for place in places] for label, found in checked.scores.items()}
 
 

@@ -169,7 +169,7 @@ if __name__ == "__main__":
     import sys
     from pathlib import Path
 
-    from posttrain.lab.advise.page import written
+    from tests.lab.advise.written import written
 
     page = Path(sys.argv[1])
     page.write_text(written(page.read_text(encoding="utf-8"), {"situations": table()}), encoding="utf-8")

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 from tests.lab.advise.situations import table
+from tests.lab.advise.written import EXAMPLES, sections, written
 
 from posttrain.config import load_config
 from posttrain.lab.advise.advisor import advise
-from posttrain.lab.advise.page import EXAMPLES, sections, written
 from posttrain.lab.advise.ranges import remarks
 
 PAGE = Path(__file__).parents[3] / "docs" / "advise.md"
-RENEW = "python -m posttrain.lab.advise.page docs/advise.md; python -m tests.lab.advise.situations docs/advise.md"
+RENEW = "python -m tests.lab.advise.written docs/advise.md; python -m tests.lab.advise.situations docs/advise.md"
 
 
 PARTS = sections() | {"situations": table()}

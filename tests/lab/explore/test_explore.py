@@ -20,7 +20,7 @@ from posttrain.lab.explore.choices import GROUPS, choices
 from posttrain.lab.explore.facts import NEEDS
 from posttrain.lab.explore.page import render
 from posttrain.lab.explore.plan_numbers import PHASES, ROLES
-from posttrain.lab.explore.questions import questions
+from posttrain.lab.explore.walk import questions
 from posttrain.lab.plan.verdict import Verdict
 
 VOID = {"meta", "input", "br", "link", "img", "hr", "col"}

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.lab.plan.arithmetic import Step
+from posttrain.models.microbatches import plan_units
+from posttrain.models.shared_prefixes import LEAST_SAVING, Family
 
 GROUPS = Step(prompts=32, per_prompt=8, rows_are="answers", prompt_tokens=128, answer_tokens=256)
 
@@ -38,7 +40,7 @@ def test_what_a_token_attends_to_is_itself_and_what_stands_before_it():
         (
             GROUPS,
             "32 prompts x 8 completions = 256 answers, one update of all of them; at most 98,304 tokens (128 + 256 "
-            "each) in 39 micro-batches of up to 2,048 tokens.",
+            "each) in 64 micro-batches of up to 2,048 tokens.",
         ),
         (
             Step(prompts=16, per_prompt=2, rows_are="pairs", prompt_tokens=100, answer_tokens=200, minibatches=4),
@@ -67,6 +69,33 @@ def test_the_tokens_of_a_run_are_those_of_its_steps():
     assert GROUPS.sentence(200).endswith("of up to 2,048 tokens, 19,660,800 in 200 steps.")
 
 
+@settings(deadline=None)
+@given(
+    prompts=st.integers(1, 12),
+    per_prompt=st.integers(1, 9),
+    prompt_tokens=st.integers(LEAST_SAVING + 1, 300),
+    answer_tokens=st.integers(2, 300),
+    budget=st.integers(100, 4096),
+)
+def test_there_are_as_many_micro_batches_as_training_makes_of_such_rows(
+    prompts, per_prompt, prompt_tokens, answer_tokens, budget
+):
+    step = Step(
+        prompts=prompts,
+        per_prompt=per_prompt,
+        rows_are="answers",
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        microbatch_tokens=budget,
+    )
+    shared = prompt_tokens if per_prompt > 1 else 0
+    families = [Family(tuple(range(n * per_prompt, (n + 1) * per_prompt)), shared) for n in range(prompts)]
+    needed = [prompt_tokens + answer_tokens - 1] * step.rows
+    made = plan_units([[row] for row in range(step.rows)], families, needed, budget)
+    assert step.microbatches == len(made)
+    assert step.scored_tokens <= step.computed_tokens <= step.tokens
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.builds(
@@ -80,9 +109,7 @@ def test_the_tokens_of_a_run_are_those_of_its_steps():
         microbatch_tokens=st.integers(1, 8192),
     )
 )
-def test_micro_batches_hold_all_tokens_within_the_budget_unless_one_row_is_longer(step):
+def test_counts_stay_within_their_bounds(step):
     assert step.scored_tokens <= step.computed_tokens <= step.tokens
     assert step.minibatches <= step.microbatches
-    held = step.microbatches * max(step.microbatch_tokens, step.row_tokens)
-    assert held >= step.computed_tokens
     assert 1 <= step.context <= step.row_tokens

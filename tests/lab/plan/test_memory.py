@@ -15,7 +15,7 @@ from posttrain.lab.plan.activations import Pass
 from posttrain.lab.plan.architecture import Linear, read_architecture
 from posttrain.lab.plan.generate import columns
 from posttrain.lab.plan.layout import Grid, lay_out, microbatches
-from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Adapters, MemoryPlan, Workload
 from posttrain.lab.plan.workload import Computing, model_architecture, workload_of
 

@@ -16,8 +16,7 @@ from posttrain.files import write_atomically
 from posttrain.lab.explore.choices import Choice, choices
 from posttrain.lab.explore.facts import facts_of, family_of
 from posttrain.lab.explore.plan_numbers import Numbers, device_of
-from posttrain.lab.explore.questions import Question, questions
-from posttrain.lab.explore.walk import Walk
+from posttrain.lab.explore.walk import Question, Walk, questions
 from posttrain.report.text import escaped, script_json
 
 SCRIPTS = ("explore.js", "memory.js", "facts.js", "walk.js")

@@ -20,7 +20,7 @@ from posttrain.lab.explore.choices import Choice
 from posttrain.lab.explore.selections import Selection, workload
 from posttrain.lab.plan.api import ERROR
 from posttrain.lab.plan.hardware import find_hardware
-from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, PhaseName
 from posttrain.lab.plan.verdict import Verdict
 

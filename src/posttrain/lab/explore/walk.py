@@ -1,4 +1,4 @@
-"""The advisor's questions as a tree to walk through, grown from the advisor itself.
+"""The questions of `questions.yaml`, whose answers are facts, as a tree that grows from the advisor itself.
 
 Every combination of answers is asked of it. A question whose answers all lead to the same advice is left out where
 that is so; equal branches, and equal advice, are kept once.
@@ -6,16 +6,56 @@ that is so; equal branches, and equal advice, are kept once.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from posttrain.lab.advise.advisor import RECOMMENDED, Standing, rank
-from posttrain.lab.advise.conditions import met
+from posttrain.lab.advise.conditions import Condition, met
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.guides import Before, Contradiction, guides
-from posttrain.lab.explore.questions import Given, Question, questions
+
+FILE = Path(__file__).with_name("questions.yaml")
+Given = Mapping[str, Any]
+"""Facts so far, by the names of `Facts`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer to a question."""
+
+    key: str
+    label: str
+    hint: str = ""
+    facts: Given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked where `when` is met by the facts so far."""
+
+    text: str
+    when: Condition
+    answers: tuple[Answer, ...]
+
+    def asked(self, given: Given) -> bool:
+        return met(self.when, Facts(**given).known())
+
+
+@functools.cache
+def questions() -> tuple[Question, ...]:
+    """All of them, in their order."""
+    return tuple(_question(told) for told in yaml.safe_load(FILE.read_text(encoding="utf-8")))
+
+
+def _question(told: Mapping[str, Any]) -> Question:
+    answers = tuple(Answer(key=key, **{"facts": {}, **answer}) for key, answer in told["answers"].items())
+    return Question(text=told["text"], when=told.get("when", {}), answers=answers)
 
 
 @dataclass

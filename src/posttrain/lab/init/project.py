@@ -14,9 +14,8 @@ from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
 from posttrain.lab.init.questions import Answers
 from posttrain.lab.init.readme import commands_of, readme_text
-from posttrain.lab.init.recommendation import Recommendation, recommend
 from posttrain.lab.init.samples import Row, sample
-from posttrain.lab.init.settings import SAMPLED, config_text, lines_of, settings_of
+from posttrain.lab.init.settings import SAMPLED, Recommendation, config_text, lines_of, recommend, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,8 @@ from string import Template
 from typing import NamedTuple
 
 from posttrain.lab.init.questions import QUESTIONS, Answers
-from posttrain.lab.init.recommendation import Recommendation
 from posttrain.lab.init.samples import Sample
-from posttrain.lab.init.settings import SAMPLED
+from posttrain.lab.init.settings import SAMPLED, Recommendation
 
 
 class _Words(NamedTuple):

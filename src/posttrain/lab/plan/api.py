@@ -27,7 +27,7 @@ from posttrain.lab.plan.disk import DiskPlan, disk_of
 from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.lengths import row_lengths
-from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Workload
 from posttrain.lab.plan.target import Target, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of

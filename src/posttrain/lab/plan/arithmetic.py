@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from posttrain.lab.plan.layout import deal_out
+from posttrain.models.shared_prefixes import LEAST_SAVING
+
 Rows = Literal["answers", "pairs", "examples"]
 
 
@@ -71,13 +74,12 @@ class Step:
     @property
     def microbatches(self) -> int:
         """Forward passes over all rows of the step once."""
-        return max(self.minibatches, -(-self.computed_tokens // self._filled))
-
-    @property
-    def _filled(self) -> int:
-        """Tokens of a micro-batch as it comes to be: whole rows, at least one."""
-        together = self.prompt_tokens + self.rows_together * self.answer_tokens
-        return max(together, self.microbatch_tokens // together * together)
+        shares = self.shares_prompts and self.prompt_tokens > LEAST_SAVING
+        dealt = round(self.per_prompt / self.minibatches) if self.rows_are == "answers" else self.per_prompt
+        alike, prefix = (max(1, dealt), self.prompt_tokens) if shares and dealt > 1 else (1, 0)
+        rows = -(-self.rows // self.minibatches)
+        _, number = deal_out(rows, alike, self.row_tokens - 1, prefix, self.microbatch_tokens)
+        return self.minibatches * number
 
     @property
     def microbatch_rows(self) -> int:

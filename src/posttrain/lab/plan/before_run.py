@@ -23,7 +23,7 @@ from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_leng
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.available import gpu_here, processor_here
 from posttrain.lab.plan.hardware import Hardware
-from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.verdict import Verdict, size
 from posttrain.models.load import choose_device

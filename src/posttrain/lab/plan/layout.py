@@ -62,19 +62,23 @@ class Microbatches(NamedTuple):
 def microbatches(workload: Workload) -> Microbatches:
     """Of the training passes of this workload."""
     shares = shares_prompts(workload)
-    rows = max(1, workload.rows // workload.minibatches)
+    rows = ceil(workload.rows / workload.minibatches)
     alike = _rows_alike(workload) if shares else 1
     own, prefix = workload.row_tokens - 1, workload.prompt_tokens if shares else 0
-    families = ceil(rows / alike)
-    if prefix + alike * (own - prefix) > workload.tokens_per_microbatch:  # families are cut into parts
-        at_most = max(1, (workload.tokens_per_microbatch - prefix) // max(1, own - prefix))
-        parts = ceil(alike / at_most)
-        together, number = [ceil(alike / parts)], families * parts
-    else:
-        fitting = max(1, workload.tokens_per_microbatch // (prefix + alike * (own - prefix)))
-        number = ceil(families / fitting)
-        together = _families([alike] * families, rows, ceil(families / number))
+    together, number = deal_out(rows, alike, own, prefix, workload.tokens_per_microbatch)
     return Microbatches(lay_out(workload.row_tokens, workload.completion_tokens, together, prefix), number)
+
+
+def deal_out(rows: int, alike: int, own: int, prefix: int, budget: int) -> tuple[list[int], int]:
+    """(rows of each family in the largest micro-batch, number of micro-batches) of rows that need `own` tokens each and
+    begin in families of `alike` with the same `prefix`."""
+    families = ceil(rows / alike)
+    whole = prefix + alike * (own - prefix)
+    if whole > budget:  # families are cut into parts
+        parts = ceil(alike / max(1, (budget - prefix) // max(1, own - prefix)))
+        return [ceil(alike / parts)], families * parts
+    number = max(1, ceil(families / max(1, budget // max(1, whole))))
+    return _families([alike] * families, rows, ceil(families / number)), number
 
 
 def shares_prompts(workload: Workload) -> bool:

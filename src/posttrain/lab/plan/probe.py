@@ -28,7 +28,7 @@ from posttrain.lab.plan.api import Plan, plan_for
 from posttrain.lab.plan.before_run import target_here
 from posttrain.lab.plan.calibration import EXACT, Calibration, apply_to, processor, save
 from posttrain.lab.plan.cost import Work
-from posttrain.lab.plan.memory import predict
+from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.probe_run import ANSWER, PROMPT, small_config
 from posttrain.lab.plan.records import MemoryPlan, Workload
 from posttrain.lab.plan.target import Target
@@ -170,7 +170,7 @@ def _small_step(config: RunConfig, device: torch.device) -> SmallStep:
             api.one_step(run)
             api.one_step(run)
             row = run.store.read_metrics()[-1]
-            chosen = run.compute
+            chosen = run.trainer.loaded.compute
         computing = Computing(
             precision="bfloat16" if chosen.dtype == torch.bfloat16 else "float32",
             onednn=chosen.matmul == "onednn",

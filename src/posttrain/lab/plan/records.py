@@ -5,7 +5,7 @@ Counts of tokens are those of one row, sizes are in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -177,3 +177,33 @@ class MemoryPlan:
         """Roles that hold weights of their own: PPO has four, GRPO with a reference two, SimPO one."""
         held = [p.role for phase in self.phases for p in phase.parts if p.what == "weights" and p.role != "sampler"]
         return tuple(dict.fromkeys(held))
+
+
+# --- one instant ---------------------------------------------------------------------------------------------------
+
+RECORD_BYTES = 72
+"""Of each place of the padded records of a step: ids and versions of 8 bytes, masks of one, and a dozen numbers of 4,
+most of them twice: as experience, and as the rows of a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """The moments of a phase are compared, and the largest one stands for the phase."""
+
+    name: str
+    parts: Sequence[Part]
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.parts)
+
+
+def part(role: Role, what: str, size: int, why: str = "") -> Part:
+    """What is there for a moment."""
+    return Part(role=role, what=what, bytes=size, why=why)
+
+
+def records(workload: Workload) -> Part:
+    """Token ids, masks, log-probabilities, advantages."""
+    size = RECORD_BYTES * workload.rows * workload.row_tokens
+    return part("policy", "records of the step", size, f"{workload.rows} rows of {workload.row_tokens} places")

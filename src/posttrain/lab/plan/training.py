@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from posttrain.lab.plan.activations import Pass
 from posttrain.lab.plan.head import Head
 from posttrain.lab.plan.layout import Layout, microbatches
-from posttrain.lab.plan.moments import Moment, part, records
-from posttrain.lab.plan.records import Part, Role, Workload
+from posttrain.lab.plan.records import Moment, Part, Role, Workload, part, records
 from posttrain.lab.plan.roles import gradients
 
 WIDE = 4

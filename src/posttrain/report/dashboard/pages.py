@@ -295,6 +295,16 @@ def up(run: str = "", *more: tuple[str, str]) -> str:
     return f'<p class="up">{" · ".join(links)}</p>'
 
 
+def framed(name: str, inside: Sequence[str]) -> str:
+    """A page that somebody wrote, in a frame that it cannot leave. Links in it are shut; those to its runs are here."""
+    links = "".join(f'<li><a href="{escaped(run_address(run))}" dir="auto">{escaped(run)}</a></li>' for run in inside)
+    runs = f'<details class="more"><summary>{len(inside)} runs</summary><ul>{links}</ul></details>' if inside else ""
+    title = f'{up()}<header class="title"><h1 dir="auto">{escaped(name)}</h1></header>'
+    source = escaped(f"/runs/{quote(name)}/as-written.html")
+    frame = f'{runs}<iframe class="written" sandbox src="{source}" title="{escaped(name)}"></iframe>'
+    return document(name, title, [("page", "As written", frame)], [], footer="posttrain dash", frames=True)
+
+
 def failure(words: str) -> str:
     """A page that says what is not there."""
     title = f'{up()}<header class="title"><h1>Not here</h1><p>{escaped(words)}</p></header>'

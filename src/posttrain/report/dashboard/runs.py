@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -62,6 +62,12 @@ class Brief:
     interrupted: bool = False
     """By a person, or to wait for one."""
 
+    @staticmethod
+    def of(found: Mapping[str, Any]) -> Brief:
+        """The inverse of `asdict`, after a way through JSON."""
+        spans = {side: None if found[side] is None else Span(*found[side]) for side in ("baseline", "newest")}
+        return Brief(**{**found, **spans})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
@@ -102,13 +108,21 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "events.jsonl").is_file()
 
 
-def standing(name: str, folder: Path) -> Standing:
+class Unreadable(Exception):
+    """A run could not be read within the limits."""
+
+
+Read = Callable[[Path], "Brief"]
+
+
+def read_brief(folder: Path) -> Brief:
+    return as_brief(read_run(folder))
+
+
+def standing(name: str, folder: Path, read: Read = read_brief) -> Standing:
     """How a run stands now. What has not changed on disk since somebody last looked is not read again."""
     marks = tuple(_mark(folder / file) for file in _FILES)
-    try:
-        brief = _brief(folder, marks)
-    except Exception as reason:  # whatever stands in its files, the other runs are shown
-        brief = _unreadable(f"its files could not be read ({type(reason).__name__}: {str(reason)[:200]})")
+    brief = _brief(folder, marks, read)
     changed = max((when for when, _ in marks), default=0) / 1e9
     return Standing(
         name=name,
@@ -148,9 +162,17 @@ def _spans(brief: Brief) -> Iterator[tuple[str, Span | None]]:
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)
-def _brief(folder: Path, marks: tuple[tuple[int, int], ...]) -> Brief:
+def _brief(folder: Path, marks: tuple[tuple[int, int], ...], read: Read) -> Brief:
     """`marks` are those of its files: another time or size, and it is read again."""
-    run = read_run(folder)
+    try:
+        return read(folder)
+    except Unreadable as reason:
+        return _unreadable(str(reason))
+    except Exception as reason:  # whatever stands in its files, the other runs are shown
+        return _unreadable(f"its files could not be read ({type(reason).__name__}: {str(reason)[:200]})")
+
+
+def as_brief(run: RunRecord) -> Brief:
     measure, points = heldout_points(run)
     rewards, steps = run.series("reward"), number(run.setting("train.steps"))
     return Brief(
@@ -201,7 +223,7 @@ def _error(run: RunRecord) -> str:
 
 def _mark(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        found = path.lstat()
     except OSError:
         return 0, 0
     return found.st_mtime_ns, found.st_size

@@ -24,10 +24,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from posttrain.errors import ConfigError
+from posttrain.files import read_inside
 from posttrain.report.dashboard import pages
-from posttrain.report.dashboard.runs import Place, Standing, as_json, find_runs, standing
-from posttrain.report.page import render
-from posttrain.report.store import finite, read_run
+from posttrain.report.dashboard.reader import Reader
+from posttrain.report.dashboard.runs import Brief, Place, Standing, Unreadable, as_json, find_runs, standing
+from posttrain.report.store import finite
 
 try:
     import uvicorn
@@ -49,8 +50,12 @@ _OURS = re.compile(rf"(?:{'|'.join(map(re.escape, _NAMES))})(?::\d+)?", re.IGNOR
 _AGAIN = {"running": 5, "silent": 30}
 """Seconds after which a page with such a run is loaded again."""
 _POLICY = "content-security-policy"
-_WITHOUT_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_AS_WRITTEN = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'"
+)
 """For pages that lie in the folder: whoever wrote them, they can be read, and nothing in them can act."""
+MOST_PAGE = 30_000_000
 _HEADERS = (
     (_POLICY.encode(), b"frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -94,6 +99,7 @@ class Dashboard:
         )
         with self._socket, suppress(KeyboardInterrupt):
             uvicorn.Server(settings).run(sockets=[self._socket])
+        READER.close()
 
 
 def application(folder: Path, token: str, cookie: str) -> ASGIApp:
@@ -102,6 +108,7 @@ def application(folder: Path, token: str, cookie: str) -> ASGIApp:
         Route("/", _answering(folder, _overview)),
         Route("/overlay", _answering(folder, _overlay)),
         Route("/runs/{name:path}/report.html", _answering(folder, _report)),
+        Route("/runs/{name:path}/as-written.html", _answering(folder, _as_written)),
         Route("/runs/{name:path}/rollouts", _answering(folder, _rollouts)),
         Route("/api/runs", _answering(folder, _all_as_json)),
         Route("/api/runs/{name:path}", _answering(folder, _one_as_json)),
@@ -122,7 +129,8 @@ class Guarded:
 
         async def send_guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
+                framed = any(b"frame-ancestors" in value for _, value in message["headers"])
+                message["headers"] = [*message["headers"], *_HEADERS[1 if framed else 0 :]]
             await send(message)
 
         await (refused or self._app)(scope, receive, send_guarded)
@@ -158,6 +166,8 @@ def _answering(folder: Path, page: Callable[[Path, Request], Response]) -> Calla
     def answer(request: Request) -> Response:
         try:
             return page(folder, request)
+        except Unreadable as reason:
+            return _failure(request, f"The run cannot be shown: {reason}.", 500)
         except (LookupError, OSError) as reason:
             return _failure(request, str(reason.args[-1] if reason.args else reason), 404)
         except Exception as reason:
@@ -188,18 +198,26 @@ def _overview(folder: Path, _: Request) -> Response:
 def _report(folder: Path, request: Request) -> Response:
     place, name = find_runs(folder), request.path_params["name"]
     if name in place.pages:
-        written = (place.pages[name] / "report.html").read_text(encoding="utf-8", errors="replace")
-        return HTMLResponse(written, headers={_POLICY: _WITHOUT_SCRIPT})
-    started, run = time.monotonic(), read_run(_run(place, name))
-    more = [("answers of every step", pages.rollouts_address(name))] if run.rollout_steps else []
-    page = render(run, pages.up("", *more))
-    return HTMLResponse(page, headers=_again([standing(name, run.folder)], time.monotonic() - started))
+        inside = [run for run in place.runs if run.startswith(f"{name}/")]
+        return HTMLResponse(pages.framed(name, inside))
+    started, path = time.monotonic(), _run(place, name)
+    page = READER("report", str(path), name)
+    return HTMLResponse(page, headers=_again([standing(name, path, _brief)], time.monotonic() - started))
+
+
+def _as_written(folder: Path, request: Request) -> Response:
+    """The page of a comparison, a sweep or a pipeline, for the frame of `_report`."""
+    place, name = find_runs(folder), request.path_params["name"]
+    if name not in place.pages:
+        raise LookupError(f"There is no page of the name {name!r} here.")
+    written = read_inside(place.pages[name], "report.html", most=MOST_PAGE).decode("utf-8", errors="replace")
+    return HTMLResponse(written, headers={_POLICY: _AS_WRITTEN})
 
 
 def _rollouts(folder: Path, request: Request) -> Response:
     name = request.path_params["name"]
-    run = read_run(_run(find_runs(folder), name))
-    return HTMLResponse(pages.rollouts(name, run, pages.Asked.of(request.query_params, run.rollout_steps)))
+    path = _run(find_runs(folder), name)
+    return HTMLResponse(READER("rollouts", str(path), name, dict(request.query_params)))
 
 
 def _overlay(folder: Path, request: Request) -> Response:
@@ -207,7 +225,7 @@ def _overlay(folder: Path, request: Request) -> Response:
     if not 2 <= len(names) <= pages.MOST_OVERLAID:
         words = f"{len(names)} runs were chosen. Choose from two to {pages.MOST_OVERLAID}."
         return HTMLResponse(pages.failure(words), 400)
-    return HTMLResponse(pages.overlay({name: read_run(_run(place, name)) for name in names}))
+    return HTMLResponse(READER("overlay", {name: str(_run(place, name)) for name in names}))
 
 
 def _all_as_json(folder: Path, _: Request) -> Response:
@@ -218,13 +236,19 @@ def _all_as_json(folder: Path, _: Request) -> Response:
 def _one_as_json(folder: Path, request: Request) -> Response:
     name = request.path_params["name"]
     path = _run(find_runs(folder), name)
-    run = read_run(path)
-    found = {"metrics": run.metrics, "evaluation": run.evaluation, "rollout_steps": run.rollout_steps}
-    return JSONResponse(finite(as_json(standing(name, path)) | found | {"notes": run.notes}))
+    return JSONResponse(finite(as_json(standing(name, path, _brief))) | READER("everything", str(path)))
+
+
+READER = Reader()
+"""Of this process: what it shows of a run comes from there."""
+
+
+def _brief(path: Path) -> Brief:
+    return Brief.of(READER("brief", str(path)))
 
 
 def _all(place: Place) -> list[Standing]:
-    return [standing(name, path) for name, path in place.runs.items()]
+    return [standing(name, path, _brief) for name, path in place.runs.items()]
 
 
 def _run(place: Place, name: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -82,6 +82,11 @@ class Judgement:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Judgement:
+        """What `to_json` gave."""
+        return Judgement(**{**saved, "replies": tuple(Reply(**reply) for reply in saved["replies"])})
 
 
 def judge_metrics(judgements: Sequence[Judgement]) -> Metrics:

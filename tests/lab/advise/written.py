@@ -1,6 +1,6 @@
 """The parts of docs/advise.md that are written from the guides and ranges.
 
-`python -m posttrain.lab.advise.page docs/advise.md` writes them anew between their marks; a test compares.
+`python -m tests.lab.advise.written docs/advise.md` writes them anew between their marks; a test compares.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from posttrain.evaluate.row_scores import score_rows
 from posttrain.models.compute import Compute
 from posttrain.models.critic import shared_critic
 from posttrain.models.forward_path import forward_path
-from posttrain.models.microbatches import split_for
+from posttrain.models.microbatches import Split
 from posttrain.models.packing import needed_tokens
 from posttrain.models.policy import Forward
 from posttrain.types import Batch, Example, Outputs
@@ -38,8 +38,8 @@ def policy(name: str) -> Forward:
 
 
 def test_a_group_goes_together_where_its_prompt_is_computed_once_and_is_split_where_it_is_not():
-    assert len(list(split_for(policy(SHARES), BUDGET)(group()))) == 1
-    parts = [micro for _, micro in split_for(policy(DOES_NOT), BUDGET)(group())]
+    assert len(list(Split(policy(SHARES), BUDGET)(group()))) == 1
+    parts = [micro for _, micro in Split(policy(DOES_NOT), BUDGET)(group())]
     assert max(int(needed_tokens(part.completion_mask_BT).sum()) for part in parts) <= BUDGET
     assert sum(part.num_rows for part in parts) == ANSWERS
 

@@ -1,0 +1,82 @@
+"""From groups to experience: token ids and per-token numbers into `[B, T]`, rewards into `[P, G]`.
+
+Row p * G + g is completion g of group p. Prompts and what an environment wrote are context; the mask is True on drawn
+tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from posttrain.data.collate import collate_examples, pad_rows
+from posttrain.experience.group import Group, completions_of, rewards_of, scores_of
+from posttrain.types import Batch, Example, Experience, whole_pairs
+
+
+def assemble(groups: Sequence[Group], *, pad_id: int, version: int | None = None) -> Experience:
+    """What the sampler says about its completions; each counts as scored, with reward 0, until `with_rewards`."""
+    rows = [
+        Example(
+            index=group.prompt.index,
+            input_ids=(*group.prompt.ids, *completion.ids),
+            completion_mask=(False,) * len(group.prompt.ids) + completion.drawn,
+        )
+        for group in groups
+        for completion in group.completions
+    ]
+    tokens, completion_mask_BT = collate_examples(rows, pad_id)
+    completions = completions_of(groups)
+    truncated_PG = torch.tensor([[c.truncated for c in group.completions] for group in groups], dtype=torch.bool)
+    return Experience.from_rewards(
+        torch.zeros(truncated_PG.shape),
+        completion_mask_BT=completion_mask_BT,
+        sampling_logprobs_BT=pad_rows([c.logprobs for c in completions], completion_mask_BT, dtype=torch.float32),
+        versions_BT=pad_rows([c.versions for c in completions], completion_mask_BT, dtype=torch.long),
+        truncated_PG=truncated_PG,
+        version=version,
+        tokens=tokens,
+    )
+
+
+def with_rewards(
+    experience: Experience, groups: Sequence[Group], weights: Sequence[float], greedy: Sequence[Group] = ()
+) -> Experience:
+    """The rewards of the groups, in sum and by component; `greedy` are the greedy completions of the same prompts."""
+    scores = scores_of(groups)
+    assert scores is not None, "rewards are asked of groups that were scored"
+    rewards_PG, scored_PG = rewards_of(groups)
+    counted = scores.counted.values()
+    rewards_KPG = [[[float("nan") if r is None else r for r in group] for group in part] for part in counted]
+    return replace(
+        experience,
+        rewards_PG=rewards_PG,
+        scored_PG=scored_PG,
+        rewards_KPG=torch.tensor(rewards_KPG, dtype=torch.float32),
+        reward_weights_K=torch.tensor(weights, dtype=torch.float32),
+        greedy_rewards_P=rewards_of(greedy)[0][:, 0] if greedy else None,
+    )
+
+
+def pair_roles(batch: Batch, groups: Sequence[Group]) -> list[str]:
+    """What each completion is in the pairs that were made of its group, for a batch that holds pairs of them.
+
+    chosen, rejected, or both of it; tie where the whole group gave no pair; unscored; unused for all others.
+    """
+    assert batch.row_ids_B is not None, "the rows of a pair know which completion they are"
+    rows_2N = batch.row_ids_B[torch.stack(batch.pairs)]
+    chosen, rejected = (set(side_N[whole_pairs(batch)].tolist()) for side_N in rows_2N)
+    completions = completions_of(groups)
+    size = len(completions) // max(1, len(groups))
+    paired = {row // size for row in rows_2N.flatten().tolist()}
+
+    def role(row: int, scored: bool) -> str:
+        sides = [name for name, rows in (("chosen", chosen), ("rejected", rejected)) if row in rows]
+        if sides or not scored:
+            return " and ".join(sides) or "unscored"
+        return "unused" if row // size in paired else "tie"
+
+    scored_B = [True] * len(completions) if groups[0].scores is None else rewards_of(groups)[1].flatten().tolist()
+    return [role(row, scored) for row, scored in enumerate(scored_B)]

@@ -1,0 +1,140 @@
+"""The rollout file of a step: every completion with its text, its ids and every number behind its loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from torch import Tensor
+
+from posttrain.experience.group import Group
+from posttrain.rewards import Scores
+
+VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
+"""What a rollout table keeps of a verdict, beside its score."""
+
+
+def rollout_table(
+    step: int,
+    trained: Sequence[Group],
+    advantages_BT: Tensor | None,
+    *,
+    roles: Sequence[str] | None = None,
+    discarded: Sequence[Group] = (),
+    greedy: Sequence[Group] = (),
+    columns: Mapping[str, Sequence[float | None]] | None = None,
+) -> pa.Table:
+    """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
+
+    `advantages` and `logprobs` have one entry per completion token; `advantage` is their mean. `reward` and
+    `reward/<label>` are null where there is none. `reward/<label>/reason`, `/extracted` and `/seconds` say why it is
+    what it is, which answer was found, and how long that took. `version` is the policy version that produced the last
+    token. Where completions are compared in pairs there is a `role` instead of advantages (`pair_roles`). Groups that
+    were sampled and not trained follow with `discarded` true and no advantages. `greedy`, one completion per trained
+    prompt, stands beside each completion of the group. `columns` are further numbers about the trained rows.
+    """
+    rows = list(_rows(step, trained, advantages_BT))
+    for row, role in zip(rows, roles or (), strict=roles is not None):
+        row["role"] = role
+    for name, values in (columns or {}).items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    if greedy:
+        for row in rows:
+            group = greedy[row["group"]]
+            row |= {"greedy_completion": group.completions[0].text, "greedy_reward": _reward(group, 0)}
+    first = {"first_group": len(trained), "first_row": len(rows)}
+    rows += [row | {"discarded": True} for row in _rows(step, discarded, None, **first)]
+    judged = [group.scores for group in (*trained, *discarded) if group.scores is not None]
+    labels = dict.fromkeys(label for scores in judged for label in scores.parts)
+    more = ({"role": pa.string()} if roles is not None else {}) | dict.fromkeys(columns or {}, pa.float64())
+    reasons = dict.fromkeys(label for scores in judged for label in scores.verdicts)
+    more |= {f"reward/{label}/{name}": kind for label in reasons for name, kind in VERDICT_COLUMNS.items()}
+    if greedy:
+        more |= {"greedy_completion": pa.string(), "greedy_reward": pa.float64()}
+    return pa.Table.from_pylist(rows, schema=_rollout_schema(labels, more))
+
+
+def _rows(
+    step: int, groups: Sequence[Group], advantages_BT: Tensor | None, *, first_group: int = 0, first_row: int = 0
+) -> Iterator[dict[str, Any]]:
+    number = 0
+    for place, group in enumerate(groups):
+        prompt, scores = group.prompt, group.scores
+        for g, completion in enumerate(group.completions):
+            start = len(prompt.ids)
+            advantages = None
+            if advantages_BT is not None:
+                advantages = advantages_BT[number, start : start + len(completion.ids)].tolist()
+            yield {
+                "step": step,
+                "prompt_index": prompt.index,
+                "group": first_group + place,
+                "row": first_row + number,
+                "prompt": prompt.text,
+                "answer": _text(prompt.columns.get("answer")),
+                "completion": completion.text,
+                "prompt_ids": prompt.ids,
+                "completion_ids": completion.ids,
+                "reward": _reward(group, g),
+                "scored": None if scores is None else bool(scores.scored_PG[0][g]),
+                "discarded": False,
+                "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
+                "advantages": advantages,
+                "logprobs": completion.logprobs,
+                "finish_reason": completion.finish_reason,
+                "version": completion.versions[-1] if completion.versions else None,
+                **({} if scores is None else {f"reward/{label}": part[0][g] for label, part in scores.parts.items()}),
+                **({} if scores is None else _reasons(scores, g)),
+            }
+            number += 1
+
+
+def _reasons(scores: Scores, g: int) -> dict[str, Any]:
+    """Of each reward that says why: the reason, the answer that it found, and the time that it took."""
+    found = {label: verdict_PG[0][g] for label, verdict_PG in scores.verdicts.items()}
+    return {
+        f"reward/{label}/{name}": getattr(verdict, name)
+        for label, verdict in found.items()
+        if verdict is not None
+        for name in VERDICT_COLUMNS
+    }
+
+
+def _reward(group: Group, g: int) -> float | None:
+    """None without one."""
+    if group.scores is None or not group.scores.scored_PG[0][g]:
+        return None
+    return float(group.scores.rewards_PG[0][g])
+
+
+def _text(answer: Any) -> str | None:
+    """The gold answer as it is shown; null where the data has none."""
+    return answer if isinstance(answer, str) or answer is None else json.dumps(answer, default=str)
+
+
+def _rollout_schema(labels: Iterable[str], more: dict[str, pa.DataType]) -> pa.Schema:
+    whole, text, ids, numbers = pa.int64(), pa.string(), pa.list_(pa.int32()), pa.list_(pa.float32())
+    types = {
+        "step": whole,
+        "prompt_index": whole,
+        "group": whole,
+        "row": whole,
+        "prompt": text,
+        "answer": text,
+        "completion": text,
+        "prompt_ids": ids,
+        "completion_ids": ids,
+        "reward": pa.float64(),
+        "scored": pa.bool_(),
+        "discarded": pa.bool_(),
+        "advantage": pa.float64(),
+        "advantages": numbers,
+        "logprobs": numbers,
+        "finish_reason": text,
+        "version": whole,
+    }
+    return pa.schema(types | more | {f"reward/{label}": pa.float64() for label in labels})

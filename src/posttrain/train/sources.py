@@ -1,0 +1,364 @@
+"""What a run learns from and is measured by: the part of its set-up that depends on the kind of its data."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posttrain.algorithms import Algorithm
+from posttrain.data.dataset import Dataset, Scale, add_references, numbers_of, ratings_batch
+from posttrain.data.examples import render_examples
+from posttrain.data.labels import LabelledSet, only_class, refuse_one_class, render_labels
+from posttrain.data.pairs import render_pairs
+from posttrain.data.prompts import PromptSet, Renderer
+from posttrain.data.ratings import render_ratings
+from posttrain.data.sampled_pairs import is_sampled_pair
+from posttrain.data.split import Split
+from posttrain.data.steps import render_steps
+from posttrain.errors import DataError
+from posttrain.evaluate.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
+from posttrain.evaluate.heldout_scores import HeldOutPairs, HeldOutRatings, Subject
+from posttrain.evaluate.heldout_steps import HeldOutSteps
+from posttrain.evaluate.measure import HeldOutAnswers, HeldOutLoss, Measure
+from posttrain.evaluate.row_scores import first
+from posttrain.experience.feed import DatasetFeed, Feed, SampledFeed
+from posttrain.experience.generate import Generator
+from posttrain.experience.partners import AddMismatched, MismatchedAnswers
+from posttrain.experience.references import References, reference_logprobs, start_forward, used_rows
+from posttrain.experience.rendering import (
+    checked_prompts,
+    data_notes,
+    longest_row,
+    prompt_notes,
+    render_both,
+)
+from posttrain.experience.sampled_pairs import Round, Say, earlier_pairs, numbered
+from posttrain.functional.step_scores import aggregate
+from posttrain.models.load import LoadedModel
+from posttrain.models.policy import Forward
+from posttrain.models.reward_head import ScoringFacts
+from posttrain.models.scoring import ScoringForward
+from posttrain.rewards.missing import HELD_OUT
+from posttrain.types import Example, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.train.judges import Judges, Samplers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a run draws its steps from, and what it is measured by."""
+
+    feed: Feed
+    measure: Measure
+    prompts: Sequence[Prompt] = ()
+    """Those that are answered in training; none where the data is given."""
+    notes: Sequence[str] = ()
+    """What the user should know about the data, in sentences."""
+    facts: Sequence[str] = ()
+    """What was done for the run before its first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What there is of a run whose model writes, when its data is looked at."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    rows: Split
+    loaded: LoadedModel
+    forward: Forward
+    samplers: Samplers
+    judges: Judges
+    folder: Path
+    say: Say
+    """Tells the user how far sampling for pairs has come."""
+
+    def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
+        """The training rows and the held-out ones, or None where there are none of those."""
+        renderer = Renderer.of(self.config.data, self.loaded.tokenizer, self.config.model.chat_template_kwargs)
+        return render_both(partial(render, eos_ids=self.loaded.eos_ids), self.config, self.rows, self.loaded, renderer)
+
+    def feed(self, records: Sequence[Any], references: References | None, *add: Callable[..., Any]) -> DatasetFeed:
+        """One of given records, with what the reference says about each."""
+        dataset = Dataset(records=records, pad_id=self.loaded.pad_id, add=add)
+        if references is not None:
+            dataset = dataset.with_added(add_references(references.beside, dataset.sequences))
+        return DatasetFeed(self.config, dataset)
+
+    def references(
+        self, examples: Sequence[Example], places: Sequence[int], what: str = "answers"
+    ) -> tuple[References | None, list[str]]:
+        """What the reference says about the examples at `places`, where the algorithm asks for it, and a line on it."""
+        if "reference" not in self.algorithm.needs:
+            return None, []
+        started, reference = time.perf_counter(), start_forward(self.config, self.loaded, self.forward)
+        found, known = reference_logprobs(
+            self.config, examples, places, reference, pad_id=self.loaded.pad_id, folder=self.folder
+        )
+        seconds = time.perf_counter() - started
+        how = "read from disk" if known else f"computed in {seconds:.1f} s, and kept on disk"
+        return found, [f"log-probabilities of {len(places)} {what} under the reference: {how}"]
+
+
+# --- answers that are sampled ----------------------------------------------------------------------------------------
+
+
+def online(inputs: Inputs) -> Source:
+    """Prompts are answered and the answers are scored."""
+    config, algorithm, samplers = inputs.config, inputs.algorithm, inputs.samplers
+    train, _, measure, notes = prompts_and_measure(inputs, inputs.rows)
+    feed = SampledFeed(
+        config,
+        train.prompts,
+        samplers.training,
+        inputs.judges.rewards,
+        pad_id=inputs.loaded.pad_id,
+        needs=algorithm.needs,
+        learns_from_rewards=algorithm.learns_from_rewards,
+    )
+    return Source(
+        feed=feed,
+        measure=measure,
+        prompts=train.prompts,
+        notes=[*notes, *update_notes(config, algorithm), *mark_notes(config, algorithm)],
+    )
+
+
+def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptSet, HeldOutAnswers, list[str]]:
+    """The prompts of a run, what judges its answers to the held-out ones, and what the user should know."""
+    config, (rewards, check) = inputs.config, inputs.judges
+    train, heldout = checked_prompts(config, rows, inputs.loaded, rewards)
+    if check is not None and heldout.prompts:
+        check.require(heldout.prompts, HELD_OUT)
+    judges = None if check is None else check.in_evaluations
+    measure = HeldOutAnswers(config, inputs.samplers.evaluation, heldout.prompts, rewards, judges)
+    notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt)]
+    return train, heldout, measure, notes
+
+
+def mark_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
+    """Where an algorithm asks whether an answer is correct, it looks at the weighted sum of all rewards."""
+    asks = ["correct_at"] if algorithm.correct_from is not None else []
+    asks += ["signal"] if "signal" in algorithm.needs else []
+    if not asks or len(config.rewards) < 2:
+        return []
+    return [
+        f"{algorithm.key} decides by the weighted sum of {len(config.rewards)} rewards which answers are right "
+        f"({', '.join(asks)}): a reward for length or format makes groups of wrong answers look informative; prefer "
+        "one reward for correctness, and shape lengths by the algorithm's own settings"
+    ]
+
+
+def update_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
+    """Updates of a batch after the first are off-policy: an algorithm without a ratio does not correct that."""
+    updates = config.train.epochs * config.train.minibatches
+    if updates == 1 or "old" in algorithm.needs or algorithm.learns_off_policy:
+        return []
+    clip = " and ".join(f"algorithm.{name}" for name in algorithm.clip_settings)
+    way_out = f"{clip}, or " if clip else ""
+    return [
+        f"{algorithm.key} has no importance ratio as configured, but each batch is used for {updates} updates: "
+        f"from the second on the gradient is biased; set {way_out}train.minibatches = 1 and train.epochs = 1"
+    ]
+
+
+def sampled_preferences(inputs: Inputs) -> Source:
+    """Prompts are answered once, by the start model, and the better one of two answers is told from the other."""
+    config, rows, loaded = inputs.config, inputs.rows, inputs.loaded
+    split = Split([row for row in rows.train if not is_sampled_pair(row)], rows.heldout)
+    train, heldout, measure, notes = prompts_and_measure(inputs, split)
+    generator = Generator(sampler=inputs.samplers.evaluation, rewards=inputs.judges.rewards)
+    sampled, about_sampled = Round(config, train.prompts, generator, inputs.folder, inputs.say).pairs()
+    earlier, about_earlier = earlier_pairs(config, rows.train, loaded, heldout.prompts)
+    feed, facts = pairs_feed(inputs, numbered([*earlier, *sampled]))
+    return Source(feed=feed, measure=measure, notes=[*notes, *about_sampled, *about_earlier], facts=facts)
+
+
+# --- answers that are given ------------------------------------------------------------------------------------------
+
+
+def supervised(inputs: Inputs) -> Source:
+    """Given answers are imitated."""
+    train, heldout = inputs.rendered(render_examples)
+    examples = heldout.examples if heldout else ()
+    measure = HeldOutLoss(inputs.config, inputs.forward, examples, inputs.loaded.pad_id)
+    return Source(feed=inputs.feed(train.examples, None), measure=measure, notes=data_notes(train, heldout))
+
+
+def preferences(inputs: Inputs) -> Source:
+    """The better one of two answers is told from the other."""
+    train, heldout = inputs.rendered(render_pairs)
+    feed, facts = pairs_feed(inputs, train.pairs)
+    pairs = heldout.pairs if heldout else ()
+    measure = HeldOutPolicyPairs(inputs.config, inputs.forward, pairs, inputs.loaded.pad_id)
+    return Source(feed=feed, measure=measure, notes=data_notes(train, heldout), facts=facts)
+
+
+def pairs_feed(inputs: Inputs, pairs: Sequence[Any]) -> tuple[DatasetFeed, list[str]]:
+    """One of pairs, and a line about what the reference says of them."""
+    sides = Dataset(records=pairs, pad_id=inputs.loaded.pad_id).sequences
+    references, facts = inputs.references(sides, sides.of(used_rows(inputs.config, len(pairs))))
+    return inputs.feed(pairs, references), facts
+
+
+def labelled(inputs: Inputs) -> Source:
+    """Desirable answers are told from undesirable ones."""
+    config, loaded = inputs.config, inputs.loaded
+    train, heldout = inputs.rendered(render_labels)
+    refuse_one_class(train.rows, "training data")
+    answers = Dataset(records=train.rows, pad_id=loaded.pad_id).sequences
+    used = used_rows(config, len(answers))
+    others = MismatchedAnswers(train.rows, seed=config.seed, max_length=longest_row(config, loaded))
+    compares, add = "mismatched" in inputs.algorithm.needs, []
+    alone = others.partners.notes(config, used) if compares else []
+    references, facts = inputs.references(answers, used)
+    if compares:
+        found, more = inputs.references(others, used, "mismatched answers")
+        assert found is not None, "what compares with mismatched answers has a reference"
+        add, facts = [AddMismatched(others, found.beside, loaded.pad_id)], [*facts, *more]
+    measure: Measure = HeldOutLabels(config, inputs.forward, heldout.rows if heldout else (), loaded.pad_id)
+    if heldout is not None and heldout.pairs is not None:
+        measure = HeldOutPolicyPairs(config, inputs.forward, heldout.pairs, loaded.pad_id)
+    if train.pairs is not None:
+        facts = [f"both answers of {len(train.pairs)} pairs are learned from as judged answers", *facts]
+    notes = [*data_notes(train, heldout), *class_notes(heldout), *alone]
+    return Source(feed=inputs.feed(train.rows, references, *add), measure=measure, notes=notes, facts=facts)
+
+
+def class_notes(heldout: LabelledSet | None) -> list[str]:
+    """Held-out answers of one kind measure less than they seem to."""
+    only = only_class(heldout.rows) if heldout else ""
+    if not heldout or not only:
+        return []
+    return [
+        f"held-out data: all {len(heldout)} answers are {only}; how well the model tells the two kinds apart is not "
+        f"measured without answers with label {str(only != 'desirable').lower()}"
+    ]
+
+
+SOURCES = {"prompts": online, "examples": supervised, "pairs": preferences, "labels": labelled}
+"""By the kind of the data, for a model that writes."""
+
+
+# --- for a model that scores -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredSource:
+    """What a model that scores learns from, and what is measured of its scores."""
+
+    feed: DatasetFeed
+    heldout: Subject
+    facts: ScoringFacts
+    """About the model that is written, as far as the data decides."""
+    notes: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringInputs:
+    """What there is of a run whose model scores, when its data is looked at."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    rows: Split
+    loaded: LoadedModel
+    renderer: Renderer
+    forward: ScoringForward
+    facts: ScoringFacts
+
+    def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
+        """The training rows and the held-out ones, or None where there are none of those."""
+        return render_both(render, self.config, self.rows, self.loaded, self.renderer)
+
+    def heldout(self, records: Sequence[Any] | None) -> list[Any]:
+        return [] if records is None else first(records, self.config.evaluation.prompts)
+
+    def dataset(self, records: Sequence[Any], **how: Any) -> DatasetFeed:
+        return DatasetFeed(self.config, Dataset(records=records, pad_id=self.loaded.pad_id, **how))
+
+    @property
+    def batching(self) -> dict[str, int]:
+        return {"pad_id": self.loaded.pad_id, "tokens_per_microbatch": self.config.train.tokens_per_microbatch}
+
+
+def scored_pairs(inputs: ScoringInputs) -> ScoredSource:
+    """The better one of two answers is to score higher."""
+    train, heldout = inputs.rendered(partial(render_pairs, eos_ids=inputs.loaded.eos_ids))
+    pairs = inputs.heldout(heldout and heldout.pairs)
+    return ScoredSource(
+        feed=inputs.dataset(train.pairs),
+        heldout=HeldOutPairs(inputs.forward, pairs, **inputs.batching),
+        facts=inputs.facts,
+        notes=data_notes(train, heldout) + margin_notes(train.pairs, inputs.algorithm),
+    )
+
+
+def margin_notes(pairs: Sequence[Any], algorithm: Algorithm) -> list[str]:
+    """A column of margins that nothing reads is worth a line; one that is missing, an error."""
+    known, asked = int((~np.isnan(np.asarray(numbers_of(pairs)))).sum()), "margins" in algorithm.needs
+    if asked and known < len(pairs):
+        raise DataError(
+            given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, which {algorithm.key} is set to read",
+            allowed="a number in the column margin of each row",
+            fix="Set algorithm.margin = 0, or complete the column.",
+        )
+    return ["the column margin is not used; algorithm.margin = data would use it"] if known and not asked else []
+
+
+def rated_answers(inputs: ScoringInputs) -> ScoredSource:
+    """An answer is to score what it was rated."""
+    train, heldout = inputs.rendered(partial(render_ratings, eos_ids=inputs.loaded.eos_ids))
+    scale = scale_of(numbers_of(train.rows), inputs.algorithm.needs)
+    link = "logistic" if "unit_interval" in inputs.algorithm.needs else "identity"
+    facts = replace(inputs.facts, link=link, target_mean=scale.mean, target_std=scale.std)
+    answers = inputs.heldout(heldout and heldout.rows)
+    return ScoredSource(
+        feed=inputs.dataset(train.rows, collate=partial(ratings_batch, scale=scale)),
+        heldout=HeldOutRatings(inputs.forward, answers, facts, **inputs.batching),
+        facts=facts,
+        notes=data_notes(train, heldout),
+    )
+
+
+def scale_of(ratings: Sequence[float], needs: Collection[str]) -> Scale:
+    """The scale that an algorithm asks for; DataError for ratings that do not suit it."""
+    if "unit_interval" in needs and (outside := [y for y in ratings if not 0 <= y <= 1]):
+        raise DataError(
+            given=f"{len(outside)} of {len(ratings)} ratings are not between 0 and 1; the first is {outside[0]:g}",
+            allowed="ratings from 0 to 1, as regress = logistic learns their logits",
+            fix="Set algorithm.regress = standardized, or divide the ratings by the largest that can be given.",
+        )
+    if len(set(ratings)) < 2:
+        raise DataError(
+            given=f"all {len(ratings)} ratings are {ratings[0]:g}",
+            allowed="ratings that differ",
+            fix="There is nothing to learn from them; look at the column score.",
+        )
+    return Scale(statistics.fmean(ratings), statistics.pstdev(ratings)) if "standardized" in needs else Scale()
+
+
+def labelled_steps(inputs: ScoringInputs) -> ScoredSource:
+    """A step is to score whether it is right."""
+    assert inputs.algorithm.step_reading is not None, "what learns from steps says how they are read"
+    separator, how = inputs.algorithm.step_reading
+    train, heldout = inputs.rendered(partial(render_steps, separator=separator))
+    answers = inputs.heldout(heldout and heldout.rows)
+    return ScoredSource(
+        feed=inputs.dataset(train.rows),
+        heldout=HeldOutSteps(inputs.forward, answers, partial(aggregate, how=how), **inputs.batching),
+        facts=replace(inputs.facts, separator=separator, aggregate=how),
+        notes=[*data_notes(train, heldout), *train.notes, *(heldout.notes if heldout else ())],
+    )
+
+
+SCORED_SOURCES = {"pairs": scored_pairs, "ratings": rated_answers, "steps": labelled_steps}
+"""By the kind of the data, for a model that scores."""
