@@ -21,7 +21,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.evaluate.measure import EVALUATION_SEED
-from posttrain.evaluate.trained import run_in, trained_model
+from posttrain.evaluate.trained import baseline_of_run, run_in, trained_model
 from posttrain.evaluate.votes import Extract
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
@@ -75,7 +75,7 @@ def evaluate(
     and whatever is not given here is as in the run, its held-out prompts, rewards and seed included. Otherwise `data`
     and `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
 
-        evaluate("runs/demo")
+        evaluate("runs/demo")                # beside what the run measured before training
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
         evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], Reward(function=my_reward))
 
@@ -109,7 +109,11 @@ def evaluate(
     else:
         loaded = _computing(load_model(subject.model), subject)
         sampler = make_sampler(loaded, "taken")
-    return _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
+    found = _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
+    changed = (data, rewards, check, max_completion_length, prompt, answer, system_prompt, extract)
+    if subject.folder is None or any(one is not None for one in changed):
+        return found
+    return baseline_of_run(subject.folder, found)
 
 
 def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:

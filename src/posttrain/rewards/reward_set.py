@@ -82,6 +82,8 @@ class RewardSet:
         self.components = tuple(components)
         self._pool = pool
         self._costs: dict[str, float] = {}
+        self._unasked: list[str] = []
+        """Labels of rewards that read a form of answer for which no prompt asks."""
 
     def __enter__(self) -> RewardSet:
         return self
@@ -103,7 +105,12 @@ class RewardSet:
     def notes(self) -> list[str]:
         """What the user should be warned of in each run."""
         models = [(component.label, component.model) for component in self.components if component.model is not None]
-        return [f'reward "{label}": {note}' for label, one in [*self._runners, *models] for note in one.notes]
+        notes = [f'reward "{label}": {note}' for label, one in [*self._runners, *models] for note in one.notes]
+        return notes + [
+            f'reward "{label}" reads \\boxed{{...}} alone, and no prompt asks for a box: say so in the prompts '
+            "(data.system_prompt), or set its settings.answer_from"
+            for label in self._unasked
+        ]
 
     @property
     def facts(self) -> list[str]:
@@ -123,6 +130,9 @@ class RewardSet:
         knows are counted within it.
         """
         available = columns_known(prompts)
+        boxes = any("boxed" in prompt.text for prompt in prompts)
+        asking = [one for one in self.components if one.reads_one_place and one.settings["answer_from"] == "box"]
+        self._unasked = [] if boxes or not prompts else [one.label for one in asking]
         for component in self.components:
             component.columns(available, what)
             if component.model is not None:

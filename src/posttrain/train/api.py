@@ -262,11 +262,14 @@ def carry_out(run: Run) -> Run:
             if last or stop or due(config.checkpoint.every, run.step):
                 run.save(required=last or stop)
             if stop:
-                raise KeyboardInterrupt(f"stopped after step {run.step}, with a checkpoint")
+                raise KeyboardInterrupt(
+                    f"stopped after step {run.step}, with a checkpoint; `posttrain eval {run.folder}` measures it"
+                )
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
-    run.view.begins("measuring what was trained on held-out rows")
-    run.measure_model("trained")
+        run.view.begins("measuring what was trained on held-out rows")
+        run.measure_model("trained")
+        run.stop_asked = interrupted()
     limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
     run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)
     if config.report:
