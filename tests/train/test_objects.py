@@ -50,7 +50,7 @@ def settings(model: Path, output: Path, **more: Any) -> dict[str, Any]:
 
 
 def weights(run: Any) -> dict[str, torch.Tensor]:
-    return run.loaded.model.state_dict()
+    return run.trainer.loaded.model.state_dict()
 
 
 def same_weights(one: Any, other: Any) -> bool:
