@@ -103,12 +103,14 @@ acceleration.register("posttrain.cpu")
 wait_passively()
 
 
-def resume(folder: str | PathLike[str], *, steps: int | None = None, view: Any = None) -> Run | Pipeline:
+def resume(
+    folder: str | PathLike[str], *, steps: int | None = None, functions: Any = None, view: Any = None
+) -> Run | Pipeline:
     """Continue a run from its newest checkpoint that verifies, or a pipeline; see `posttrain.train.api.resume`."""
     with uncollected():
         from posttrain.pipeline.run import go_on
 
-    return go_on(folder, steps=steps, view=view)
+    return go_on(folder, steps=steps, functions=functions, view=view)
 
 
 def advise(facts: Any = None, **given: Any) -> Advice:

@@ -267,6 +267,8 @@ ANOTHER = {
     "undesirable_weight": 2.0,
     "reduction": "class_means",
     "comparison": "unpaired",
+    "dpo_weight": 2.0,
+    "bco_weight": 2.0,
 }
 READ_ONLY_WITH = {("dpo", "alpha"): {"divergence": "alpha"}, ("dpop", "nll_normalization"): {"alpha": 1.0}}
 

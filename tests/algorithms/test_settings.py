@@ -163,7 +163,7 @@ def test_an_algorithm_without_state_keeps_none(cls: type[Algorithm]):
         assert algorithm.next_state(None, None) is None  # type: ignore[arg-type]
 
 
-CLIPPED = [cls for cls in ALGORITHMS.values() if hasattr(cls, "clip_high")]
+CLIPPED = [cls for cls in ALGORITHMS.values() if hasattr(cls, "clip_low")]
 CLIPPED = [cls for cls in CLIPPED if cls.card.choices["trust_region"] in ("none", "clip", "clip_cov")]
 """GMPO clips in log space, and CISPO a weight."""
 
@@ -225,6 +225,7 @@ CHANGED = {
     "divergence_high": 0.01,
     "divergence_low": 0.01,
     "dual_clip": 1.2,
+    "top_entropy_quantile": 0.5,
     "dynamic_sampling": False,
     "entropy_coef": 0.2,
     "floor": -0.1,

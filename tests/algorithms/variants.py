@@ -190,7 +190,7 @@ GROUP_RELATIVE = [
     *("rloo", "grpo", "dr_grpo"),
     *("dapo", "gspo", "gspo_token", "gmpo", "cispo", "sapo", "vespo", "clip_cov", "kl_cov", "dppo"),
     *("reinforce_plus_plus_baseline uncentred", "kimi_k15", "kimi_k2", "deepseek_v32"),
-    *("luspo", "composed", "maxrl", "dro"),
+    *("luspo", "composed", "dro"),
 ]
 """Variants whose advantages compare the completions of a prompt and sum to zero over them."""
 NOT_DIVIDED = {"rloo", "dr_grpo", "dro", "kimi_k15", "kimi_k2", "deepseek_v32"}
@@ -198,7 +198,7 @@ DIVIDED_BY_STD = {VARIANTS[name].key for name in GROUP_RELATIVE} - NOT_DIVIDED
 """Keys of those among them whose advantages do not grow with the scale of the rewards."""
 COUNTING_MASKED = {"composed counting"}
 """Variants in which rows that train nothing stay in the denominator, on request."""
-WEIGHED_BY_THE_POLICY = {"rloo weighed by the sampler", "gspo masked"}
+WEIGHED_BY_THE_POLICY = {"rloo weighed by the sampler", "gspo masked", "gspo rejected", "composed top entropy"}
 """Variants with a weight that is a constant for the gradient although the value moves with the policy."""
 STRAIGHT_THROUGH = {"gspo_token", "cispo", "vespo", "dppo", "topr"}
 """Keys of those whose gradient is not that of their value: it holds a factor that is a constant for the gradient."""

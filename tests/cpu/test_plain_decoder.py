@@ -550,7 +550,7 @@ def test_layers_that_are_too_large_together_are_multiplied_one_by_one(monkeypatc
 def test_models_are_told_apart_of_which_kernels_multiply_by_the_weights(model, does, monkeypatch):
     """What is measured before a run is what the sampler then does."""
     assert multiplies_by_kernels(model()) == does
-    monkeypatch.setattr("posttrain.engines.decoding_path.COPIED_WEIGHTS", 100)
+    monkeypatch.setattr("posttrain.cpu.choice.COPIED_WEIGHTS", 100)
     assert not multiplies_by_kernels(model())
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.config import LoRAConfig
 from posttrain.cpu import kernels as made
 from posttrain.cpu import segment_attention as module
-from posttrain.cpu.kernels import kernels, training_by, why_none
+from posttrain.cpu.kernels import Families, kernels, why_none
 from posttrain.cpu.layouts import Families
 from posttrain.cpu.segment_attention import families, segment_attention
 from posttrain.models.adapters import apply_lora
@@ -174,10 +174,12 @@ def test_what_the_kernel_does_not_know_is_left_to_others(widths, dtype, options)
 )
 def test_tensors_that_are_not_of_these_tokens_are_not_read(keys, values):
     tensors = torch.randn(8, 4, 32), torch.randn(keys), torch.randn(values)
-    with training_by(kernels()):
-        assert segment_attention(nn.Module(), *tensors, families([Segment(0, 8)]), {}) is None
-        whole = torch.randn(8, 4, 32), torch.randn(8, 2, 32), torch.randn(8, 2, 32)
-        assert segment_attention(nn.Module(), *whole, families([Segment(0, 8)]), {}) is not None
+    made, of = kernels(), families([Segment(0, 8)])
+    assert made is not None
+    assert of is not None
+    assert segment_attention(made, of, nn.Module(), *tensors, {}) is None
+    whole = torch.randn(8, 4, 32), torch.randn(8, 2, 32), torch.randn(8, 2, 32)
+    assert segment_attention(made, of, nn.Module(), *whole, {}) is not None
 
 
 def test_rows_that_are_too_long_and_threads_without_work_are_left_to_others(monkeypatch):

@@ -68,7 +68,7 @@ def test_how_it_is_computed_and_what_reads_and_writes_its_texts_are_parts_of_an_
         name(compute_dtype=torch.bfloat16),
         name(eos_ids={2, 3}),
         name(tokenizer=tiny_tokenizer("abc")),
-        name(code=("rollout/*.py",)),
+        name(code=("engines/*.py",)),
     ]
     for module in (identity.torch, identity.transformers, identity.tokenizers):
         with monkeypatch.context() as changed:

@@ -280,3 +280,21 @@ def test_chosen_steps_and_shades():
     assert chosen_steps([5]) == [5]
     assert [shade(a, 0.0) for a in (0.0, 1.0)] == ["z", "z"]
     assert shade(float("nan"), 1.0) == "z"
+
+
+def test_samples_show_the_gold_answer_the_extracted_ones_and_why_and_say_equal_answers_once(run_folder):
+    rng = random.Random(0)
+    given = [("is 72", "72", "equal to the gold answer", 1.0)] * 3 + [("is 70", "70", "70 is not 72", 0.0)]
+    rows = []
+    for text, extracted, reason, reward in given:
+        row = {**rollout_row("how many?", text, reward, 0.0, rng), "answer": "72", "reward/math": reward}
+        rows.append(
+            {**row, "reward/math/extracted": extracted, "reward/math/reason": reason, "reward/math/seconds": 0.1}
+        )
+    write_rollouts(run_folder, 60, rows)
+    text = Page(write_report(run_folder).read_text()).text
+    assert "gold answer 72 · given 72 × 3, 70 × 1" in text
+    assert text.count("math reason equal to the gold answer") == 1
+    assert "3 × the same answer" in text
+    assert "math reason 70 is not 72 · math extracted 70" in text or "math extracted 70 · math reason 70" in text
+    assert "math/reason" not in text

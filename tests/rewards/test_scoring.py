@@ -332,6 +332,12 @@ def test_a_run_reads_answers_from_one_place_unless_it_is_told_otherwise():
         else [1, 1, 1, found[name, False][3]]
         for name, training in found
     }
+    with build_rewards(["math"], training=True) as rewards:
+        for text, warned in (("What is 3 + 4?", True), ("What is 3 + 4? Put it into \\boxed{}.", False)):
+            rewards.check([replace(prompt(0, answer="7"), text=text)])
+            assert [note.startswith('reward "math" reads \\boxed{...} alone') for note in rewards.notes] == [
+                True
+            ] * warned
     with build_rewards([Reward(name="math", settings={"answer_from": "anywhere"})], training=True) as rewards:
         assert rewards.score([prompt(0, answer="7")], [[completion("The answer is 7.")]]).rewards_PG == [[1.0]]
         assert rewards.facts == ['reward "math" reads the answer from: anywhere (settings.answer_from)']

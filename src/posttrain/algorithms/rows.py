@@ -218,16 +218,14 @@ class GRPOPassK(Row):
     """verl's pass@k: only the best answer of a group is raised, by its lead over the second (arXiv:2503.19595).
 
         A_i = (R_max - R_second) / (std(R) + 1e-6)                    for the best of a group; 0 for others and at a tie
-        L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  rho = exp(logprobs - old_logprobs)
+        L   = -min(rho A, (1 + clip_high) A),                         rho = exp(logprobs - old_logprobs)
 
-    Mean over all tokens of the step.
+    Mean over all tokens of the step. No advantage is negative, so nothing is clipped from below.
     """
 
     key: ClassVar[str] = "grpo_passk"
     min_group_size: ClassVar[int] = 2
 
-    clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
     clip_high: NonNegative = 0.2
     """Raising a token's ratio above 1 + clip_high gains nothing more."""
 
@@ -243,6 +241,6 @@ class GRPOPassK(Row):
             "At a tie verl raises the first of the best by 0, which is the same.",
             biased(0.868, 0.578),
         ),
-        sources={"clip_low": "0.2: verl", "clip_high": "0.2: verl"},
+        sources={"clip_high": "0.2: verl"},
         metrics=clip_formulas(),
     )

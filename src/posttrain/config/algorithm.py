@@ -89,8 +89,8 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             in_range(value)
         except ConfigError as error:
-            given = f"algorithm.{key}: {error.given}"
-            problems.append(Problem(path=("algorithm", key), given=given, allowed=error.allowed, fix=error.fix))
+            said = f"algorithm.{key}: {error.given}"
+            problems.append(Problem(path=("algorithm", key), given=said, allowed=error.allowed, fix=error.fix))
             del settings[key]
     complete: dict[str, Any] = {}
     try:
@@ -105,10 +105,7 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
 def nearest_algorithm(given: str, known: Mapping[str, str] | None = None) -> tuple[str, str]:
     """(what is allowed, how to fix it) for a name that no algorithm has: the one that was probably meant, and not all
     of them. `known` are other names, and the key of each."""
-    names, everything = (
-        known or {key: key for key in ALGORITHMS},
-        f"`posttrain explain` lists all {len(ALGORITHMS)}.",
-    )
+    names, everything = known or {key: key for key in ALGORITHMS}, "`posttrain explain` lists them all."
     close = nearest(given, names)
     if close is not None:
         return "", f"Did you mean {names[close]}? {everything}"

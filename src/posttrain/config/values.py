@@ -59,7 +59,7 @@ def _by_place(value: Any) -> Any:
     """A function is given by where it stands: the folder of a run, which is all that resuming needs, holds no code."""
     if not callable(value):
         return value
-    name, place = getattr(value, "__name__", type(value).__name__), _place_of(value)
+    name, place = getattr(value, "__name__", type(value).__name__), place_of(value)
     example = f"rewards.py:{name if name.isidentifier() else 'my_reward'}"
     raise ConfigError(
         given=f"{name} itself, a Python {type(value).__name__}",
@@ -69,7 +69,7 @@ def _by_place(value: Any) -> Any:
     )
 
 
-def _place_of(function: Any) -> str:
+def place_of(function: Any) -> str:
     """`path/of/file.py:name`; "" for what has no such place: in a notebook, the script itself or another function."""
     code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", "<")
     if code is None or "<" in name or function.__module__ == "__main__" or not os.path.isfile(code.co_filename):

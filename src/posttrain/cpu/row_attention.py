@@ -1,7 +1,7 @@
 """Attention of the new tokens of rows that share prompts, in one of two ways that compute the same.
 
     ByProducts    batched matrix products of PyTorch, on any device (group_attention.py)
-    ByKernel      one call of a compiled kernel for each layer, on a CPU (models/kernels.py)
+    ByKernel      one call of a compiled kernel for each layer, on a CPU (kernels.py)
 
 Both are made anew when other rows are in flight or other columns are in use. n rows, m with those that fill up, C
 columns of prompts and rows together; H, K, D as in group_attention.py.

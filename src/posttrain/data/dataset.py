@@ -222,8 +222,8 @@ class Dataset(Generic[R]):
 
     def examples(self, rows: Sequence[int]) -> list[Example]:
         """The token sequences of that batch, row by row."""
-        sequences = self.sequences
-        return [sequences[place] for place in sequences.as_batched(rows)]
+        sides = zip(*(self.type.sequences(self.records[row]) for row in rows), strict=True)
+        return [example for side in sides for _, example in side]
 
     def named_rows(self) -> Iterator[tuple[str, Example]]:
         """All token sequences in the order of the data, each by what it is."""

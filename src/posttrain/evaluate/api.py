@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, in_folder, load_config
+from posttrain.data.given import Data, given_rows, where_the_run_is
 from posttrain.data.prompts import Renderer, render_prompts
-from posttrain.data.read import Row, read_rows
+from posttrain.data.read import Row
 from posttrain.data.split import read_split
 from posttrain.engines import Sampler, make_sampler
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.evaluate.measure import EVALUATION_SEED
-from posttrain.evaluate.trained import run_in, trained_model
+from posttrain.evaluate.trained import baseline_of_run, run_in, trained_model
 from posttrain.evaluate.votes import Extract
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
@@ -31,9 +32,6 @@ from posttrain.types import Prompt
 
 RewardArgument = Any
 """A built-in's name, "path.py:function", a callable, a `Reward` or a mapping of its fields; or a list of them."""
-Source = str | PathLike[str]
-Data = Source | Iterable[Source] | Iterable[Mapping[str, Any]]
-"""A source as in `data.train`, several of them, or the rows themselves, such as a Hugging Face dataset in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +75,7 @@ def evaluate(
     and whatever is not given here is as in the run, its held-out prompts, rewards and seed included. Otherwise `data`
     and `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
 
-        evaluate("runs/demo")
+        evaluate("runs/demo")                # beside what the run measured before training
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
         evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], Reward(function=my_reward))
 
@@ -94,7 +92,7 @@ def evaluate(
     subject = replace(
         own,
         data=_data_config(own.data, data, prompt, answer, system_prompt),
-        rows=own.rows if data is None else _given_rows(data),
+        rows=own.rows if data is None else given_rows(data),
         rewards=_list(rewards) or own.rewards,
         check=_list(check) or own.check,
         evaluation=EvaluationConfig(**{**own.evaluation.model_dump(), **_present(given)}),
@@ -111,7 +109,11 @@ def evaluate(
     else:
         loaded = _computing(load_model(subject.model), subject)
         sampler = make_sampler(loaded, "taken")
-    return _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
+    found = _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
+    changed = (data, rewards, check, max_completion_length, prompt, answer, system_prompt, extract)
+    if subject.folder is None or any(one is not None for one in changed):
+        return found
+    return baseline_of_run(subject.folder, found)
 
 
 def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
@@ -168,10 +170,11 @@ def _subject(model: str | PathLike[str] | ModelConfig | LoadedModel) -> Subject:
 def _run_subject(folder: Path) -> Subject:
     """The newest checkpoint of a run and everything that the run measured itself with."""
     config = load_config(folder / "config.yaml").config
+    data = where_the_run_is(config.data, folder)
     return Subject(
         model=trained_model(folder, config),
-        data=config.data,
-        rows=read_split(config.data, config.seed).heldout,
+        data=data,
+        rows=read_split(data, config.seed).heldout,
         rewards=in_folder(config.rewards or config.check, folder),
         check=in_folder(config.check, folder) if config.rewards else (),
         sampling=config.sampling,
@@ -196,53 +199,6 @@ def _data_config(
         base = DataConfig(train=name, **kept)
     assert base is not None
     return base.model_copy(update=_present({"prompt": prompt, "answer": answer, "system_prompt": system_prompt}))
-
-
-def _given_rows(data: Data) -> list[Row]:
-    return [row for place, item in enumerate(_items(data)) for row in _rows_of(item, place)]
-
-
-def _items(data: Data) -> Iterable[Any]:
-    if isinstance(data, str | PathLike):
-        return [data]
-    if isinstance(data, Mapping):
-        names = list(map(str, data))
-        raise DataError(
-            given=f"data is one {type(data).__name__} with {', '.join(names) or 'nothing in it'}",
-            allowed="a source, several of them, or rows",
-            fix=f'Choose one split, data["{names[0] if names else "test"}"]; a single row stands in a list, [data].',
-        )
-    if hasattr(data, "columns") and (hasattr(data, "to_dict") or hasattr(data, "to_dicts")):
-        raise DataError(
-            given=f"data is a {type(data).__name__}, which is read column by column",
-            allowed="a source, several of them, or rows, each a mapping of its columns",
-            fix='Give its rows: data.to_dict("records") with pandas, data.to_dicts() with polars.',
-        )
-    if isinstance(data, Iterable):
-        return data
-    raise _no_rows("data", data)
-
-
-def _rows_of(item: Any, place: int) -> list[Row]:
-    """An item is a row, or a source with rows."""
-    if isinstance(item, Mapping):
-        return [Row(values=dict(item), origin=f"row {place}")]
-    if isinstance(item, str | PathLike):
-        source = os.fspath(item)
-        return read_rows(source, split=_split(source))
-    raise _no_rows(f"item {place} of data", item)
-
-
-def _no_rows(what: str, value: Any) -> DataError:
-    return DataError(
-        given=f"{what} is of type {type(value).__name__}",
-        allowed="a source, several of them, or rows, each a mapping of its columns",
-        fix='For example data=[{"prompt": "2 + 2 =", "answer": "4"}], or data="test.jsonl".',
-    )
-
-
-def _split(source: str) -> str:
-    return "eval" if source.startswith("task:") else "test"
 
 
 def _prompts(

@@ -97,6 +97,10 @@ class Evaluation:
     """What the rewards raised, each message once."""
     records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
     """The answers themselves; not part of `to_json`, see `write_answers`."""
+    before: Evaluation | None = field(default=None, repr=False, compare=False)
+    """What the run measured before training on these prompts, where a run was evaluated as it measures itself."""
+    lost: str = field(default="", repr=False, compare=False)
+    """Why there is no `before`, where a run has lost it."""
     judgements: tuple[Judgement, ...] = field(default=(), repr=False, compare=False)
     """What judges were asked about them and said; not part of `to_json`, see `write_judgements`."""
 
@@ -135,7 +139,15 @@ class Evaluation:
             "unscored": self.unscored,
             "score_range": [_finite(edge) for edge in self.score_range],
             "errors": list(self.errors),
+            **self._compared(),
         }
+
+    def _compared(self) -> dict[str, Any]:
+        if self.before is None:
+            return {"lost": self.lost} if self.lost else {}
+        changes = paired_difference(self.before, self)
+        difference = {name: _interval_to_json(interval) for name, interval in changes.items()}
+        return {"baseline": self.before.to_json(), "difference": difference}
 
     @staticmethod
     def from_json(data: Any) -> Evaluation:
@@ -221,8 +233,17 @@ class Evaluation:
 
     def render(self) -> str:
         """Plain text, one line per number."""
-        lines = [f"{name:<24} {_show(interval)}" for name, interval in self.rows()]
-        return "\n".join([self._caption(), *lines])
+        lines = [f"{name:<24} {_show(interval)}" for name, interval in [*self.rows(), *self._change()]]
+        lost = [f"the measurement before training is not shown: {self.lost}"] if self.lost else []
+        return "\n".join([self._caption(), *lines, *lost])
+
+    def _change(self) -> list[tuple[str, Interval]]:
+        """Before training, and the difference prompt by prompt, of the number that tells most."""
+        if self.before is None:
+            return []
+        name = "accuracy" if self.has_full_mark or self.before.has_full_mark else "score"
+        before = self.before.greedy_accuracy if name == "accuracy" else self.before.greedy_score
+        return [(f"  before training: {name}", before), ("  difference", paired_difference(self.before, self)[name])]
 
     def _repr_html_(self) -> str:
         """A table for notebooks; all text is escaped."""

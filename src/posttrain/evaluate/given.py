@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -31,16 +31,20 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.heldout_pairs import HeldOutLabels, HeldOutPolicyPairs
 from posttrain.evaluate.heldout_scores import HeldOutPairs, HeldOutRatings, HeldOutScores, Subject
 from posttrain.evaluate.heldout_steps import HeldOutSteps
-from posttrain.evaluate.measure import HeldOutLoss, Measure
+from posttrain.evaluate.measure import HeldOutLoss, Measure, read_measured
 from posttrain.evaluate.row_scores import first
 from posttrain.evaluate.trained import run_in, trained_model
 from posttrain.experience.rendering import longest_row
+from posttrain.files import Damaged, read_sealed, write_sealed
 from posttrain.functional.step_scores import aggregate
 from posttrain.models.footprint import REWARD_TOKENS
 from posttrain.models.load import LoadedModel
 from posttrain.models.policy import load_policy, policy_forward
 from posttrain.models.scoring import ScoringForward, scores_of_rows, scores_of_steps
+from posttrain.report.heldout import measure_of
 from posttrain.report.lines import evaluation_line
+from posttrain.report.spans import show_change, span
+from posttrain.report.store import mapping
 from posttrain.rewards.step_model import load_model_reward
 
 SCORED: tuple[Kind, ...] = ("pairs", "ratings", "steps")
@@ -57,13 +61,22 @@ class GivenEvaluation:
     measured: Mapping[str, Any]
     dropped: str = ""
     """Rows that could not be used and why, in a sentence; "" for none."""
+    compared: Mapping[str, Any] = field(default_factory=dict)
+    """Of a run on its own rows: its `baseline` and the `difference`, or why they are `lost`."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"model": self.model, "kind": self.kind, "dropped": self.dropped, **self.measured}
+        return {"model": self.model, "kind": self.kind, "dropped": self.dropped, **self.measured, **self.compared}
 
     def render(self) -> str:
-        line = f"{self.model}: {evaluation_line(self.measured)}"
-        return f"{line}\n{self.dropped}" if self.dropped else line
+        lines = [f"{self.model}: {evaluation_line(self.measured)}"]
+        if before := mapping(self.compared.get("baseline")):
+            lines.append(f"before training: {evaluation_line(before, self.measured)}")
+            measure = measure_of(before, self.measured)
+            if (change := span(mapping(self.compared.get("difference")).get(measure))) is not None:
+                lines.append(f"difference: {show_change(measure, change)}, row by row")
+        if "lost" in self.compared:
+            lines.append(f"the measurement before training is not shown: {self.compared['lost']}")
+        return "\n".join([*lines, self.dropped] if self.dropped else lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +158,26 @@ def evaluate_given(
     most = own.evaluation.prompts if own and data is None and max_rows is None else len(rows)
     subject = _Subject(path=path, kind=kind, rows=rows, own=own, most=most)
     measure, found = _of_scores(subject) if scores else _of_policy(subject)
+    as_in_run = run is not None and data is None and max_rows is None
     with tempfile.TemporaryDirectory() as scratch:
-        measured = measure(Path(scratch), "baseline")["baseline"]
-    return GivenEvaluation(model=model, kind=kind, measured=measured, dropped=found.dropped_summary)
+        if as_in_run and run is not None and (kept := _keep_baseline(run, Path(scratch))):
+            both = measure(Path(scratch), "trained")
+            measured, compared = both["trained"], {"baseline": kept, **{k: both[k] for k in both if k != "trained"}}
+        else:
+            measured = measure(Path(scratch), "baseline")["baseline"]
+            compared = {"lost": "it is not on file"} if as_in_run else {}
+    return GivenEvaluation(model=model, kind=kind, measured=measured, dropped=found.dropped_summary, compared=compared)
+
+
+def _keep_baseline(run: Path, scratch: Path) -> Mapping[str, Any]:
+    """What the run measured before training, with the scores of its rows in `scratch`; empty where that is lost."""
+    name = "baseline-scores.json"
+    try:
+        before = read_measured(run).get("baseline")
+        write_sealed(scratch / name, read_sealed(run, f"evaluations/{name}"))
+    except Damaged:
+        return {}
+    return mapping(before)
 
 
 def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) -> Kind:

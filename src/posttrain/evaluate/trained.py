@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.config import ModelConfig, RunConfig
 from posttrain.errors import ModelError
+from posttrain.evaluate.evaluation import Evaluation
+from posttrain.evaluate.heldout import summarise
+from posttrain.evaluate.measure import read_measured
+from posttrain.evaluate.row_scores import of_baseline
 from posttrain.files import require_plain
 from posttrain.store.checkpoint import Checkpoints
 from posttrain.store.folders import is_pipeline, last_stage
@@ -39,3 +44,16 @@ def trained_model(run: Path, config: RunConfig) -> ModelConfig:
             fix=f"`posttrain resume {run}` continues it.",
         )
     return config.model.model_copy(update={"path": str(newest.model), "gguf_file": None, "revision": None})
+
+
+def baseline_of_run(run: Path, evaluation: Evaluation) -> Evaluation:
+    """The evaluation beside what the run measured before training; only answers to the same prompts are compared."""
+    before, lost = of_baseline(lambda: Evaluation.from_json(read_measured(run)["baseline"]))
+    answers, lost_answers = of_baseline(lambda: Evaluation.read_answers(run / "evaluations" / "baseline.jsonl"))
+    if before is None or answers is None:
+        return replace(evaluation, lost=str((lost | lost_answers).get("lost")))
+    asked = {(record.index, record.prompt) for record in evaluation.records}
+    same = [record for record in answers if (record.index, record.prompt) in asked]
+    shared = {name: getattr(before, name) for name in ("confidence", "temperature", "top_p", "seed", "samples")}
+    counted = summarise(same, max_completion_length=before.max_completion_length, **shared)
+    return replace(evaluation, before=counted)

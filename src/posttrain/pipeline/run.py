@@ -96,7 +96,9 @@ def start(config: Any, *, view: TerminalView | None = None, **overrides: Any) ->
     return api.train(config, view=view, **overrides)
 
 
-def go_on(folder: str | PathLike[str], *, steps: int | None = None, view: TerminalView | None = None) -> Run | Pipeline:
+def go_on(
+    folder: str | PathLike[str], *, steps: int | None = None, functions: Any = None, view: TerminalView | None = None
+) -> Run | Pipeline:
     """`posttrain.resume`: of a run or of a pipeline, told by its folder, or by what `train` returned."""
     folder = Path(folder)
     if not (folder / SETTINGS).is_file():
@@ -107,7 +109,7 @@ def go_on(folder: str | PathLike[str], *, steps: int | None = None, view: Termin
                 allowed="the steps that the pipeline gives it: later stages began with what it had learned by then",
                 fix=f"Copy {folder} out of {around} and resume the copy; its proofs and reports stay with it.",
             )
-        return api.resume(folder, steps=steps, view=view)
+        return api.resume(folder, steps=steps, functions=functions, view=view)
     if steps is not None:
         raise ConfigError(
             given=f"--steps {steps} for the pipeline {folder}",

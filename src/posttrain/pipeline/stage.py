@@ -87,11 +87,13 @@ def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Do
             write_durably(folder / "config.yaml", to_yaml(resolved).encode())
         run = api.resume(folder, view=own) if begun else api.train_resolved(resolved, view=own)
     describe(run.trainer.loaded, run.step, makes=stage.makes).write(store.handover(stage.folder))
-    evaluation = run.evaluation
+    evaluation, stop_asked = run.evaluation, run.stop_asked
     del run
     gc.collect()  # the model and its optimizer, before the next ones are loaded
     checkpoint = _last_checkpoint(folder)
     store.update(stage, status="finished", model=store.place(checkpoint / "model"))
+    if stop_asked:
+        raise KeyboardInterrupt(f"stopped after stage {stage.name}, which is done")
     return _result(stage, folder, checkpoint, evaluation, received)
 
 

@@ -11,20 +11,21 @@ from posttrain.report.store import mapping, number
 from posttrain.report.svg import compact, percent
 
 
-def short_line(evaluation: Mapping[str, Any]) -> str:
-    measure = measure_of(evaluation)
+def short_line(evaluation: Mapping[str, Any], *others: Mapping[str, Any]) -> str:
+    """The measure is the one that this result and the others have in common: it keeps its name through a run."""
+    measure = measure_of(evaluation, *others)
     found = headline_span(evaluation, measure)
     if found is None:
         return f"no AUC, all answers are {only}" if (only := only_class(evaluation)) else "no score"
     return f"{measure} {show_span(measure, found)}"
 
 
-def evaluation_line(evaluation: Mapping[str, Any]) -> str:
-    kind, parts = kind_of(evaluation), [short_line(evaluation)]
+def evaluation_line(evaluation: Mapping[str, Any], *others: Mapping[str, Any]) -> str:
+    kind, parts = kind_of(evaluation), [short_line(evaluation, *others)]
     at_k = mapping(mapping(evaluation.get("sampled")).get("pass@k"))
     for k in list(at_k)[-1:]:
         mean = number(mapping(at_k[k]).get("mean"))
-        if mean is not None and measure_of(evaluation) == "accuracy":
+        if mean is not None and measure_of(evaluation, *others) == "accuracy":
             parts.append(f"pass@{k} {percent(mean)}")
     for label, found in mapping(evaluation.get("check")).items():
         mean = number(mapping(found).get("mean"))

@@ -123,7 +123,7 @@ class TerminalView:
     def evaluation(self, name: str, evaluation: Mapping[str, Any]) -> None:
         """A held-out result (`Evaluation.to_json`), called "baseline", "step 30" or "trained"."""
         self._heldout[name] = evaluation
-        self._say(f"held-out {name}: {evaluation_line(evaluation)}")
+        self._say(f"held-out {name}: {evaluation_line(evaluation, *self._heldout.values())}{self._change(evaluation)}")
 
     @_never_stops_a_run
     def event(self, kind: str, message: str) -> None:
@@ -252,7 +252,8 @@ class TerminalView:
             body.add_row(Text("reward", style="dim"), Text.assemble((facts.pop(0)[1], "bold"), "  ", spark))
         for name, evaluation in list(self._heldout.items())[-1:]:
             body.add_row(
-                Text("held-out", style="dim"), Text(f"{short_line(evaluation)}  {name}{self._change(evaluation)}")
+                Text("held-out", style="dim"),
+                Text(f"{short_line(evaluation, *self._heldout.values())}  {name}{self._change(evaluation)}"),
             )
         row = Text()
         for label, value in facts:
@@ -269,7 +270,7 @@ class TerminalView:
         first = self._heldout.get("baseline")
         if first is None or first is evaluation:
             return ""
-        measure = measure_of(first, evaluation)
+        measure = measure_of(*self._heldout.values())
         before = headline_span(first, measure)
         return f", {show_value(measure, before.mean)} before training" if before else ""
 

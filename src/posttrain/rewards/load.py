@@ -24,6 +24,25 @@ from posttrain.errors import ConfigError
 ENTRY_POINTS = "posttrain.rewards"
 
 
+IN_MEMORY = "in_memory:"
+"""Begins what stands in a config for a function that Python code gave, and that no file defines."""
+GIVEN: dict[str, Callable[..., Any]] = {}
+"""Those functions, by what stands for them; they end with this process."""
+
+
+def given_function(text: str) -> Callable[..., Any]:
+    """The function that `text` stands for; ConfigError where this process was not given it."""
+    if text in GIVEN:
+        return GIVEN[text]
+    name = text.removeprefix(IN_MEMORY)
+    raise ConfigError(
+        given=f"the reward function {name} was given as a Python object, and no file defines it",
+        allowed="the function itself, once more",
+        fix=f"Resume in Python: posttrain.resume(folder, functions={{{name!r}: {name}}}); a function in a module of "
+        "its own is found again without that.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """Where a function lives: an importable module or a file, and its name in there (`Class.method` too)."""

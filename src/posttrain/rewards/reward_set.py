@@ -14,6 +14,7 @@ from posttrain.rewards.call_batch import CallBatch
 from posttrain.rewards.calls import Runner
 from posttrain.rewards.components import Component, Reward, RewardLike
 from posttrain.rewards.dispatch import Dispatcher, open_dispatcher
+from posttrain.rewards.load import IN_MEMORY, given_function
 from posttrain.rewards.making import make_component
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
@@ -81,6 +82,8 @@ class RewardSet:
         self.components = tuple(components)
         self._pool = pool
         self._costs: dict[str, float] = {}
+        self._unasked: list[str] = []
+        """Labels of rewards that read a form of answer for which no prompt asks."""
 
     def __enter__(self) -> RewardSet:
         return self
@@ -102,7 +105,12 @@ class RewardSet:
     def notes(self) -> list[str]:
         """What the user should be warned of in each run."""
         models = [(component.label, component.model) for component in self.components if component.model is not None]
-        return [f'reward "{label}": {note}' for label, one in [*self._runners, *models] for note in one.notes]
+        notes = [f'reward "{label}": {note}' for label, one in [*self._runners, *models] for note in one.notes]
+        return notes + [
+            f'reward "{label}" reads \\boxed{{...}} alone, and no prompt asks for a box: say so in the prompts '
+            "(data.system_prompt), or set its settings.answer_from"
+            for label in self._unasked
+        ]
 
     @property
     def facts(self) -> list[str]:
@@ -122,6 +130,9 @@ class RewardSet:
         knows are counted within it.
         """
         available = columns_known(prompts)
+        boxes = any("boxed" in prompt.text for prompt in prompts)
+        asking = [one for one in self.components if one.reads_one_place and one.settings["answer_from"] == "box"]
+        self._unasked = [] if boxes or not prompts else [one.label for one in asking]
         for component in self.components:
             component.columns(available, what)
             if component.model is not None:
@@ -208,6 +219,10 @@ def as_reward(item: RewardLike | str | Callable[..., Any], *, training: bool = F
         item = Reward(function=item) if "." in item else Reward(name=item)
     elif callable(item):
         return Reward(function=item)
+    if isinstance(item.function, str) and item.function.startswith(IN_MEMORY):
+        given = {one.name: getattr(item, one.name) for one in fields(Reward)}
+        own = {"function": given_function(item.function), "label": item.label or item.function.removeprefix(IN_MEMORY)}
+        return Reward(**given | own)
     strict = BUILTINS[item.name].training if training and item.name in BUILTINS else {}
     if not strict.keys() - item.settings.keys():
         return item

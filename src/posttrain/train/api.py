@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from posttrain.config import (
@@ -23,6 +24,7 @@ from posttrain.config import (
     to_yaml,
 )
 from posttrain.config.pipeline import MARK, holds_stages
+from posttrain.data.given import where_the_run_is
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
 from posttrain.evaluate.forgetting import read_texts
@@ -37,7 +39,7 @@ from posttrain.rewards.model import find_model
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.folders import pipeline_around
 from posttrain.store.run_store import RunStore, holds_run, never_began
-from posttrain.train import same_data, same_model, same_rewards, same_settings
+from posttrain.train import objects, same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.judges import Judges
@@ -59,8 +61,10 @@ def train(
     """Train as `config` says (a file, a mapping or a RunConfig) and return the finished run.
 
     `overrides` are settings by section or dotted name: `train(config, seed=1, train={"steps": 5})`, or
-    `train(config, **{"train.steps": 5})`. Raises a `PosttrainError` whose `exit_code` says what kind of failure it was;
-    the run folder then holds `error.json` and everything up to that moment.
+    `train(config, **{"train.steps": 5})`. In a mapping and in overrides `data` may hold rows and `rewards` functions,
+    as in `evaluate`: `train(config, data=rows, rewards=[my_reward])`; see `posttrain.train.objects`. Raises a
+    `PosttrainError` whose `exit_code` says what kind of failure it was; the run folder then holds `error.json` and
+    everything up to that moment.
     """
     if not isinstance(config, RunConfig) and holds_stages(config):
         raise ConfigError(
@@ -68,11 +72,14 @@ def train(
             allowed="the settings of one run",
             fix="posttrain.train(...) takes both runs and pipelines.",
         )
-    return train_resolved(load_config(config, overrides), view=view)
+    given = objects.resolve(config, overrides, lambda resolved: run_folder(resolved.config))
+    return train_resolved(given.resolved, view=view, files=given.files)
 
 
-def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> Run:
-    """The same for a config that is resolved already."""
+def train_resolved(
+    resolved: Resolved, *, view: TerminalView | None = None, files: Mapping[str, bytes] = MappingProxyType({})
+) -> Run:
+    """The same for a config that is resolved already; `files` are put into the folder of the run."""
     check(resolved.config)
     require(resolved.config.report_to)
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
@@ -85,6 +92,7 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
             step=0,
             compares_groups=resolved.config.algorithm.build().group_size_needed > 1,
         )
+        objects.put_files(files, store.folder)
         BEFORE.run(resolved.config, store, view)
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
@@ -94,12 +102,20 @@ def train_resolved(resolved: Resolved, *, view: TerminalView | None = None) -> R
         return carry_out(run)
 
 
-def resume(folder: str | PathLike[str], *, steps: int | None = None, view: TerminalView | None = None) -> Run:
+def resume(
+    folder: str | PathLike[str],
+    *,
+    steps: int | None = None,
+    functions: Mapping[str, Any] | Sequence[Any] | None = None,
+    view: TerminalView | None = None,
+) -> Run:
     """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
 
     `folder` may be the run that `train` returned. `steps` replaces the configured number of steps, in the run's
-    config.yaml too. Raises as `train` does.
+    config.yaml too. `functions` are reward functions that `train` was given and that no file defines. Raises as `train`
+    does.
     """
+    objects.give_functions(functions)
     store = RunStore.open(Path(folder))
     view = view or TerminalView(quiet=True)
     with ExitStack() as unresumed:
@@ -198,6 +214,8 @@ def resumable(store: RunStore, steps: int | None) -> tuple[Resolved, Checkpoint 
     """With what a run goes on, and from where; changes nothing."""
     overrides = [] if steps is None else [f"train.steps={steps}"]
     resolved = load_config(store.folder / "config.yaml", overrides)
+    data = where_the_run_is(resolved.config.data, store.folder)
+    resolved = replace(resolved, config=resolved.config.model_copy(update={"data": data}))
     check(resolved.config)
     checkpoint = Checkpoints(store.checkpoints, resolved.config.checkpoint.keep).newest()
     if checkpoint is not None and checkpoint.step > resolved.config.train.steps:
@@ -244,11 +262,14 @@ def carry_out(run: Run) -> Run:
             if last or stop or due(config.checkpoint.every, run.step):
                 run.save(required=last or stop)
             if stop:
-                raise KeyboardInterrupt(f"stopped after step {run.step}, with a checkpoint")
+                raise KeyboardInterrupt(
+                    f"stopped after step {run.step}, with a checkpoint; `posttrain eval {run.folder}` measures it"
+                )
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
-    run.view.begins("measuring what was trained on held-out rows")
-    run.measure_model("trained")
+        run.view.begins("measuring what was trained on held-out rows")
+        run.measure_model("trained")
+        run.stop_asked = interrupted()
     limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
     run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)
     if config.report:

@@ -55,6 +55,8 @@ class Run:
     """Spent in steps so far, as metrics.jsonl says."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """The content of evaluation.json."""
+    stop_asked: bool = False
+    """Did a Ctrl-C come in its last measurement? The run is done; what would follow it is not begun."""
     saves: SavePolicy = field(default_factory=SavePolicy)
 
     @property
@@ -104,8 +106,9 @@ class Run:
 
     def __repr__(self) -> str:
         """`<Run runs/demo-1, 20 of 20 steps, baseline accuracy 22% (15% to 31%), trained accuracy 95% (90% to 98%)>`"""
-        sides = (name for name in ("baseline", "trained") if name in self.evaluation)
-        measured = [f"{name} {short_line(self.evaluation[name])}" for name in sides]
+        sides = [name for name in ("baseline", "trained") if name in self.evaluation]
+        both = [self.evaluation[name] for name in sides]
+        measured = [f"{name} {short_line(self.evaluation[name], *both)}" for name in sides]
         steps = f"{self.step} of {self.config.train.steps} steps"
         return f"<Run {', '.join([str(self.folder), steps, *measured])}>"
 

@@ -1,14 +1,14 @@
 """Bytes of sampling in the trainer's process: keys and values of the rows in flight, their prompts, the next token.
 
-A plain decoder (rollout/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for all
-rows that began with it, and what came after it per row (rollout/group_cache.py); other models hold prompt and answer in
-a slot per row (rollout/slots.py). Per layer, with K heads for keys and values, each d wide:
+A plain decoder (cpu/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for all
+rows that began with it, and what came after it per row (cpu/group_cache.py); other models hold prompt and answer in
+a slot per row (engines/slots.py). Per layer, with K heads for keys and values, each d wide:
 
     plain     [prompts, K, columns of a prompt, d] and [rows, K, columns of an answer, d], for keys and for values
     slots     [slots, K, columns, d] for keys and for values
 
 For as long as it decodes, a plain decoder has small weights that read the same input side by side in one matrix
-(rollout/joint_linear.py): of copies and of shared modules in float32, without adapters. In half precision shared
+(cpu/joint_linear.py): of copies and of shared modules in float32, without adapters. In half precision shared
 modules run under autocast, which casts their weights: trained ones once for a whole call, frozen ones for each product.
 """
 

@@ -1,0 +1,127 @@
+"""Rows that Python code gives: sources, rows as mappings, a dataset in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import DataConfig
+from posttrain.data.read import Row, read_rows
+from posttrain.errors import DataError
+
+Source = str | PathLike[str]
+Data = Source | Iterable[Source] | Iterable[Mapping[str, Any]]
+"""A source as in `data.train`, several of them, or the rows themselves, such as a Hugging Face dataset in memory."""
+
+FOLDER = "rows"
+"""Of a run: the rows that it was given as Python objects, in files that are called by what is in them."""
+
+
+def is_source(data: Any) -> bool:
+    """Can it be written into a config?"""
+    if isinstance(data, list | tuple):
+        return all(isinstance(one, str | PathLike) for one in data)
+    return data is None or isinstance(data, str | PathLike)
+
+
+def as_file(rows: Iterable[Row], what: str) -> tuple[str, bytes]:
+    """A name that changes with the content, and the rows as JSONL. `what` is "train", "eval" or "auxiliary"."""
+    content = b"".join(json.dumps(row.values, default=partial(_as_json, row)).encode() + b"\n" for row in _whole(rows))
+    return f"{FOLDER}/{what}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl", content
+
+
+def _whole(rows: Iterable[Row]) -> Iterable[Row]:
+    for row in rows:
+        if strange := [name for name in row.values if not isinstance(name, str)]:
+            raise _not_json(row, f"the column name {strange[0]!r}")
+        yield row
+
+
+def _as_json(row: Row, value: Any) -> Any:
+    if hasattr(value, "tolist"):  # of numpy and torch
+        return value.tolist()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise _not_json(row, f"a {type(value).__name__}")
+
+
+def _not_json(row: Row, what: str) -> DataError:
+    return DataError(
+        given=f"{row.origin} of the data holds {what}, which cannot be stored with the run",
+        allowed="text, numbers, true, false, None, dates, arrays, and lists and dicts of these",
+        fix="Leave the column out, or write it as text.",
+    )
+
+
+def where_the_run_is(config: DataConfig, folder: Path) -> DataConfig:
+    """With the rows that the run in `folder` keeps, wherever that has been moved to. Raises `DataError` for changed
+    ones."""
+    found: dict[str, str] = {}
+    for name in ("train", "eval", "auxiliary"):
+        source = getattr(config, name)
+        if not isinstance(source, str) or Path(source).parent.name != FOLDER:
+            continue
+        if (file := folder / FOLDER / Path(source).name).is_file():
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            if digest[:16] not in file.name:
+                raise DataError(
+                    given=f"{file} is not what the run was given: its content was changed",
+                    allowed="the rows with which the run was started",
+                    fix="Restore the file, or train a new run.",
+                )
+            found[name] = str(file)
+    return config.model_copy(update=found)
+
+
+def given_rows(data: Data) -> list[Row]:
+    """All rows of what Python code gives. Raises `DataError` for what holds none."""
+    return [row for place, item in enumerate(_items(data)) for row in _rows_of(item, place)]
+
+
+def _items(data: Data) -> Iterable[Any]:
+    if isinstance(data, str | PathLike):
+        return [data]
+    if isinstance(data, Mapping):
+        names = list(map(str, data))
+        raise DataError(
+            given=f"data is one {type(data).__name__} with {', '.join(names) or 'nothing in it'}",
+            allowed="a source, several of them, or rows",
+            fix=f'Choose one split, data["{names[0] if names else "test"}"]; a single row stands in a list, [data].',
+        )
+    if hasattr(data, "columns") and (hasattr(data, "to_dict") or hasattr(data, "to_dicts")):
+        raise DataError(
+            given=f"data is a {type(data).__name__}, which is read column by column",
+            allowed="a source, several of them, or rows, each a mapping of its columns",
+            fix='Give its rows: data.to_dict("records") with pandas, data.to_dicts() with polars.',
+        )
+    if isinstance(data, Iterable):
+        return data
+    raise _no_rows("data", data)
+
+
+def _rows_of(item: Any, place: int) -> list[Row]:
+    """An item is a row, or a source with rows."""
+    if isinstance(item, Mapping):
+        return [Row(values=dict(item), origin=f"row {place}")]
+    if isinstance(item, str | PathLike):
+        source = os.fspath(item)
+        return read_rows(source, split=_split(source))
+    raise _no_rows(f"item {place} of data", item)
+
+
+def _no_rows(what: str, value: Any) -> DataError:
+    return DataError(
+        given=f"{what} is of type {type(value).__name__}",
+        allowed="a source, several of them, or rows, each a mapping of its columns",
+        fix='For example data=[{"prompt": "2 + 2 =", "answer": "4"}], or data="test.jsonl".',
+    )
+
+
+def _split(source: str) -> str:
+    return "eval" if source.startswith("task:") else "test"

@@ -1,0 +1,121 @@
+"""A config with Python objects in it: rows and functions, as `evaluate` takes them.
+
+Whatever can be written into config.yaml is: a function that a module defines, by its file and name. Rows are written
+into the run's folder, and the config names that file. A function that no file defines (a lambda, one of a notebook or
+of the script itself, an object) runs in this process; config.yaml holds a name that stands for it, and whoever resumes
+the run gives the function again.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from posttrain.config import Resolved, load_config
+from posttrain.config.values import Part, place_of
+from posttrain.data.given import as_file, given_rows, is_source
+from posttrain.errors import ConfigError
+from posttrain.files import write_durably
+from posttrain.rewards import Reward
+from posttrain.rewards.load import GIVEN, IN_MEMORY
+
+PARTS = ("train", "eval", "auxiliary")
+
+
+class Given(NamedTuple):
+    """A configuration without objects, and the files that the run's folder is to have."""
+
+    resolved: Resolved
+    files: Mapping[str, bytes]
+
+
+def resolve(config: Any, overrides: Mapping[str, Any], folder_of: Callable[[Resolved], Path]) -> Given:
+    """`load_config` for what Python code gives; `folder_of` says where the run will be."""
+    files: dict[str, tuple[str, bytes]] = {}
+    plain = _without_objects(config, files) if isinstance(config, Mapping) else config
+    changes = _without_objects(overrides, files)
+    resolved = load_config(plain, changes)
+    if not files:
+        return Given(resolved, {})
+    folder = folder_of(resolved)
+    placed = {setting: str(folder / name) for setting, (name, _) in files.items()}
+    return Given(load_config(plain, {**changes, **placed, "output": str(folder)}), dict(files.values()))
+
+
+def put_files(files: Mapping[str, bytes], folder: Path) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_durably(folder / name, content)
+
+
+def give_functions(functions: Mapping[str, Any] | Sequence[Any] | None) -> None:
+    """Those that a run was started with, once more: by their names, or under the names that the run has for them."""
+    if isinstance(functions, Mapping):
+        named = dict(functions)
+    else:
+        named = {getattr(one, "__name__", type(one).__name__): one for one in functions or ()}
+    if strange := [name for name, one in named.items() if not callable(one)]:
+        raise ConfigError(given=f"functions[{strange[0]!r}] is no function", allowed="functions, or a mapping of them")
+    GIVEN.update({IN_MEMORY + name: one for name, one in named.items()})
+
+
+def _without_objects(settings: Mapping[str, Any], files: dict[str, tuple[str, bytes]]) -> dict[str, Any]:
+    plain = {key: _plain(str(key), value, files) for key, value in settings.items()}
+    if "data" in plain and not isinstance(plain["data"], Mapping | Part | type(None)):
+        plain["data"] = {"train": _source("train", plain["data"], files)}
+    return plain
+
+
+def _plain(key: str, value: Any, files: dict[str, tuple[str, bytes]]) -> Any:
+    section, _, setting = key.partition(".")
+    if key == "data" and isinstance(value, Mapping):
+        return {name: _source(name, one, files) if name in PARTS else one for name, one in value.items()}
+    if section == "data" and setting in PARTS:
+        return _source(setting, value, files)
+    if key in ("rewards", "check"):
+        many = isinstance(value, Sequence) and not isinstance(value, str)
+        return [_scorer(one, place) for place, one in enumerate(value if many else [value])] if value else value
+    if section in ("rewards", "check") and callable(value):
+        return _place(value, 0)
+    return value
+
+
+def _source(part: str, data: Any, files: dict[str, tuple[str, bytes]]) -> Any:
+    """A source as it is; of rows a stand-in, until it is known where their file will be."""
+    if is_source(data):
+        return data
+    files[f"data.{part}"] = as_file(given_rows(data), part)
+    return files[f"data.{part}"][0]
+
+
+def _scorer(entry: Any, place: int) -> Any:
+    if isinstance(entry, Reward):
+        defaults = Reward()
+        given = {one.name: getattr(entry, one.name) for one in fields(entry)}
+        entry = {name: value for name, value in given.items() if value != getattr(defaults, name)}
+    elif callable(entry) and not isinstance(entry, Part):
+        entry = {"function": entry}
+    if isinstance(entry, Mapping) and callable(entry.get("function")):
+        return {**entry, "function": _place(entry["function"], place)}
+    return entry
+
+
+def _place(function: Callable[..., Any], place: int) -> str:
+    """Where a worker, and whoever resumes the run, finds the function; else what stands for it."""
+    where, name = place_of(function), getattr(function, "__name__", type(function).__name__)
+    if where and _found_there(function):
+        return where
+    text = IN_MEMORY + (name if name.isidentifier() else f"function_{place}")
+    GIVEN[text] = function
+    return text
+
+
+def _found_there(function: Any) -> bool:
+    try:
+        return operator.attrgetter(function.__qualname__)(sys.modules[function.__module__]) is function
+    except (AttributeError, KeyError):
+        return False

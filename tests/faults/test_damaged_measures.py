@@ -1,0 +1,110 @@
+"""Files of a run's measurements that were lost or damaged: marked as lost or recovered, never another number."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.tiny import tiny_model
+
+import posttrain as pt
+from posttrain.evaluate.given import evaluate_given
+from posttrain.files import Damaged, read_sealed_json, write_sealed
+from posttrain.report.page import render
+from posttrain.report.store import read_run
+from posttrain.report.verdict import verdict
+
+ROWS = [{"prompt": word, "completion": word[::-1]} for word in ("abc", "bcd", "cde", "def", "abd", "bde")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    tiny_model(folder / "start")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    config = {
+        "model": str(folder / "start"),
+        "algorithm": "sft",
+        "data": {"train": str(folder / "rows.jsonl"), "eval_fraction": 0.5},
+        "train": {"steps": 1, "prompts_per_step": 2},
+        "output": str(folder / "run"),
+    }
+    return pt.train(config).folder
+
+
+def damages(whole: bytes) -> dict[str, bytes | None]:
+    middle = len(whole) // 2
+    digit = next(place for place in range(middle, len(whole)) if chr(whole[place]).isdigit())
+    return {
+        "lost": None,
+        "empty": b"",
+        "cut": whole[:middle],
+        "a digit": whole[:digit] + bytes([whole[digit] ^ 1]) + whole[digit + 1 :],
+        "NaN": b"NaN",
+        "null": b"null",
+        "a list": b"[]",
+        "texts": b'{"baseline": "x", "logprobs": "1", "tokens": {}}',
+        "no text": b"\xff\xfe\x00",
+        "deep": b"[" * 100_000,
+    }
+
+
+@pytest.mark.parametrize("file", ["evaluation.json", "evaluations/baseline-scores.json"])
+@pytest.mark.parametrize("what", damages(b'{"a": 1}'))
+def test_a_resumed_run_never_takes_its_trained_weights_for_its_baseline(run, tmp_path, file, what):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    before = json.loads((run / "evaluation.json").read_text())
+    content = damages((copy / file).read_bytes())[what]
+    (copy / file).unlink() if content is None else (copy / file).write_bytes(content)
+    after = pt.resume(copy).evaluation
+    assert after["baseline"] == before["baseline"], "recovered, or untouched"
+    assert after["trained"] == before["trained"]
+    if file == "evaluation.json":
+        assert after["difference"] == before["difference"]
+        assert "the measurement before training is taken from events.jsonl" in render(read_run(copy))
+    else:
+        assert "difference" not in after or after["difference"] == before["difference"]
+        assert "baseline-scores.json" in after["lost"]
+
+
+def test_without_any_record_the_baseline_is_said_to_be_lost(run, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    (copy / "evaluation.json").unlink()
+    lines = [line for line in (copy / "events.jsonl").read_text().splitlines() if '"evaluation"' not in line]
+    (copy / "events.jsonl").write_text("\n".join(lines) + "\n")
+    after = pt.resume(copy).evaluation
+    assert "baseline" not in after
+    assert after["lost"] == "the measurement before training is not on file"
+    assert verdict(read_run(copy)).change == 0
+
+
+@pytest.mark.parametrize("what", damages(b'{"a": 1}'))
+def test_a_report_shows_a_damaged_measurement_nowhere(run, tmp_path, what):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    content = damages((copy / "evaluation.json").read_bytes())[what]
+    (copy / "evaluation.json").unlink() if content is None else (copy / "evaluation.json").write_bytes(content)
+    found = read_run(copy)
+    assert found.evaluation == {}
+    assert content is None or any("evaluation.json" in note for note in found.notes)
+    render(found)
+
+
+def test_a_kill_between_seal_and_file_leaves_the_old_content_valid(tmp_path):
+    write_sealed(tmp_path / "a.json", "1")
+    write_sealed(tmp_path / "a.json", "2")
+    (tmp_path / "a.json").write_text("1")
+    assert read_sealed_json(tmp_path, "a.json") == 1
+    (tmp_path / "a.json").write_text("3")
+    with pytest.raises(Damaged, match="not as it was written"):
+        read_sealed_json(tmp_path, "a.json")
+
+
+def test_what_is_measured_later_stands_beside_the_baseline_of_the_run(run):
+    found = evaluate_given(run).to_json()
+    stored = json.loads((run / "evaluation.json").read_text())
+    assert found["baseline"] == stored["baseline"]
+    assert found["loss"] == stored["trained"]["loss"]
+    assert found["difference"] == stored["difference"]
+    shown = evaluate_given(run).render()
+    assert "before training: loss" in shown
+    assert "difference: " in shown

@@ -1,0 +1,178 @@
+"""`train` takes what `evaluate` takes: rows and functions as Python objects, and the run can be resumed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from tests.tiny import tiny_model
+
+import posttrain as pt
+from posttrain.errors import ConfigError, DataError
+from posttrain.rewards import Reward
+from posttrain.rewards.load import GIVEN
+
+ROWS = [{"prompt": "abcdefgh"[n % 8] * (1 + n // 8), "answer": "a" * (n % 3)} for n in range(24)]
+
+
+def count_a(completions, answer, **columns):
+    """Of a module: it is found again by its file."""
+    return [float(completion.count("a") == len(gold)) for completion, gold in zip(completions, answer, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("objects") / "model")
+
+
+def settings(model: Path, output: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(model), "device": "cpu"},
+        "algorithm": "grpo",
+        "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-3},
+        "sampling": {"max_completion_length": 4, "group_size": 2},
+        "guards": {"max_truncated": 1.0},
+        "evaluation": {"samples": 0, "prompts": 4},
+        "output": str(output),
+        "report": False,
+        **more,
+    }
+
+
+def weights(run: Any) -> dict[str, torch.Tensor]:
+    return run.trainer.loaded.model.state_dict()
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    return all(torch.equal(tensor, weights(other)[name]) for name, tensor in weights(one).items())
+
+
+GIVEN_AS: dict[str, Callable[[], Any]] = {
+    "rows": lambda: ROWS,
+    "a tuple of rows": lambda: tuple(ROWS),
+    "an iterator": lambda: iter(ROWS),
+    "a dataset": lambda: Dataset.from_list(ROWS),
+}
+
+
+@pytest.fixture(scope="module")
+def from_a_file(model, tmp_path_factory) -> Any:
+    folder = tmp_path_factory.mktemp("file")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    function = f"{__file__}:count_a"
+    return pt.train(
+        settings(model, folder / "run", data={"train": str(folder / "rows.jsonl")}, rewards=[{"function": function}])
+    )
+
+
+@pytest.mark.parametrize("form", GIVEN_AS)
+def test_rows_and_functions_train_as_files_do(form, model, tmp_path, from_a_file):
+    run = pt.train(settings(model, tmp_path / "run"), data=GIVEN_AS[form](), rewards=count_a)
+    assert same_weights(run, from_a_file)
+    (kept,) = (run.folder / "rows").iterdir()
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == ROWS
+    config = (run.folder / "config.yaml").read_text()
+    assert f"train: {kept}" in config
+    assert "test_objects.py:count_a" in config
+
+
+def test_a_run_is_resumed_from_its_folder_wherever_that_is(model, tmp_path):
+    data = {"train": ROWS[:16], "eval": Dataset.from_list(ROWS[16:])}
+    whole = pt.train(
+        settings(model, tmp_path / "whole"), data=data, rewards=[Reward(function=count_a)], train={"steps": 3}
+    )
+    short = pt.train(settings(model, tmp_path / "short"), data=data, rewards=[{"function": count_a}])
+    moved = tmp_path / "moved"
+    shutil.move(short.folder, moved)
+    assert same_weights(pt.resume(moved, steps=3), whole)
+    assert pt.evaluate(moved, k=1).prompts == 4
+    (kept,) = (moved / "rows").glob("train-*")
+    kept.write_text(kept.read_text().replace("aa", "ab"))
+    with pytest.raises(DataError, match="is not what the run was given: its content was changed"):
+        pt.resume(moved, steps=4)
+
+
+def test_a_function_without_a_file_is_asked_for_again(model, tmp_path):
+    def run(name: str, **more: Any) -> Any:
+        rewards = [lambda completions, **columns: [float(len(c)) for c in completions], inner]
+        return pt.train(settings(model, tmp_path / name, data={"train": ROWS}, rewards=rewards, **more))
+
+    def inner(completions, **columns):
+        return [float("b" in completion) for completion in completions]
+
+    whole, short = run("whole", train={"steps": 2, "prompts_per_step": 4, "learning_rate": 1e-3}), run("short")
+    assert set(short.metrics[0]) >= {"rewards/function_0/mean", "rewards/inner/mean"}
+    given = dict(GIVEN)
+    GIVEN.clear()  # as in another process
+    with pytest.raises(ConfigError, match=r"the reward function function_0 was given as a Python object") as error:
+        pt.resume(short.folder, steps=2)
+    assert "posttrain.resume(folder, functions={'function_0': function_0})" in str(error.value)
+    again = {name.removeprefix("in_memory:"): function for name, function in given.items()}
+    assert same_weights(pt.resume(short.folder, steps=2, functions=again), whole)
+
+
+SCRIPT = """
+import json, sys
+import posttrain as pt
+
+def reward(completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+run = pt.train(json.loads(sys.argv[1]), data=json.loads(sys.argv[2]), rewards=[reward])
+print(run.step, run.folder)
+"""
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_its_own_reward(model, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    arguments = [json.dumps(settings(model, tmp_path / "run")), json.dumps(ROWS)]
+    done = subprocess.run([sys.executable, "script.py", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("1 ")
+    assert "in_memory:reward" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+NOT_ROWS: dict[str, tuple[Any, str]] = {
+    "a number": (7, "of type int"),
+    "a row of numbers": ([1, 2], "item 0 of data is of type int"),
+    "splits": (DatasetDict(train=Dataset.from_list(ROWS)), r'Choose one split, data\["train"\]'),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ROWS)
+def test_what_is_no_data_is_refused_by_both_in_the_same_words(name, model, tmp_path):
+    data, said = NOT_ROWS[name]
+    part = {"data": {"train": data}} if name == "splits" else {"data": data}
+    with pytest.raises(DataError, match=said):
+        pt.train(settings(model, tmp_path / "run", **part), rewards=[count_a])
+    with pytest.raises(DataError, match=said):
+        pt.evaluate(str(model), data, count_a)
+    assert not (tmp_path / "run").exists()
+
+
+def test_values_are_stored_as_json_or_refused_with_their_row(model, tmp_path):
+    rows = [{**row, "n": np.int64(3), "many": np.arange(2), "day": datetime.date(2026, 1, 2)} for row in ROWS]
+    run = pt.train(settings(model, tmp_path / "run"), data=rows, rewards=[count_a])
+    (kept,) = (run.folder / "rows").iterdir()
+    assert json.loads(kept.read_text().splitlines()[0]) == {**ROWS[0], "n": 3, "many": [0, 1], "day": "2026-01-02"}
+    with pytest.raises(DataError, match="row 1 of the data holds a object"):
+        pt.train(
+            settings(model, tmp_path / "other"), data=[ROWS[0], {"prompt": "a", "answer": object()}], rewards=[count_a]
+        )
+
+
+def test_rows_of_given_answers_are_taken_too(model, tmp_path):
+    pairs = [{"prompt": row["prompt"], "chosen": "ab", "rejected": "ba"} for row in ROWS]
+    run = pt.train(settings(model, tmp_path / "run", algorithm="dpo", data={"train": pairs, "eval": pairs[:4]}))
+    assert run.step == 1
+    assert sorted(path.name.partition("-")[0] for path in (run.folder / "rows").iterdir()) == ["eval", "train"]
