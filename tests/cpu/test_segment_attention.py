@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.config import LoRAConfig
 from posttrain.cpu import kernels as made
 from posttrain.cpu import segment_attention as module
-from posttrain.cpu.kernels import Families, kernels, why_none
+from posttrain.cpu.kernels import kernels, why_none
 from posttrain.cpu.layouts import Families
 from posttrain.cpu.segment_attention import families, segment_attention
 from posttrain.models.adapters import apply_lora
