@@ -20,7 +20,7 @@ from posttrain.data.collate import collate
 from posttrain.models.compute import Compute
 from posttrain.models.microbatches import microbatches
 from posttrain.models.policy import Forward
-from posttrain.train.advantages import with_mismatched_log_ratios
+from posttrain.train.passes import MismatchedLogRatios
 from posttrain.types import Batch, Experience, Mismatched, Outputs, Tokens, count_totals
 
 ROWS = 8
@@ -130,7 +130,7 @@ def test_the_reference_point_of_kto_is_the_same_packed_or_padded_whole_or_in_par
 
     def ratios(way: Any, tokens_at_once: int) -> Tensor:
         split = partial(microbatches, tokens_per_microbatch=tokens_at_once)
-        found = with_mismatched_log_ratios(way, split)(batch, moved=False).mismatched_log_ratios_B
+        found = MismatchedLogRatios(way, split)(batch, moved=False).mismatched_log_ratios_B
         assert found is not None
         return found
 

@@ -172,9 +172,10 @@ def recipe(folder: Path, algorithm: str) -> dict[str, Any]:
 
 
 def one_step(run: Run, step: int) -> dict[str, float]:
-    fed = run.feed.take(step, version=0)
-    _, log = train_step(run.trainer, fed.experience, step)
-    return {**run.feed.metrics(fed), **log.reduce()}
+    data = run.feed.take(step, version=0)
+    _, log = train_step(run.trainer, data.experience, step)
+    log.add(data.metrics)
+    return log.reduce()
 
 
 def replay(run: Run) -> SampledFeed:

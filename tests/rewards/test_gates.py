@@ -11,9 +11,9 @@ from tests.rewards.rollouts import completion, prompt
 
 from posttrain.config.gates import wrong_gate
 from posttrain.errors import ConfigError
+from posttrain.experience.metrics import gate_metrics
 from posttrain.rewards import Reward, gates, scores
 from posttrain.rewards.gates import Gate
-from posttrain.train.metrics import gate_metrics
 from posttrain.types import Mean
 
 NOTED = "<think>2 + 2</think><answer>4</answer>"

@@ -173,7 +173,7 @@ def test_a_worker_scores_a_completion_before_the_next_of_its_group_is_sampled(fu
     drawn = draw(sampler(), [prompt(0)], rewards, group_size=2)
     assert drawn.scores is not None
     assert drawn.scores.rewards_PG == [[1.0, 1.0]]
-    assert [one.text for one in drawn.groups[0]] == ["second", "first"]
+    assert [one.text for one in drawn.completions[0]] == ["second", "first"]
     assert drawn.sample_seconds > 0
     assert drawn.wait_seconds >= 0
 
@@ -203,7 +203,7 @@ def test_waiting_for_a_free_worker_is_not_being_late(function, built):
 def test_without_rewards_groups_are_collected_in_the_order_of_the_prompts():
     sampled = iter([(1, 0, completion("b")), (0, 0, completion("a"))])
     drawn = draw(sampled, [prompt(0), prompt(1)], None, group_size=1)
-    assert ([group[0].text for group in drawn.groups], drawn.scores) == (["a", "b"], None)
+    assert ([group[0].text for group in drawn.completions], drawn.scores) == (["a", "b"], None)
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------

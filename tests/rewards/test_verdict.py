@@ -10,8 +10,8 @@ from tests.rewards.rollouts import IN_TIME, completion, prompt
 from tests.rewards.verdict_functions import all_fail, each, hangs, mixed, taken_for_a_truth, together
 
 from posttrain.errors import RewardError
-from posttrain.rewards import Reward, build_rewards
-from posttrain.train.metrics import reason_metrics
+from posttrain.experience.metrics import reason_metrics
+from posttrain.rewards import Reward, Scores, build_rewards
 from posttrain.verify.verdict import REASONS, Verdict
 
 
@@ -151,7 +151,7 @@ def test_scores_keep_their_verdicts_when_they_are_picked_and_joined():
         first = rewards.score([prompt(index=0)], [[completion("right")]])
         second = rewards.score([prompt(index=1), prompt(index=2)], [[completion("plain")], [completion("wrong")]])
         third = rewards.score([prompt(index=3)], [[completion("plain")]])
-    joined = first.followed_by(second).followed_by(third)
+    joined = Scores.joined([first, second, third])
     assert reasons(joined.verdicts["mine"]) == [["correct"], [None], ["wrong"], [None]]
     assert reasons(joined.at([2, 0]).verdicts["mine"]) == [["wrong"], ["correct"]]
     assert third.verdicts == {}

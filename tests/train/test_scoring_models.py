@@ -20,9 +20,9 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 import posttrain
 from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError
-from posttrain.experience import scored_data
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores
 from posttrain.models.step_head import load_step_model, step_scores
+from posttrain.train import sources
 from posttrain.train.run import Run
 from posttrain.types import Tokens
 
@@ -232,7 +232,7 @@ def test_a_run_that_died_resumes_to_the_same_bits(folder, runs, kind, monkeypatc
 @pytest.mark.parametrize(("kind", "heldout"), [("ratings", "HeldOutRatings"), ("steps", "HeldOutSteps")])
 def test_each_version_of_the_weights_scores_the_held_out_rows_once(folder, kind, heldout, monkeypatch):
     """The measure asks for the scores, and so does the scale that is written beside the model."""
-    subject = getattr(scored_data, heldout)
+    subject = getattr(sources, heldout)
     plain, found = subject.scores, []
 
     def counted(self):

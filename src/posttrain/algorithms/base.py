@@ -10,25 +10,21 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.algorithm import Algorithm, require_whole_update
 from posttrain.algorithms.declared import NEEDS, Card, DataKind, Need
 from posttrain.algorithms.metrics import (
     ENTROPY_METRICS,
     KL_METRICS,
     RATIO_METRICS,
-    clip_metrics,
     common_metrics,
-    ratio_metrics,
+    ratio_and_clip_metrics,
 )
 from posttrain.algorithms.off_policy.apply import anchor_and_weigh, couple_rows
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS, correction_metrics
 from posttrain.algorithms.off_policy.names import CorrectionSetting, correction_of, refuse_a_second_weight
 from posttrain.algorithms.settings import Finite, settings
-from posttrain.algorithms.shared import as_ratio, entropy_bonus, on_trained_tokens, require_whole_update
-from posttrain.errors import ConfigError
-from posttrain.functional.ratios import log_ratio
-from posttrain.functional.trust_regions import top_entropy
+from posttrain.algorithms.shared import entropy_bonus, keep_top_entropy, on_trained_tokens
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 __all__ = ["NEEDS", "Algorithm", "Card", "DataKind", "Need", "PolicyGradient"]
@@ -92,24 +88,15 @@ class PolicyGradient(Algorithm):
         return Batch.from_experience(experience, self.advantages(experience, state))
 
     def prepare(self, batch: Batch) -> Batch:
-        return couple_rows(self.off_policy, self._keep(batch, batch.current_entropy_BT))
-
-    def _keep(self, batch: Batch, entropy_BT: Tensor | None) -> Batch:
-        if self.kept_share == 1 or batch.kept_BT is not None or entropy_BT is None:
-            return batch
-        kept_BT = top_entropy(entropy_BT.detach(), batch.completion_mask_BT, self.kept_share)
-        return replace(batch, kept_BT=kept_BT)
+        return couple_rows(self.off_policy, keep_top_entropy(batch, batch.current_entropy_BT, self.kept_share))
 
     def start(self, outputs: Outputs | Tensor, batch: Batch) -> tuple[Outputs, Batch]:
-        """How every loss begins: outputs with gradient on trained tokens only, and a batch with off-policy weights."""
+        """How every loss begins: outputs with gradient on trained tokens only, and a batch with off-policy weights.
+
+        A batch that was not prepared is taken for the whole update.
+        """
         outputs = on_trained_tokens(outputs, batch)
-        batch = self._keep(batch, outputs.entropy_BT)  # these rows are the whole update, unless `prepare` has chosen
-        if self.kept_share < 1 and batch.kept_BT is None:
-            raise ConfigError(
-                given=f"top_entropy_quantile = {self.kept_share}, but no entropy of the tokens",
-                allowed="top_entropy_quantile = 1, or current_entropy_BT in the batch that prepare is given",
-                fix="Pass Outputs(logprobs_BT=..., entropy_BT=...) of the whole update, or prepare the batch.",
-            )
+        batch = keep_top_entropy(batch, outputs.entropy_BT, self.kept_share, required=True)
         return outputs, anchor_and_weigh(self.off_policy, outputs, batch)
 
     def finish(
@@ -123,21 +110,15 @@ class PolicyGradient(Algorithm):
         clipped: Tensor | None = None,
     ) -> tuple[Tensor, Metrics]:
         """How every loss ends: with the entropy bonus, and with the metrics that all have in common beside its own.
-
-        `clipped` is the ratio that the settings clip_low, clip_high and dual_clip bound, `[B, T]` or `[B, 1]`.
-        """
+        `clipped` is the ratio that clip_low, clip_high and dual_clip bound, `[B, T]` or `[B, 1]`."""
         whole = not batch.coupled or batch.num_rows == totals.rows
         if self.off_policy is not None and self.off_policy.couples_rows and whole:
             require_whole_update(batch, totals, f"{self.off_policy.looks_at} in it")
         if self.kept_share < 1 and batch.current_entropy_BT is None:
             require_whole_update(batch, totals, "current_entropy_BT in it")
         loss = loss + entropy_bonus(outputs, batch, totals, self.entropy_coef)
-        low, high, dual = (getattr(self, name, None) for name in ("clip_low", "clip_high", "dual_clip"))
-        found: Metrics = {}
-        if clipped is not None and low is not None and high is not None:
-            found |= clip_metrics(clipped.detach(), *as_ratio(clipped, batch), low, high, dual)
-        found |= ratio_metrics(log_ratio(outputs.logprobs_BT.detach(), batch.old_logprobs_BT), batch.completion_mask_BT)
-        found |= common_metrics(outputs, batch) | correction_metrics(self.off_policy, outputs, batch)
+        found = ratio_and_clip_metrics(outputs, batch, clipped, self) | common_metrics(outputs, batch)
+        found |= correction_metrics(self.off_policy, outputs, batch)
         return loss, found | (metrics or {})
 
     @property
@@ -151,19 +132,18 @@ class PolicyGradient(Algorithm):
             "signal": has.get("dynamic_sampling", False),
             "auxiliary": has.get("ptx_coef", 0) > 0,
         }
-        return self.always_needs.union([need for need, asked in follows.items() if asked], self.common_needs())
+        return self.always_needs.union((need for need, asked in follows.items() if asked), self.common_needs())
 
     def common_needs(self) -> frozenset[Need]:
         """What the settings of this base ask for."""
         coupled = self.off_policy is not None and self.off_policy.couples_rows
-        look: Need = "old_for_advantages" if self.anchors_at_trainer else "current"
-        return frozenset[Need](
-            [
-                *(["entropy"] if self.entropy_coef else []),
-                *(["current_entropy"] if self.kept_share < 1 else []),
-                *([look] if coupled else []),
-            ]
-        )
+        follows: dict[Need, bool] = {
+            "entropy": self.entropy_coef != 0,
+            "current_entropy": self.kept_share < 1,
+            "old_for_advantages": coupled and self.anchors_at_trainer,
+            "current": coupled and not self.anchors_at_trainer,
+        }
+        return frozenset(need for need, asked in follows.items() if asked)
 
     @property
     def anchors_at_trainer(self) -> bool:

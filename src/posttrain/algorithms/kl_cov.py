@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from posttrain.algorithms.algorithm import require_whole_update
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.declared import biased, row
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
-from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, require_whole_update, weighted
+from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, weighted
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import log_ratio
 from posttrain.functional.reductions import token_mean

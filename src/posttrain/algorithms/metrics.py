@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from posttrain.algorithms.shared import advantages_of, per_completion
 from posttrain.functional.kl import k3
 from posttrain.functional.masks import masked, without_gradient
+from posttrain.functional.ratios import log_ratio
 from posttrain.types import Batch, Max, Mean, Metrics, Min, Outputs, Spread, Tensor
 
 
@@ -107,3 +111,21 @@ def common_metrics(outputs: Outputs, batch: Batch) -> Metrics:
     if outputs.entropy_BT is not None:
         metrics["entropy"] = mean_over(outputs.entropy_BT, batch.completion_mask_BT)
     return metrics
+
+
+def ratio_and_clip_metrics(outputs: Outputs, batch: Batch, clipped: Tensor | None, algorithm: Any) -> Metrics:
+    """Of the ratio per token, and of `clipped`, the one that the settings clip_low, clip_high and dual_clip bound."""
+    found: Metrics = {}
+    low, high, dual = (getattr(algorithm, name, None) for name in ("clip_low", "clip_high", "dual_clip"))
+    if clipped is not None and low is not None and high is not None:
+        found |= clip_metrics(clipped.detach(), *as_ratio(clipped, batch), low, high, dual)
+    log_ratio_BT = log_ratio(outputs.logprobs_BT.detach(), batch.old_logprobs_BT)
+    return found | ratio_metrics(log_ratio_BT, batch.completion_mask_BT)
+
+
+def as_ratio(ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Advantages and mask in the shape of a ratio: per token, or `[B, 1]` per completion."""
+    advantages_BT, mask_BT = advantages_of(batch), batch.completion_mask_BT
+    if ratio.shape == mask_BT.shape:
+        return advantages_BT, mask_BT
+    return per_completion(advantages_BT, mask_BT), mask_BT.any(dim=-1, keepdim=True)

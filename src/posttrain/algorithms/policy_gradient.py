@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
+from posttrain.algorithms.algorithm import require_whole_update
 from posttrain.algorithms.base import Card, Need
 from posttrain.algorithms.composition.card import POLICY_GRADIENT_CARD
 from posttrain.algorithms.composition.losses import critic_loss, without
@@ -23,7 +24,7 @@ from posttrain.algorithms.composition.rules import refuse
 from posttrain.algorithms.composition.tables import Chosen, advantages_of, scored_by
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
-from posttrain.algorithms.shared import kl_term, require_whole_update, weighted, weighted_completions
+from posttrain.algorithms.shared import kl_term, weighted, weighted_completions
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals, count_totals
 
 

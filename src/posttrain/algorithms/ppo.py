@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from posttrain.algorithms.algorithm import require_whole_update
 from posttrain.algorithms.base import Card, Need, PolicyGradient
 from posttrain.algorithms.critic import (
     REWARD_METRICS,
@@ -33,7 +34,7 @@ from posttrain.algorithms.critic import (
 from posttrain.algorithms.declared import biased, row
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.settings import AboveOne, KLInReward, NonNegative, Positive, UnitInterval, settings
-from posttrain.algorithms.shared import advantages_of, require_whole_update, weighted
+from posttrain.algorithms.shared import advantages_of, weighted
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import whiten
 from posttrain.functional.gae import gae

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from posttrain.algorithms.shared import sampled_kl
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import place_on_last_token, return_to_go
+from posttrain.functional.kl import k1
 from posttrain.functional.masks import masked
 from posttrain.types import Experience, Tensor
 
@@ -38,3 +38,14 @@ def teacher_log_ratio(experience: Experience, floor: float) -> Tensor:
         )
     log_ratio_BT = experience.teacher_logprobs_BT - experience.old_logprobs_BT
     return masked(log_ratio_BT.clamp(min=floor), experience.scored_mask_BT).detach()
+
+
+def sampled_kl(experience: Experience) -> Tensor:
+    """`[B, T]` k1 between the policy that the update starts from and the reference, for a penalty in the reward."""
+    if experience.old_logprobs_BT is None or experience.ref_logprobs_BT is None:
+        raise ConfigError(
+            given="kl_coef > 0, but old or reference log-probabilities are missing",
+            allowed="kl_coef = 0, or old_logprobs_BT and ref_logprobs_BT",
+            fix="Pass old_logprobs_BT and ref_logprobs_BT, or set kl_coef = 0.",
+        )
+    return masked(k1(experience.old_logprobs_BT, experience.ref_logprobs_BT), experience.completion_mask_BT)

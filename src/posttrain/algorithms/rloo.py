@@ -15,13 +15,12 @@ from typing import ClassVar
 from posttrain.algorithms.base import Card, PolicyGradient
 from posttrain.algorithms.declared import row
 from posttrain.algorithms.metrics import clip_formulas
-from posttrain.algorithms.returns import discounted
+from posttrain.algorithms.returns import discounted, sampled_kl
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import (
     advantages_of,
     per_completion,
     refuse_half_a_clip,
-    sampled_kl,
     weighted,
     weighted_completions,
 )

@@ -8,10 +8,10 @@ import torch
 
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import center_by_group, group_std
-from posttrain.functional.kl import k1, kl_estimate
+from posttrain.functional.kl import kl_estimate
 from posttrain.functional.masks import masked
 from posttrain.functional.reductions import split_over_tokens, token_mean
-from posttrain.functional.trust_regions import random_numbers
+from posttrain.functional.trust_regions import random_numbers, top_entropy
 from posttrain.types import Batch, Experience, Outputs, Tensor, Totals
 
 STD_EPSILON = 1e-6
@@ -50,19 +50,26 @@ def per_completion(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return masked(x_BT, mask_BT).sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
-def as_ratio(ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Advantages and mask in the shape of a ratio: per token, or `[B, 1]` per completion."""
-    advantages_BT, mask_BT = advantages_of(batch), batch.completion_mask_BT
-    if ratio.shape == mask_BT.shape:
-        return advantages_BT, mask_BT
-    return per_completion(advantages_BT, mask_BT), mask_BT.any(dim=-1, keepdim=True)
-
-
 def draw_for(batch: Batch, seed: int) -> Tensor:
     """`[B, T]` random numbers: of each token its own, by seed, policy version, row and position (RULE 24)."""
     rows, columns = batch.completion_mask_BT.shape
     rows_B = torch.arange(rows, device=batch.groups_B.device) if batch.row_ids_B is None else batch.row_ids_B
     return random_numbers(rows_B, 0 if batch.versions_BT is None else batch.versions_BT, columns, seed)
+
+
+def keep_top_entropy(batch: Batch, entropy_BT: Tensor | None, share: float, *, required: bool = False) -> Batch:
+    """`kept_BT`: the share of the tokens with the largest entropy, chosen once for an update; all tokens without it."""
+    if share == 1 or batch.kept_BT is not None:
+        return batch
+    if entropy_BT is not None:
+        return replace(batch, kept_BT=top_entropy(entropy_BT.detach(), batch.completion_mask_BT, share))
+    if not required:
+        return batch
+    raise ConfigError(
+        given=f"top_entropy_quantile = {share}, but no entropy of the tokens",
+        allowed="top_entropy_quantile = 1, or current_entropy_BT in the batch that prepare is given",
+        fix="Pass Outputs(logprobs_BT=..., entropy_BT=...) of the whole update, or prepare the batch.",
+    )
 
 
 def weights_of(batch: Batch) -> Tensor | None:
@@ -86,28 +93,6 @@ def weighted_completions(loss_B1: Tensor, outputs: Outputs, batch: Batch) -> Ten
     return weights_BT * split_over_tokens(loss_B1, outputs.logprobs_BT, batch.completion_mask_BT)
 
 
-def require_whole_update(batch: Batch, totals: Totals, missing: str) -> None:
-    """Refuse a part of an update where its rows depend on each other: every split would give other numbers."""
-    in_loss = int(batch.completion_mask_BT.sum())
-    if in_loss == totals.tokens:
-        return
-    rejected = 0
-    if batch.correction_BT is not None:
-        rejected = int(((batch.correction_BT == 0) & ~batch.completion_mask_BT).sum())
-    if rejected and in_loss + rejected == totals.tokens:
-        raise ConfigError(
-            given=f"totals that count {totals.tokens} tokens, {rejected} of which the correction rejects and takes out "
-            "of the denominator",
-            allowed="totals of the batch that algorithm.prepare returns",
-            fix=f"Call batch = algorithm.prepare(batch) with {missing}, then count_totals(batch), then the loss.",
-        )
-    raise ConfigError(
-        given="some rows of an update whose rows depend on each other, and nothing that was computed over all",
-        allowed="the whole update, or a batch from algorithm.to_batch and algorithm.prepare",
-        fix=f"Call algorithm.prepare(batch) with {missing} before the batch is split.",
-    )
-
-
 def reference_of(batch: Batch, setting: str) -> Tensor:
     """The reference log-probabilities; asking for a KL to nothing is an error (RULE 15)."""
     if batch.ref_logprobs_BT is None:
@@ -126,17 +111,6 @@ def refuse_half_a_clip(clip_low: float | None, clip_high: float | None) -> None:
             allowed="both numbers, or both None",
             fix="Set both clip_low and clip_high, for example 0.2.",
         )
-
-
-def sampled_kl(experience: Experience) -> Tensor:
-    """`[B, T]` k1 between the policy that the update starts from and the reference, for a penalty in the reward."""
-    if experience.old_logprobs_BT is None or experience.ref_logprobs_BT is None:
-        raise ConfigError(
-            given="kl_coef > 0, but old or reference log-probabilities are missing",
-            allowed="kl_coef = 0, or old_logprobs_BT and ref_logprobs_BT",
-            fix="Pass old_logprobs_BT and ref_logprobs_BT, or set kl_coef = 0.",
-        )
-    return masked(k1(experience.old_logprobs_BT, experience.ref_logprobs_BT), experience.completion_mask_BT)
 
 
 def kl_term(outputs: Outputs, batch: Batch, kl_coef: float, kl_estimator: str) -> Tensor | float:

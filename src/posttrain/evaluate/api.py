@@ -104,16 +104,13 @@ def evaluate(
             allowed="data with prompts; only a run folder brings its own",
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
-    if isinstance(model, LoadedModel):
-        loaded, sampler = model, make_sampler(model)
-    else:
-        loaded = _computing(load_model(subject.model), subject)
-        sampler = make_sampler(loaded, "taken")
+    own_model = isinstance(model, LoadedModel)
+    loaded = model if isinstance(model, LoadedModel) else _computing(load_model(subject.model), subject)
+    sampler = make_sampler(loaded, "shared" if own_model else "taken")
     found = _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
     changed = (data, rewards, check, max_completion_length, prompt, answer, system_prompt, extract)
-    if subject.folder is None or any(one is not None for one in changed):
-        return found
-    return baseline_of_run(subject.folder, found)
+    is_as_in_run = all(one is None for one in changed)
+    return baseline_of_run(subject.folder, found) if subject.folder and is_as_in_run else found
 
 
 def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:

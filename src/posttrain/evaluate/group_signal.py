@@ -88,7 +88,7 @@ def sample_answers(
             fix=f"Ask for {sampling.group_size} or more (--samples), or lower sampling.group_size.",
         )
     each = sampler.each(prompts, sampling, group_size=count, seed=seed)
-    groups, scores, *_ = draw(each, prompts, rewards, group_size=count)
+    groups, scores = draw(each, prompts, rewards, group_size=count)[:2]
     assert scores is not None
     values_P = [[value for value in row if not math.isnan(value)] for row in scores.rewards_PG]
     known = [*seen, *(value for row in values_P for value in row)]

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from posttrain.engines.sampler import Sampler, SamplingSettings
 from posttrain.experience.group import Group, groups_of
@@ -45,14 +46,13 @@ class Generator:
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seeds: Sequence[int]
     ) -> Generated:
         """`group_size` completions of each prompt, each prompt's drawn with its own seed."""
-        completions, scores, sampled, waited = draw(
-            self._each(prompts, sampling, group_size, seeds), prompts, self.rewards, group_size=group_size
-        )
+        each = self._each(prompts, sampling, group_size, seeds)
+        drawn = draw(each, prompts, self.rewards, group_size=group_size)
         return Generated(
-            groups=groups_of(prompts, completions, scores),
-            sample_seconds=sampled,
-            score_seconds=0.0 if scores is None else sum(scores.seconds.values()),
-            wait_seconds=waited,
+            groups=groups_of(prompts, drawn.completions, drawn.scores),
+            sample_seconds=drawn.sample_seconds,
+            score_seconds=0.0 if drawn.scores is None else sum(drawn.scores.seconds.values()),
+            wait_seconds=drawn.wait_seconds,
         )
 
     def _each(
@@ -66,17 +66,28 @@ class Generator:
                 yield places[turn], number, completion
 
 
+class Drawn(NamedTuple):
+    """Completions `[P][G]`, in the order of their prompts."""
+
+    completions: list[list[Completion]]
+    scores: Scores | None
+    """None where there is no reward."""
+    sample_seconds: float
+    """In the sampler."""
+    wait_seconds: float
+    """For rewards: their work less what of it went on while others were sampled."""
+
+
 def draw(
     stream: Iterator[tuple[int, int, Completion]],
     prompts: Sequence[Prompt],
     rewards: RewardSet | None,
     *,
     group_size: int,
-) -> tuple[list[list[Completion]], Scores | None, float, float]:
+) -> Drawn:
     """Take all completions of these prompts from a sampler (`Sampler.each`) and have each scored meanwhile.
 
-    Returns completions `[P][G]`, their scores, seconds in the sampler and seconds waited for rewards. Completions and
-    scores are those of sampling first and scoring then, whatever takes how long.
+    Completions and scores are those of sampling first and scoring then, whatever takes how long.
     """
     started, in_sampler = time.perf_counter(), 0.0
     groups: list[dict[int, Completion]] = [{} for _ in prompts]
@@ -103,7 +114,7 @@ def draw(
                 scoring.add_one(place, number, completion, group_size=group_size)
             scores = scoring.result()
     completions = [[group[number] for number in range(group_size)] for group in groups]
-    return completions, scores, in_sampler, time.perf_counter() - started - in_sampler
+    return Drawn(completions, scores, in_sampler, time.perf_counter() - started - in_sampler)
 
 
 def sampling_seed(seed: int, step: int, turn: int, number: int = 0) -> int:

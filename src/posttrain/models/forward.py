@@ -50,16 +50,8 @@ def token_logprobs(
     path = forward_path(lm)
     packed = path.pack(tokens, mask_BT)
     if packed.num_tokens == 0:
-        filler = token_logprobs(
-            model,
-            *_filler(tokens),
-            temperature=temperature,
-            with_entropy=with_entropy,
-            with_top1=with_top1,
-            value_head=value_head,
-        )
-        named = {field.name: getattr(filler, field.name) for field in fields(filler)}
-        return Outputs(**{name: None if x is None else _zeros(x, tokens) for name, x in named.items()})
+        how = {"with_entropy": with_entropy, "with_top1": with_top1, "value_head": value_head}
+        return _nothing_scored(token_logprobs(model, *_filler(tokens), temperature=temperature, **how), tokens)
     hidden_ND = _hidden_before_targets(path, tokens, packed, lm.device)
     top1_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.bool) if with_top1 else None
     logprobs_N, entropy_N = path.score(
@@ -132,6 +124,13 @@ def _filler(tokens: Tokens) -> tuple[Tokens, Tensor]:
     """A row of two tokens of which one is scored."""
     ids_12 = tokens.input_ids_BT.new_zeros(1, 2)
     return Tokens(input_ids_BT=ids_12, lengths_B=torch.tensor([2])), ids_12.new_tensor([[False, True]]).bool()
+
+
+def _nothing_scored(filler: Outputs, tokens: Tokens) -> Outputs:
+    """Zeros for a batch that scores nothing, in the fields that the filler has."""
+    more = {f.name: getattr(filler, f.name) for f in fields(filler) if f.name != "logprobs_BT"}
+    found = {name: None if x is None else _zeros(x, tokens) for name, x in more.items()}
+    return Outputs(logprobs_BT=_zeros(filler.logprobs_BT, tokens), **found)
 
 
 def _zeros(filler_12: Tensor, tokens: Tokens) -> Tensor:

@@ -19,7 +19,7 @@ from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import ConfigError, DoesNotFit, RewardError
 from posttrain.rewards import enforce_limit
-from posttrain.rewards.dispatch import JudgeLane
+from posttrain.rewards.dispatch import JudgeDispatcher
 from posttrain.rewards.judge import judge_metrics
 from posttrain.rewards.judge.budget import Budget
 
@@ -278,7 +278,7 @@ def test_a_spent_budget_of_tokens_too(judged):
 
 def test_one_question_at_a_time_spends_the_budget_in_the_order_of_the_prompts(judged, monkeypatch):
     """However long the thread that has the first ones takes to begin."""
-    ask, begun = JudgeLane._ask, list[int]()
+    ask, begun = JudgeDispatcher._ask, list[int]()
 
     def ask_late(lane, sheets):
         begun.append(len(sheets))
@@ -286,7 +286,7 @@ def test_one_question_at_a_time_spends_the_budget_in_the_order_of_the_prompts(ju
             time.sleep(0.3)
         ask(lane, sheets)
 
-    monkeypatch.setattr(JudgeLane, "_ask", ask_late)
+    monkeypatch.setattr(JudgeDispatcher, "_ask", ask_late)
     groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 4)]
     scores = judged(max_calls=2, concurrency=1).score([prompt(n) for n in range(3)], groups)
     assert [scored for scored, _ in scores.scored_PG] == [True, False, False]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrain.algorithms.composition.options import Option, Values
-from posttrain.algorithms.shared import advantages_of, as_ratio, per_completion
+from posttrain.algorithms.metrics import as_ratio
+from posttrain.algorithms.shared import advantages_of, per_completion
 from posttrain.functional.ratios import sequence_product_ratio, sequence_ratio, sequence_token_ratio, token_ratio
 from posttrain.types import Batch, Metrics, Outputs, Tensor
 

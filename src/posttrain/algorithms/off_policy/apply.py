@@ -9,21 +9,17 @@ from typing import NamedTuple
 
 import torch
 
-from posttrain.algorithms.off_policy.correction import Correction, Rule
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.rules import kept
 from posttrain.errors import ConfigError
 from posttrain.functional.corrections import (
     LEVELS,
-    binary_kl_score,
-    estimate_score,
     log_linear_anchor,
     mask,
     normalised,
     reject,
     sampler_log_ratio,
-    total_variation_score,
     truncate,
-    within,
-    within_second_moment,
 )
 from posttrain.functional.masks import without_gradient
 from posttrain.types import Batch, Outputs, Tensor
@@ -110,10 +106,9 @@ def _with_weights(correction: Correction, now_BT: Tensor, batch: Batch) -> Batch
     corrected_BT = ANCHORS[correction.anchor](now_BT, batch).corrected_BT
     delta_BT = sampler_log_ratio(corrected_BT, sampling_BT, mask_BT)
     weight = LEVELS[correction.level](delta_BT, mask_BT)
-    bounded = partial(_kept, delta_BT=delta_BT, corrected_BT=corrected_BT, sampling_BT=sampling_BT, mask_BT=mask_BT)
+    bounded = partial(kept, delta_BT=delta_BT, corrected_BT=corrected_BT, sampling_BT=sampling_BT, mask_BT=mask_BT)
     if correction.action in ("mask", "reject"):
-        kept = bounded(correction, weight)
-        weight = {"mask": mask, "reject": reject}[correction.action](weight, kept)
+        weight = {"mask": mask, "reject": reject}[correction.action](weight, bounded(correction, weight))
     elif correction.action != "full":
         weight = (
             truncate(weight, correction.low, correction.high) if correction.action == "truncate" else 1 + 0 * weight
@@ -127,28 +122,3 @@ def _with_weights(correction: Correction, now_BT: Tensor, batch: Batch) -> Batch
     if correction.rejected_in_denominator:
         return replace(batch, correction_BT=weight_BT)
     return replace(batch, correction_BT=weight_BT, completion_mask_BT=mask_BT & (weight_BT != 0))
-
-
-def _kept(
-    rule: Correction | Rule,
-    weight: Tensor,
-    delta_BT: Tensor,
-    corrected_BT: Tensor,
-    sampling_BT: Tensor,
-    mask_BT: Tensor,
-) -> Tensor:
-    """Bool, of the shape of the score: which tokens or completions stay."""
-    if rule.score == "second_moment":
-        assert rule.high is not None
-        return within_second_moment(delta_BT, mask_BT, rule.high)
-    if rule.score in LEVELS:
-        score = LEVELS[rule.score](delta_BT, mask_BT)
-    elif rule.score in AGAINST_ALL_OTHERS:
-        score = AGAINST_ALL_OTHERS[rule.score](corrected_BT, sampling_BT, mask_BT)
-    else:
-        score = weight if rule.score == "weight" else estimate_score(rule.score, delta_BT, mask_BT)
-    return within(score, rule.low, rule.high)
-
-
-AGAINST_ALL_OTHERS = {"binary_kl": binary_kl_score, "total_variation": total_variation_score}
-"""Scores of the sampled token against all others."""
