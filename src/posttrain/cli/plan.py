@@ -106,7 +106,7 @@ def _planned(
     if probe:
         _check_probe(config if staged else None, gpus)
     if config is not None and staged:
-        from posttrain.lab.plan.pipeline import plan_pipeline
+        from posttrain.lab.plan.api import plan_pipeline
 
         return plan_pipeline(config, overrides, gpus=gpus, **how)
     made = make_plan(config, overrides, gpus=gpus, **named, **how)

@@ -15,7 +15,7 @@ from posttrain.lab.advise.advisor import advise
 from posttrain.lab.advise.conditions import in_words
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.guides import Rule, guides
-from posttrain.lab.advise.questions import QUESTIONS
+from posttrain.lab.advise.questions import questions
 from posttrain.lab.advise.ranges import ranges
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -116,7 +116,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _questions() -> str:
     """As they stand on the screen, each with Enter for an answer."""
-    return "```text\n" + "\n".join(f"{question.asks}\n>" for question in QUESTIONS) + "\n```"
+    return "```text\n" + "\n".join(f"{question.asks}\n>" for question in questions()) + "\n```"
 
 
 def _facts() -> str:

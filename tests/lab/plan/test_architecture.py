@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, ModelError
 from posttrain.lab.plan.architecture import architecture_of, read_architecture, size_classes
-from posttrain.lab.plan.families import FAMILIES
+from posttrain.lab.plan.shape import FAMILIES
 
 MODELS = Path(__file__).parents[4] / "shared" / "data" / "models"
 SMALL: dict[str, Any] = {"vocab_size": 512, "num_hidden_layers": 3, "pad_token_id": 0}

@@ -13,8 +13,7 @@ from posttrain.lab.plan import probe as probing
 from posttrain.lab.plan import probe_run
 from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.architecture import read_architecture
-from posttrain.lab.plan.available import processor_here
-from posttrain.lab.plan.calibration import Calibration, corrected, processor, save, saved
+from posttrain.lab.plan.calibration import Calibration, corrected, processor, processor_here, save, saved
 from posttrain.lab.plan.records import MemoryPlan, Part, Phase, Workload
 
 CONFIG = {

@@ -21,7 +21,7 @@ from posttrain.errors import DoesNotFit, PosttrainError
 from posttrain.lab.advise.ranges import remarks
 from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_lengths
 from posttrain.lab.plan.architecture import size_classes
-from posttrain.lab.plan.available import gpu_here, processor_here
+from posttrain.lab.plan.calibration import gpu_here, processor_here
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from posttrain.functional.linear_logprobs import KEPT_BYTES
 from posttrain.lab.plan.architecture import Architecture
-from posttrain.lab.plan.arithmetic import Step
 from posttrain.lab.plan.hardware import Hardware
+from posttrain.lab.plan.layout import Step
 
 MASTER_BYTES = 4
 """Of a weight: the trainer keeps float32."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.errors import ConfigError
-from posttrain.lab.plan.available import this_machine
+from posttrain.lab.plan.calibration import this_machine
 from posttrain.lab.plan.hardware import Hardware, find_hardware
-from posttrain.lab.plan.lengths import RowLengths
 from posttrain.lab.plan.records import Engine, Sharding
+from posttrain.lab.plan.workload import RowLengths
 
 
 @dataclass(frozen=True, kw_only=True)
