@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, ModelError
 from posttrain.lab.plan.architecture import architecture_of, read_architecture, size_classes
-from posttrain.lab.plan.shape import FAMILIES
+from posttrain.lab.plan.shape import families
 
 MODELS = Path(__file__).parents[4] / "shared" / "data" / "models"
 SMALL: dict[str, Any] = {"vocab_size": 512, "num_hidden_layers": 3, "pad_token_id": 0}
@@ -34,7 +34,7 @@ def count(model: torch.nn.Module, *names: str) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if any(n in name for n in names))
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", sorted(families()))
 def test_every_family_is_counted_as_transformers_builds_it(kind: str) -> None:
     sizes = SMALL | OTHER_SIZES.get(kind, {})
     model: Any = built(kind, **sizes)
@@ -45,13 +45,13 @@ def test_every_family_is_counted_as_transformers_builds_it(kind: str) -> None:
     assert counts.embeddings == count(model, "embed_tokens", "embed_in", "wte", "wpe")
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", sorted(families()))
 def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> None:
     """Published files leave out what once was the default of their class."""
     sizes = SMALL | OTHER_SIZES.get(kind, {})
     model: Any = built(kind, **sizes)
     told = model.config.to_dict()
-    for name in {"tie_word_embeddings", *FAMILIES[kind].defaults} - sizes.keys():
+    for name in {"tie_word_embeddings", *families()[kind].defaults} - sizes.keys():
         told.pop(name, None)
     assert architecture_of(told).parameters == sum(p.numel() for p in model.parameters())
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from posttrain.report.alarms import alarms_of
 from posttrain.report.charts import heldout_points
-from posttrain.report.living import State, state_of
 from posttrain.report.spans import Span
-from posttrain.report.store import RunRecord, Status, number, read_run
+from posttrain.report.store import RunRecord, State, Status, number, read_run, state_of
 from posttrain.report.verdict import verdict
 
 DEEPEST = 6

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from posttrain.lab.experiments.sweep.knobs import Knob, knob_of
 from posttrain.report.scatter import Across, Mark, Shape, scatter_chart
-from posttrain.report.svg import HEIGHT, WIDTH, Series, compact, line_chart
-from posttrain.report.text import escaped
+from posttrain.report.svg import Series, compact, line_chart
 
 Found = Mapping[str, Any]
 _SHAPES: Mapping[str, Shape] = {"finished": "dot", "pruned": "faint", "collapsed": "cross"}
-_HEAD, _ROW = 44, HEIGHT + 34
-_STYLE = """
-text { font: 11.5px ui-sans-serif, system-ui, sans-serif; fill: #6b7280 } .head { font-size: 14px; font-weight: 600; fill: #1c1e22 }
-.grid { stroke: #e3e3e0 } .mark { stroke: #8b9099; stroke-dasharray: 4 4 } .band { fill: #c2651a; opacity: .12 }
-.dot.s1 { fill: #1f5fa8 } .dot.s6 { fill: #b4b9c1 } .whisker { fill: none; stroke-width: 1.8 } .whisker.s1 { stroke: #1f5fa8 } .whisker.s2 { stroke: #c2651a }
-@media (prefers-color-scheme: dark) {
-  text { fill: #9aa1ab } .head { fill: #e8e6e1 } .grid { stroke: #30343a } .dot.s1 { fill: #6ea8ea } .dot.s6 { fill: #5d646e }
-  .whisker.s1 { stroke: #6ea8ea } .whisker.s2 { stroke: #eb9a55 } .band { fill: #eb9a55 }
-}
-"""  # noqa: E501
 
 
 def knobs_of(found: Found) -> list[Knob]:
@@ -92,22 +81,3 @@ def _colour(trial: Found, best: int | None) -> int:
     if trial["number"] == best:
         return 1
     return 2 if trial["outcome"] == "collapsed" else 6
-
-
-def picture(found: Found) -> str:
-    """All knobs in one picture that stands alone, for a page elsewhere."""
-    rows: Sequence[tuple[Knob, str]] = [(knob, chart) for knob in knobs_of(found) if (chart := knob_chart(found, knob))]
-    parts = [
-        f'<text class="head" x="52" y="{_HEAD + n * _ROW + 14}">{escaped(knob.key)}</text>'
-        f'<g transform="translate(0 {_HEAD + n * _ROW + 22})">{chart}</g>'
-        for n, (knob, chart) in enumerate(rows)
-    ]
-    height = _HEAD + len(rows) * _ROW
-    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    legend = "dot: finished · pale: pruned · cross: collapsed · ring: the best · shaded: collapse"
-    title = f"Held-out {found['measure']} of {len(found['trials'])} trials against each setting"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{_STYLE}</style>'
-        f'<text class="head" x="52" y="18">{escaped(title)}</text><text x="52" y="36">{escaped(legend)}</text>'
-        f"{''.join(parts)}</svg>\n"
-    )
