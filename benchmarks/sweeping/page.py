@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.lab.experiments.sweep.knobs import Knob
-from posttrain.lab.experiments.sweep.plots import Found, compact_value, knob_chart, knobs_of
+from posttrain.lab.experiments.sweep.page import Found, compact_value, knob_chart, knobs_of
 from posttrain.report.svg import HEIGHT, WIDTH
 from posttrain.report.text import escaped
 

@@ -20,11 +20,9 @@ from posttrain.errors import ConfigError, DoesNotFit, ExportError
 from posttrain.export import replay as replay_script
 from posttrain.export.card import write_card
 from posttrain.export.compare import Replay, compare
-from posttrain.export.expected import Expected, answers
 from posttrain.export.origin import Origin, find_origin, load
-from posttrain.export.probes import find_probes
-from posttrain.export.target import SPARE, check_place, clean, written_whole
-from posttrain.export.writing import Written, merged, write_hf
+from posttrain.export.probes import Expected, answers, find_probes
+from posttrain.export.target import SPARE, Written, check_place, clean, merged, write_hf, written_whole
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts
 

@@ -16,9 +16,8 @@ from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.advice import Advice
 from posttrain.lab.advise.advisor import advise, rank
-from posttrain.lab.advise.conditions import in_words, met, names_in
 from posttrain.lab.advise.facts import Facts
-from posttrain.lab.advise.guides import FILE, OWN, guides
+from posttrain.lab.advise.guides import FILE, OWN, guides, in_words, met, names_in
 from posttrain.lab.advise.ranges import remarks
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.lab.advise.advisor import advise
-from posttrain.lab.advise.conditions import in_words
 from posttrain.lab.advise.facts import Facts
-from posttrain.lab.advise.guides import Rule, guides
+from posttrain.lab.advise.guides import Rule, guides, in_words
 from posttrain.lab.advise.questions import questions
 from posttrain.lab.advise.ranges import ranges
 

@@ -14,11 +14,9 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.advice import Advice, Change, Point, Reason, Recommendation, RunnerUp
-from posttrain.lab.advise.conditions import met, names_in
-from posttrain.lab.advise.costs import changes_to_fit, cost_of
 from posttrain.lab.advise.facts import Facts
-from posttrain.lab.advise.guides import Before, Contradiction, Disagreement, Rule, guides
-from posttrain.lab.advise.starter import COLUMNS, settings_for, starter
+from posttrain.lab.advise.guides import Before, Contradiction, Disagreement, Rule, guides, met, names_in
+from posttrain.lab.advise.starter import COLUMNS, changes_to_fit, cost_of, settings_for, starter
 
 RECOMMENDED = 3
 RUNNERS_UP = 4

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from posttrain.errors import ConfigError
-from posttrain.lab.advise.conditions import Condition, met
 from posttrain.lab.advise.facts import GIGABYTE, Facts
+from posttrain.lab.advise.guides import Condition, met
 from posttrain.lab.plan.hardware import find_hardware
 
 Ask = Callable[[str], str]

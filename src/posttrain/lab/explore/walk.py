@@ -16,9 +16,8 @@ from typing import Any
 import yaml
 
 from posttrain.lab.advise.advisor import RECOMMENDED, Standing, rank
-from posttrain.lab.advise.conditions import Condition, met
 from posttrain.lab.advise.facts import Facts
-from posttrain.lab.advise.guides import Before, Contradiction, guides
+from posttrain.lab.advise.guides import Before, Condition, Contradiction, guides, met
 
 FILE = Path(__file__).with_name("questions.yaml")
 Given = Mapping[str, Any]

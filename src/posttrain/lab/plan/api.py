@@ -22,14 +22,13 @@ from posttrain.config.pipeline import read_pipeline
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.advise.ranges import Remark, remarks
-from posttrain.lab.plan.calibration import corrected
 from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Workload
 from posttrain.lab.plan.render import duration, money
-from posttrain.lab.plan.target import Target, target_of
+from posttrain.lab.plan.target import Target, corrected, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
 from posttrain.lab.plan.verdict import DiskPlan, Verdict, disk_of
 from posttrain.lab.plan.workload import model_architecture, row_lengths, workload_of

@@ -30,11 +30,10 @@ from posttrain.config import RunConfig, check, load_config, to_yaml
 from posttrain.lab.plan.api import Plan, plan_for
 from posttrain.lab.plan.architecture import Architecture
 from posttrain.lab.plan.before_run import target_here
-from posttrain.lab.plan.calibration import EXACT, Calibration, apply_to, processor, save
 from posttrain.lab.plan.cost import Work
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Workload
-from posttrain.lab.plan.target import Target
+from posttrain.lab.plan.target import EXACT, Calibration, Target, apply_to, processor, save
 from posttrain.lab.plan.timing import StepCost, cost_of_step
 from posttrain.lab.plan.verdict import size
 from posttrain.lab.plan.workload import Computing, model_architecture, workload_of

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from posttrain.config import CheckpointConfig
-from posttrain.lab.plan.calibration import free_disk
 from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.target import free_disk
 
 GIB = 2**30
 Answer = Literal["yes", "probably", "hardly", "no"]

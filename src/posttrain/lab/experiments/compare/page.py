@@ -9,10 +9,9 @@ from posttrain.config.text import redact
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.compare.analysis import Analysis, Pair
 from posttrain.lab.experiments.compare.charts import cost_plot, difference_bars, learning_plots, score_bars
-from posttrain.lab.experiments.compare.table import table as arm_table
 from posttrain.lab.experiments.compare.verdict import amount, claims, verdict
-from posttrain.lab.experiments.markup import Link, table
-from posttrain.report.document import Section, cards, document
+from posttrain.lab.experiments.compare.verdict import table as arm_table
+from posttrain.report.document import Link, Section, cards, document, table
 from posttrain.report.svg import compact
 from posttrain.report.text import escaped
 
