@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,17 +49,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "file": None if self.file is None else str(self.file),
-            "to": self.to,
-            "dtype": self.dtype,
-            "parameters": self.parameters,
-            "bytes": self.bytes,
-            "step": self.step,
-            "replay": self.replay.to_json(),
-            "notes": list(self.notes),
-        }
+        return {**asdict(self), "folder": str(self.folder), "file": None if self.file is None else str(self.file)}
 
     def render(self) -> str:
         """For people."""

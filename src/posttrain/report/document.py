@@ -39,7 +39,7 @@ def document(
     first = present[0] if present else ("top", "Top", "")
     style, script = _asset("report.css"), _asset("report.js")
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; "
         f"base-uri 'none'; form-action '{'self' if asks else 'none'}'" + ("; frame-src 'self'" if frames else "")
     )
     shown, data = escaped(name), {chart.key: chart.data for chart in charts if chart.data}
@@ -67,6 +67,14 @@ def document(
 </body>
 </html>
 """
+
+
+def heading(name: str, facts: str, *, status: str, words: str) -> str:
+    """The title of a page: whose it is, how that stands (a class of the style; words) and what else is known."""
+    return (
+        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status {status}">{words}</span>'
+        f"</h1><p>{escaped(facts)}</p></header>"
+    )
 
 
 def cards(charts: Sequence[Chart]) -> str:
@@ -99,7 +107,8 @@ def _asset(name: str) -> str:
     return (importlib.resources.files("posttrain.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _hash(source: str) -> str:
+def hash_of(source: str) -> str:
+    """As the policy of a page names its own style and script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
 
 

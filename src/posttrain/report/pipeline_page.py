@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.files import read_inside, write_atomically
-from posttrain.report.document import document
+from posttrain.report.document import document, heading
 from posttrain.report.spans import show_span
 from posttrain.report.store import mapping, read_run
-from posttrain.report.text import escaped
+from posttrain.report.text import aligned, escaped
 from posttrain.report.verdict import verdict
 
 _HEAD = ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
@@ -59,9 +59,7 @@ def table_text(rows: Sequence[StageRow]) -> str:
         (row.name, row.algorithm, row.measure or "-", row.baseline or "-", row.trained or "-", row.change, row.model)
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in [_HEAD, *cells]) for column in range(len(_HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [_HEAD, *cells]]
-    return "\n".join(line.rstrip() for line in lines)
+    return aligned(_HEAD, cells)
 
 
 def write_pipeline_report(folder: Path | str) -> Path:
@@ -77,10 +75,8 @@ def render(folder: Path) -> str:
     state = str(progress.get("status", "unfinished"))
     known = state if state in ("finished", "failed") else "unfinished"
     name = folder.resolve().name
-    title = (
-        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status {known}">'
-        f"{escaped(state)}</span></h1><p>a pipeline of {len(rows)} stages</p></header>{_trouble(progress)}"
-    )
+    facts = f"a pipeline of {len(rows)} stages"
+    title = heading(name, facts, status=known, words=escaped(state)) + _trouble(progress)
     proofs = "".join(f"<li><b>{escaped(row.name)}</b>: {escaped(row.received)}</li>" for row in rows if row.received)
     warned = "".join(f'<li class="warn"><p>{escaped(text)}</p></li>' for row in rows for text in row.warnings)
     sections = [

@@ -67,18 +67,25 @@ def _several(keys: Sequence[str]) -> str:
 
 
 def _before() -> str:
-    rows = [(f"`{entry.id}`", in_words(entry.when), entry.do, _cited(entry.source)) for entry in guides().before]
+    rows = [(f"`{entry.id}`", in_words(entry.when), entry.text, _cited(entry.source)) for entry in guides().before]
     return _table(("", "when", "do", "source"), rows)
 
 
 def _contradictions() -> str:
     entries = guides().contradictions
-    return _table(("wishes", "the honest answer", "source"), [(e.wishes, e.answer, _cited(e.source)) for e in entries])
+    return _table(
+        ("wishes", "the honest answer", "source"),
+        [(e.told["wishes"], e.told["answer"], _cited(e.source)) for e in entries],
+    )
 
 
 def _disagreements() -> str:
     rows = [
-        (entry.question, "; ".join(f"{s.says} ({_cited((s.source,))})" for s in entry.sides), entry.here)
+        (
+            entry.told["question"],
+            "; ".join(f"{side['says']} ({_cited((side['source'],))})" for side in entry.told["sides"]),
+            entry.told["here"],
+        )
         for entry in guides().disagreements
     ]
     return _table(("question", "what is said", "here"), rows)

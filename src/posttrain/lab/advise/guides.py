@@ -148,46 +148,19 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contradiction:
-    """Wishes that cannot all be had, and what is given up."""
+class Entry:
+    """What is said where its condition is met: something to do first, wishes that cannot all be had, or a question on
+    which guides disagree."""
 
     id: str
     when: Condition
-    wishes: str
-    answer: str
+    text: str
     source: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """What one source says to a question."""
-
-    says: str
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Disagreement:
-    """A question on which guides disagree."""
-
-    id: str
-    when: Condition
-    question: str
-    sides: tuple[Side, ...]
-    here: str
-    """What is advised here, and why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """Something to do before a run is paid for."""
-
-    id: str
-    when: Condition
-    do: str
-    source: tuple[str, ...]
+    """Keys of `Guides.sources`; none where the text names them itself."""
     blocks: bool = False
-    """Is learning from rewards in vain until it is done?"""
+    """Of what has to be done first: is learning from rewards in vain until it is done?"""
+    told: Mapping[str, Any]
+    """As guides.yaml has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +170,9 @@ class Guides:
     sources: Mapping[str, str]
     rules: tuple[Rule, ...]
     failures: tuple[Failure, ...]
-    contradictions: tuple[Contradiction, ...]
-    disagreements: tuple[Disagreement, ...]
-    before: tuple[Before, ...]
+    contradictions: tuple[Entry, ...]
+    disagreements: tuple[Entry, ...]
+    before: tuple[Entry, ...]
     well_known: tuple[str, ...]
     """Of those that are ruled out, the algorithms that people ask about."""
     samples: Mapping[str, tuple[Any, ...]]
@@ -222,15 +195,24 @@ def guides() -> Guides:
         failures=tuple(
             Failure(**{**_cited(entry), "of": frozenset(_resolved(entry["of"], groups))}) for entry in told["failures"]
         ),
-        contradictions=tuple(Contradiction(**_cited(entry)) for entry in told["contradictions"]),
-        disagreements=tuple(
-            Disagreement(**{**entry, "sides": tuple(Side(**side) for side in entry["sides"])})
-            for entry in told["disagreements"]
-        ),
-        before=tuple(Before(**_cited(entry)) for entry in told["before"]),
+        contradictions=tuple(_entry(one, f"{one['wishes']}. {one['answer']}") for one in told["contradictions"]),
+        disagreements=tuple(_entry(one, _both_sides(one, told["sources"])) for one in told["disagreements"]),
+        before=tuple(_entry(one, one["do"]) for one in told["before"]),
         well_known=tuple(told["well_known"]),
         samples={name: tuple(values) for name, values in told["samples"].items()},
     )
+
+
+def _entry(told: Mapping[str, Any], text: str) -> Entry:
+    source = _cited(told)["source"] if "source" in told else ()
+    return Entry(
+        id=told["id"], when=told["when"], text=text, source=source, blocks=told.get("blocks", False), told=told
+    )
+
+
+def _both_sides(told: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    sides = "; ".join(f"{side['says']} ({sources[side['source']]})" for side in told["sides"])
+    return f"{told['question']} {sides}. Here: {told['here']}"
 
 
 def _members(where: Condition) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib.resources
 import inspect
 from collections.abc import Mapping, Sequence
@@ -20,6 +18,7 @@ from posttrain.lab.advise.guides import from_rewards, guides, samples
 from posttrain.lab.explore.choices import Choice, choices, settings_by_value, words, written
 from posttrain.lab.explore.plan_numbers import Numbers, device_of
 from posttrain.lab.explore.walk import Question, Walk, questions
+from posttrain.report.document import hash_of
 from posttrain.report.text import escaped, script_json
 
 SCRIPTS = ("explore.js", "memory.js", "facts.js", "walk.js")
@@ -44,7 +43,7 @@ def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question
     asked = questions() if asked is None else asked
     style, script = _asset("explore.css"), "\n".join(_asset(name) for name in SCRIPTS)
     return Template(_asset("page.html")).substitute(
-        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        policy=f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; base-uri 'none'; "
         "form-action 'none'",
         style=style,
         script=script,
@@ -107,10 +106,6 @@ def _field(choice: Choice) -> str:
 
 def _asset(name: str) -> str:
     return (importlib.resources.files("posttrain.lab.explore") / name).read_text(encoding="utf-8")
-
-
-def _hash(source: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
 
 
 # --- one algorithm as the page shows it ------------------------------------------------------------------------------

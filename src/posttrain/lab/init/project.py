@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -30,13 +30,7 @@ class Project:
     """What to type next, in its order."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "files": list(self.files),
-            "algorithm": self.algorithm,
-            "reason": self.reason,
-            "commands": list(self.commands),
-        }
+        return {**asdict(self), "folder": str(self.folder)}
 
     def render(self) -> str:
         written = f"{self.folder}: {', '.join(self.files)}"

@@ -22,12 +22,12 @@ from posttrain.config.pipeline import read_pipeline
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.advise.ranges import Remark, remarks
+from posttrain.lab.plan import render as words
 from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Workload
-from posttrain.lab.plan.render import duration, money
 from posttrain.lab.plan.target import Target, corrected, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
 from posttrain.lab.plan.verdict import DiskPlan, Verdict, disk_of
@@ -106,21 +106,15 @@ class Plan:
 
     def line(self) -> str:
         """What `posttrain train` says before it loads anything."""
-        from posttrain.lab.plan.render import line
-
-        return line(self)
+        return words.line(self)
 
     def render(self) -> str:
         """For a terminal."""
-        from posttrain.lab.plan.render import render
-
-        return render(self)
+        return words.render(self)
 
     def to_json(self) -> dict[str, Any]:
         """For programs, and for plan.json of a run."""
-        from posttrain.lab.plan.render import to_json
-
-        return to_json(self)
+        return words.to_json(self)
 
 
 def make_plan(
@@ -300,8 +294,8 @@ class PipelinePlan:
         """A line for each stage and for all of them; then every stage by itself."""
         width = max(map(len, self.stages))
         lines = [f"{name:<{width}}  fits: {plan.verdict.answer}; {plan.line()}" for name, plan in self.stages.items()]
-        total = f"all {len(self.stages)} stages: at most about {duration(self.run_seconds)}"
-        total += f", {money(self.dollars)}" if self.dollars is not None else ""
+        total = f"all {len(self.stages)} stages: at most about {words.duration(self.run_seconds)}"
+        total += f", {words.money(self.dollars)}" if self.dollars is not None else ""
         each = [f"--- stage {name}\n\n{plan.render()}" for name, plan in self.stages.items()]
         return "\n\n".join(["\n".join([*lines, total]), *each])
 

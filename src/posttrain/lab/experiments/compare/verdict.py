@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from posttrain.lab.experiments.compare.analysis import Analysis, Arm, Pair
 from posttrain.report.svg import compact, percent, seconds
+from posttrain.report.text import aligned
 
 
 def verdict(found: Analysis) -> list[str]:
@@ -176,14 +177,7 @@ def _and(names: Sequence[str]) -> str:
 
 def render(found: Analysis) -> str:
     """A line per arm, then what follows from it."""
-    head, rows = table(found)
-    widths = [max(len(line[column]) for line in [head, *rows]) for column in range(len(head))]
-    lines = ["  ".join(map(_cell, line, widths, range(len(line)))) for line in [head, *rows]]
-    return "\n".join([*lines, "", *verdict(found)])
-
-
-def _cell(text: str, width: int, column: int) -> str:
-    return text.rjust(width) if column else text.ljust(width)
+    return "\n".join([aligned(*table(found), right=True), "", *verdict(found)])
 
 
 def table(found: Analysis) -> tuple[list[str], list[list[str]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.sweep.knobs import Knob, knob_of
-from posttrain.report.document import Section, document, table
+from posttrain.report.document import Section, document, heading, table
 from posttrain.report.scatter import Across, Mark, Shape, scatter_chart
 from posttrain.report.svg import Series, compact, line_chart
 from posttrain.report.text import escaped
@@ -35,10 +35,7 @@ def render(found: Found, best_config: str = "") -> str:
         ("best", "Best", f"<h2>The best configuration</h2><pre>{escaped(best_config)}</pre>" if best_config else ""),
     ]
     facts = f"{len(found['trials'])} trials of {', '.join(found['settings']['knobs'])}"
-    title = (
-        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status finished">sweep</span>'
-        f"</h1><p>{escaped(facts)}</p></header>"
-    )
+    title = heading(name, facts, status="finished", words="sweep")
     footer = "Written by posttrain from the files of this folder. Each trial has its own report below trials/."
     return document(name, title, sections, [], footer=footer)
 
