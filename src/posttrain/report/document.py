@@ -10,6 +10,7 @@ import base64
 import hashlib
 import importlib.resources
 from collections.abc import Iterable, Sequence
+from string import Template
 from typing import NamedTuple
 
 from posttrain.report.chart import Chart
@@ -43,30 +44,19 @@ def document(
         f"base-uri 'none'; form-action '{'self' if asks else 'none'}'" + ("; frame-src 'self'" if frames else "")
     )
     shown, data = escaped(name), {chart.key: chart.data for chart in charts if chart.data}
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>{shown} · posttrain</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#{first[0]}">Skip to the {first[1].lower()}</a>
-<div class="bar-top"><div><b dir="auto">{shown}</b><nav aria-label="Sections">{nav}</nav>
-<button id="theme" type="button" title="Switch between light and dark" hidden></button></div></div>
-<main>
-{title}
-{body}
-<footer><p>{escaped(footer)}</p></footer>
-</main>
-<script type="application/json" id="chart-data">{script_json(data)}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    return Template(_asset("document.html")).substitute(
+        policy=policy,
+        name=shown,
+        style=style,
+        first=first[0],
+        first_title=first[1].lower(),
+        nav=nav,
+        title=title,
+        body=body,
+        footer=escaped(footer),
+        data=script_json(data),
+        script=script,
+    )
 
 
 def heading(name: str, facts: str, *, status: str, words: str) -> str:

@@ -76,7 +76,6 @@ def scatter_chart(
     across: Across,
     *,
     label: str,
-    form: Format = compact,
     region: tuple[float, float] | None = None,
     line: tuple[float, str] | None = None,
 ) -> str:
@@ -86,7 +85,7 @@ def scatter_chart(
         return ""
     x_axis = across.axis()
     y_axis = linear_axis(min(0.0, *values), max(values), HEIGHT - BOTTOM, TOP)
-    body = [_shaded(x_axis, region) if region else "", grid(x_axis, y_axis, form, across.tick), _named(x_axis, line)]
+    body = [_shaded(x_axis, region) if region else "", grid(x_axis, y_axis, compact, across.tick), _named(x_axis, line)]
     order: tuple[Shape, ...] = ("faint", "cross", "dot", "best")
     body += [_drawn(mark, x_axis, y_axis) for shape in order for mark in marks if mark.shape == shape]
     return picture("\n".join(body), label, "")

@@ -51,10 +51,6 @@ class Layout:
         """Attention scores of one head, over all rows."""
         return sum(grid.rows * grid.queries * grid.keys for grid in self.grids)
 
-    @property
-    def longest_keys(self) -> int:
-        return max((grid.keys for grid in self.grids), default=0)
-
 
 class Microbatches(NamedTuple):
     """Those of one optimizer step: the largest, and how many there are."""
@@ -189,10 +185,6 @@ class Step:
         rows = -(-self.rows // self.minibatches)
         _, number = deal_out(rows, alike, self.row_tokens - 1, prefix, self.microbatch_tokens)
         return self.minibatches * number
-
-    @property
-    def microbatch_rows(self) -> int:
-        return max(1, self.rows // self.microbatches)
 
     @property
     def context(self) -> float:
