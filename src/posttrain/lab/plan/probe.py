@@ -36,7 +36,7 @@ from posttrain.lab.plan.records import MemoryPlan, Workload
 from posttrain.lab.plan.target import EXACT, Calibration, Target, apply_to, processor, save
 from posttrain.lab.plan.timing import StepCost, cost_of_step
 from posttrain.lab.plan.verdict import size
-from posttrain.lab.plan.workload import Computing, model_architecture, workload_of
+from posttrain.lab.plan.workload import model_architecture, workload_of
 from posttrain.models.compute import dtype_name, has_bfloat16
 from posttrain.models.load import choose_device, hold_to_quota
 from posttrain.report.svg import compact, percent
@@ -173,12 +173,7 @@ def _small_step(config: RunConfig, device: torch.device) -> SmallStep:
             api.one_step(run)
             api.one_step(run)
             row = run.store.read_metrics()[-1]
-            chosen = run.trainer.loaded.compute
-        computing = Computing(
-            precision="bfloat16" if chosen.dtype == torch.bfloat16 else "float32",
-            onednn=chosen.matmul == "onednn",
-            packed=chosen.sampler == "packed",
-        )
+            computing = run.trainer.loaded.compute
         workload = workload_of(
             small,
             device="cpu" if device.type == "cpu" else "cuda",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from posttrain.config import REWARD_MODEL, RunConfig
 from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
 from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
-from posttrain.models.compute import SMALL
+from posttrain.models.compute import DTYPES, SMALL, Compute, dtype_name
 from posttrain.tasks.base import EXPERTS
 from posttrain.tasks.catalogue import find_builtin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from posttrain.config import RunConfig
 
 
 ASSUMED_PROMPT = 256
@@ -27,37 +24,25 @@ ASSUMED_ROW = 512
 """The same for rows of given data, prompt and answer together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Computing:
-    """How products run, which on a CPU is measured when a run begins (models/compute.py)."""
-
-    precision: Literal["float32", "bfloat16"]
-    onednn: bool = False
-    packed: bool = False
-    """The sampler decodes with a copy whose weights are packed."""
-
-    @staticmethod
-    def read(path: Path) -> Computing:
-        """Of the compute.json in the folder of a run."""
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        packed, onednn = saved["sampler"] == "packed", saved["matmul"] == "onednn"
-        return Computing(precision=saved["dtype"], onednn=onednn, packed=packed)
-
-    @staticmethod
-    def assumed(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Computing:
-        """What a run chooses mostly: bfloat16 where the device has it (`bfloat16`). On a CPU only for models that are
-        worth a measurement, which decode from a copy, and whose float32 products go through oneDNN."""
-        asked, on_cpu = config.model.precision, device == "cpu"
-        measured = on_cpu and parameters >= SMALL
-        half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (measured or not on_cpu))
-        return Computing(precision="bfloat16" if half else "float32", onednn=measured and not half, packed=measured)
+def assumed_compute(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Compute:
+    """What a run chooses mostly, which on a CPU is measured when it begins: bfloat16 where the device has it
+    (`bfloat16`). On a CPU only for models that are worth a measurement, which decode from a copy, and whose float32
+    products go through oneDNN."""
+    asked, on_cpu = config.model.precision, device == "cpu"
+    measured = on_cpu and parameters >= SMALL
+    half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (measured or not on_cpu))
+    return Compute(
+        dtype=DTYPES["bfloat16" if half else "float32"],
+        matmul="onednn" if measured and not half else "plain",
+        sampler="packed" if measured else "shared",
+    )
 
 
 def workload_of(
     config: RunConfig,
     *,
     device: Literal["cpu", "cuda"] = "cpu",
-    computing: Computing | None = None,
+    computing: Compute | None = None,
     bfloat16: bool = True,
     lengths: RowLengths | None = None,
     **known: Any,
@@ -70,8 +55,9 @@ def workload_of(
     """
     algorithm, train, sampling = config.algorithm.build(), config.train, config.sampling
     architecture = known.pop("architecture", None) or model_architecture(config.model.path)
-    computing = computing or Computing.assumed(config, architecture.parameters, device, bfloat16=bfloat16)
-    algorithm = algorithm.with_decided_correction(exact=train.samples_exactly(computing.precision))
+    computing = computing or assumed_compute(config, architecture.parameters, device, bfloat16=bfloat16)
+    precision = dtype_name(computing.dtype)
+    algorithm = algorithm.with_decided_correction(exact=train.samples_exactly(precision))
     kind: DataKind = "pairs" if config.sampled_pairs is not None else algorithm.data_kind
     online = kind == "prompts"
     prompt, completion = _lengths(config, architecture, lengths, online=online)
@@ -93,10 +79,10 @@ def workload_of(
         "max_batch_rows": sampling.max_batch_rows,
         "steps": train.steps,
         "device": device,
-        "precision": computing.precision,
+        "precision": precision,
         "attention": config.model.attention,
-        "packed_sampler": online and computing.packed,
-        "onednn": computing.onednn,
+        "packed_sampler": online and computing.sampler == "packed",
+        "onednn": computing.matmul == "onednn",
         "gradient_checkpointing": train.gradient_checkpointing,
         "lora": _adapters(config),
         "critic": _critic(config),
@@ -150,8 +136,8 @@ def _critic(config: RunConfig) -> CriticKind:
     return (config.critic or CriticConfig()).kind_beside(config.lora)
 
 
-def _engine(config: RunConfig, computing: Computing) -> Engine:
-    return "copy" if computing.packed or config.train.publish_every > 1 else "shared"
+def _engine(config: RunConfig, computing: Compute) -> Engine:
+    return "copy" if computing.sampler == "packed" or config.train.publish_every > 1 else "shared"
 
 
 def _other_models(config: RunConfig, policy: Architecture, *, online: bool) -> dict[str, Any]:
