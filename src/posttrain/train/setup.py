@@ -46,6 +46,7 @@ from posttrain.train.passes import (
     MismatchedLogRatios,
     OldLogprobsAndValues,
     Refresh,
+    SquaredProbs,
     Values,
 )
 from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
@@ -223,6 +224,9 @@ def fills_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     else:
         fills += [Logprobs("old_logprobs_BT", forward.under(loaded.model), split(forward))] if old else []
         fills += [Values(forward, split(forward))] if critic is not None else []
+    if "squared_probs" in algorithm.needs:
+        halved = forward.under(loaded.model, temperature=forward.temperature / 2)
+        fills.append(SquaredProbs(halved, split(halved)))
     if "reference" in algorithm.needs:
         reference = reference_forward(config, loaded, forward)
         fills.append(Logprobs("ref_logprobs_BT", reference, split(reference)))
