@@ -153,6 +153,7 @@ def policy_trainer(
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     judges = Judges.of(config, store.folder, resources)
+    judges.refuse_token_rewards(algorithm)
     loaded = with_compute(load_policy(config), config.model.precision, store.folder)
     tell("compute", compute_facts(loaded))
     declared, algorithm = algorithm, with_correction(config, algorithm, loaded)
