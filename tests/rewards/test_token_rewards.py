@@ -77,8 +77,8 @@ def test_each_form_of_a_function_gives_its_tokens_numbers_and_their_sum_is_the_r
     names = ("capitals", "of_all", "arrays")
     with build_rewards([*(f"{file}:{name}" for name in names), closure]) as rewards:
         _, scores = scored(rewards, ["aBC", ""], ["D", "e"])
-    assert scores.tokens == dict.fromkeys((*names, "closure"), [[[0, 1, 1], []], [[1], [0]]])
-    assert scores.parts == dict.fromkeys((*names, "closure"), [[2, 0], [1, 0]])
+    assert scores.tokens == {name: [[[0, 1, 1], []], [[1], [0]]] for name in (*names, "closure")}
+    assert scores.parts == {name: [[2, 0], [1, 0]] for name in (*names, "closure")}
     assert scores.rewards_PG == [[8, 0], [4, 0]]
 
 
@@ -130,10 +130,11 @@ def test_in_the_experience_tokens_have_theirs_and_the_completion_what_is_left(fi
     ],
 )
 def test_what_is_no_number_per_token_stops_the_step_and_names_the_completion(file: Path, text: str, problem: str):
+    groups = [[completion(text), completion(text)]]
     with build_rewards([f"{file}:wrong"]) as rewards, pytest.raises(RewardError) as caught:
-        prompts, groups = [prompt(4711)], [[completion(text), completion(text)]]
-        rewards.score(prompts, groups)
-    assert caught.match(rf'(?s)reward "wrong", which gives.*returned {problem}.*prompt 4711, completion 1 of 2 \("{text}')
+        rewards.score([prompt(4711)], groups)
+    assert caught.match(f'(?s)reward "wrong", which gives.*returned {problem}')
+    assert caught.match(rf'(?s)for prompt 4711, completion 1 of 2 \("{text}"\)')
 
 
 def test_a_list_that_was_not_declared_is_refused_and_says_how_to_declare_it(file: Path):
@@ -142,9 +143,7 @@ def test_a_list_that_was_not_declared_is_refused_and_says_how_to_declare_it(file
 
 
 def test_what_an_environment_wrote_has_no_reward_of_its_own(file: Path):
-    given = Completion(
-        ids=(65, 66), logprobs=(-1.0,), versions=(0,), finish_reason="eos", text="AB", given=((1, 2),)
-    )
+    given = Completion(ids=(65, 66), logprobs=(-1.0,), versions=(0,), finish_reason="eos", text="AB", given=((1, 2),))
     with build_rewards([f"{file}:capitals"]) as rewards, pytest.raises(RewardError, match="did not draw"):
         rewards.score([prompt(0)], [[given]])
     late = Completion(ids=(65, 66), logprobs=(-1.0,), versions=(0,), finish_reason="eos", text="Ab", given=((1, 2),))

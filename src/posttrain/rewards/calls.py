@@ -219,7 +219,7 @@ def timed_out(timeout: float, seconds: float, trace: str = "") -> Outcome:
     return Outcome(kind="timeout", message=f"no result after {timeout:g} s", traceback=trace, seconds=seconds)
 
 
-def _numbers(item: Any) -> float | None | list[float | None]:
+def _numbers(item: Any) -> float | list[float | None] | None:
     """A number, or a list of them: of the tokens of a completion."""
     if isinstance(item, list | tuple):
         return [_number(one) for one in item]
