@@ -92,10 +92,10 @@ def _foreign() -> list[str]:
         f"### {title}\n\n{_table(('name', 'here'), [(f'`{name}`', _here(entry)) for name, entry in names])}"
         for title, names in tables.items()
     ]
-    return pages + [
-        f"### Values of `{key}`\n\n{_table(('value', 'here'), [(f'`{value}`', ours) for value, ours in values.items()])}"
-        for key, values in foreign_values().items()
-    ]
+    for key, values in foreign_values().items():
+        rows = [(f"`{value}`", ours) for value, ours in values.items()]
+        pages.append(f"### Values of `{key}`\n\n{_table(('value', 'here'), rows)}")
+    return pages
 
 
 def _here(entry: Entry) -> str:
