@@ -47,6 +47,7 @@ from posttrain.train.passes import (
     MismatchedLogRatios,
     OldLogprobsAndValues,
     Refresh,
+    SquaredProbs,
     Values,
 )
 from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
@@ -152,6 +153,7 @@ def policy_trainer(
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     judges = Judges.of(config, store.folder, resources)
+    judges.refuse_token_rewards(algorithm)
     loaded = with_compute(load_policy(config), config.model.precision, store.folder)
     tell("compute", compute_facts(loaded))
     declared, algorithm = algorithm, with_correction(config, algorithm, loaded)
@@ -234,6 +236,9 @@ def fills_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     else:
         fills += [Logprobs("old_logprobs_BT", forward.under(loaded.model), split(forward))] if old else []
         fills += [Values(forward, split(forward))] if critic is not None else []
+    if "squared_probs" in algorithm.needs:
+        halved = forward.under(loaded.model, temperature=forward.temperature / 2)
+        fills.append(SquaredProbs(halved, split(halved)))
     if "reference" in algorithm.needs:
         reference = reference_forward(config, loaded, forward)
         fills.append(Logprobs("ref_logprobs_BT", reference, split(reference)))
