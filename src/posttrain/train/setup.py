@@ -195,6 +195,7 @@ def policy_trainer(
         add_gradient=add_gradient,
         critic=critic,
         held=HeldWeights(samplers.training) if samplers.training.owns_weights else None,
+        say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, watch
 
@@ -368,5 +369,6 @@ def scoring_trainer(
         numbers=guards.non_finite,
         publish=heldout.forget,
         write=WithScale(source.facts, measure),
+        say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, nothing_to_watch()
