@@ -47,6 +47,7 @@ from posttrain.train.passes import (
     MismatchedLogRatios,
     OldLogprobsAndValues,
     Refresh,
+    SquaredProbs,
     Values,
 )
 from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
@@ -152,6 +153,7 @@ def policy_trainer(
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     judges = Judges.of(config, store.folder, resources)
+    judges.refuse_token_rewards(algorithm)
     loaded = with_compute(load_policy(config), config.model.precision, store.folder)
     tell("compute", compute_facts(loaded))
     declared, algorithm = algorithm, with_correction(config, algorithm, loaded)
@@ -193,6 +195,7 @@ def policy_trainer(
         add_gradient=add_gradient,
         critic=critic,
         held=HeldWeights(samplers.training) if samplers.training.owns_weights else None,
+        say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, watch
 
@@ -233,6 +236,9 @@ def fills_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     else:
         fills += [Logprobs("old_logprobs_BT", forward.under(loaded.model), split(forward))] if old else []
         fills += [Values(forward, split(forward))] if critic is not None else []
+    if "squared_probs" in algorithm.needs:
+        halved = forward.under(loaded.model, temperature=forward.temperature / 2)
+        fills.append(SquaredProbs(halved, split(halved)))
     if "reference" in algorithm.needs:
         reference = reference_forward(config, loaded, forward)
         fills.append(Logprobs("ref_logprobs_BT", reference, split(reference)))
@@ -363,5 +369,6 @@ def scoring_trainer(
         numbers=guards.non_finite,
         publish=heldout.forget,
         write=WithScale(source.facts, measure),
+        say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, nothing_to_watch()
