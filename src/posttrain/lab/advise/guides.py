@@ -1,6 +1,6 @@
 """The rules of the advisor, read from `guides.yaml` and checked: facts, values, algorithms and sources must exist.
 
-Conditions as data: `{data: verifier, size: {at_least: 7}}`, asked of facts, of a card or of a configuration.
+Conditions are data, too: `{data: verifier, size: {at_least: 7}}`, asked of facts, of a card or of a configuration.
 
     value           it is that, or has it among its values
     [a, b]          one of them
