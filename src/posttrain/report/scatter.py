@@ -2,7 +2,6 @@
 
 Shapes say what colours say: a dot that ended well, a faint dot that was stopped early, a cross that collapsed, a ring
 around the best.
-
 """
 
 from __future__ import annotations
