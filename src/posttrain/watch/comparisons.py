@@ -126,14 +126,18 @@ def the_larger(start: float, given: float) -> float:
     return max(start, given)
 
 
-GATES: tuple[Gate, ...] = (paid_and_unproved, unproved, disproved, without_profit, longer_for_its_own_sake, always)
-LIMITS: tuple[Limit, ...] = (times, plus, longer, above_zero, below_zero, at_least_twice, the_larger)
+GATES: Mapping[str, Gate] = {
+    gate.__name__: gate
+    for gate in (paid_and_unproved, unproved, disproved, without_profit, longer_for_its_own_sake, always)
+}
+LIMITS: Mapping[str, Limit] = {
+    limit.__name__: limit for limit in (times, plus, longer, above_zero, below_zero, at_least_twice, the_larger)
+}
 
 
 @functools.cache
 def table() -> Mapping[str, Compared]:
     """Name -> row, as comparisons.yaml has them."""
-    gates, limits = ({f.__name__: f for f in functions} for functions in (GATES, LIMITS))
     told = yaml.safe_load(Path(__file__).with_name("comparisons.yaml").read_text(encoding="utf-8"))
     return {
         name: Compared(
@@ -141,8 +145,8 @@ def table() -> Mapping[str, Compared]:
             kind=row.get("kind", name),
             what=row["what"],
             read=failing if row["metric"] == "failing" else metric(row["metric"]),
-            limit=limits[row["limit"]],
-            gate=gates[row["gate"]],
+            limit=LIMITS[row["limit"]],
+            gate=GATES[row["gate"]],
             falls=row.get("falls", False),
         )
         for name, row in told.items()
