@@ -1,4 +1,4 @@
-"""What an expression is worth as a number, at a given point: roughly here, to many digits in `symbolic.py`."""
+"""What an expression is worth as a number at a given point, and whether a decimal is an exact value, rounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,21 @@ from fractions import Fraction
 from typing import Any
 
 from posttrain.verify.mathematics.options import Options
-from posttrain.verify.mathematics.tree import Call, Literal, Minus, Node, Power, Product, Quotient, Root, Sum, Symbol
+from posttrain.verify.mathematics.values import (
+    Call,
+    Expression,
+    Literal,
+    Minus,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Root,
+    Sum,
+    Symbol,
+    free_symbols,
+)
 
 Point = Callable[[str], Any]
 """The number that a symbol stands for."""
@@ -94,3 +108,46 @@ def _phase(function: str, arguments: Sequence[Any]) -> Any:
     return sum(
         (argument * (place + 1.25) for place, argument in enumerate(arguments)), zlib.crc32(function.encode()) % 7
     )
+
+
+_PRECISION = Fraction(1, 10**15)
+"""Of what is calculated in floating point, relative to its size."""
+
+
+def is_rounded(gold: Number | Expression, given: Number, options: Options) -> bool:
+    """Whether `given` is a decimal of n >= `rounded_places` places, with as many significant digits at least, and
+    |given - gold| <= 10^-n / 2. The gold must be a constant that no decimal equals: 1/3, √2, π, but not 1/8 or 7."""
+    if not (options.rounded_places and given.decimal) or given.percent:
+        return False
+    places = _places(given.value)
+    if places is None or places < options.rounded_places:
+        return False
+    if abs(given.value) * 10**places < 10 ** (options.rounded_places - 1):
+        return False
+    exact = _exact(gold, options)
+    slack = 0 if exact is None or isinstance(gold, Number) else _PRECISION * abs(exact)
+    return exact is not None and abs(given.value - exact) <= Fraction(1, 2 * 10**places) + slack
+
+
+def _places(value: Fraction | int) -> int | None:
+    """Digits behind the point of a decimal; None for what no decimal equals. 1/40 = 25/1000 has three.
+
+    >>> _places(Fraction(1, 40)), _places(7), _places(Fraction(1, 3))
+    (3, 0, None)
+    """
+    rest, powers = value.denominator, [0, 0]
+    for at, prime in enumerate((2, 5)):
+        while rest % prime == 0:
+            rest //= prime
+            powers[at] += 1
+    return max(powers) if rest == 1 else None
+
+
+def _exact(gold: Number | Expression, options: Options) -> Fraction | None:
+    """The real constant that a gold is, if no decimal equals it."""
+    if isinstance(gold, Number):
+        return Fraction(gold.value) if _places(gold.value) is None and not gold.percent else None
+    found = None if free_symbols(gold.node) else approximate(gold.node, lambda name: math.nan, options)
+    if found is None or not math.isfinite(found.real) or abs(found.imag) > 1e-9:
+        return None
+    return Fraction(found.real)

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 
-from posttrain.verify.mathematics.cursor import Cursor, NotAnExpression
 from posttrain.verify.mathematics.guard import MAX_DIGITS, Unreadable
+from posttrain.verify.mathematics.structure import Cursor, NotAnExpression
 from posttrain.verify.mathematics.tokens import Token, words
-from posttrain.verify.mathematics.tree import Call, Grid, Literal, Node, Power, Quotient, Root, Symbol
+from posttrain.verify.mathematics.values import Call, Grid, Literal, Node, Power, Quotient, Root, Symbol
 
 FUNCTIONS = words("functions", prefix="\\")
 _ACCENTS = frozenset({"\\vec", "\\hat", "\\bar", "\\tilde", "\\overline", "\\overrightarrow", "\\widehat"})

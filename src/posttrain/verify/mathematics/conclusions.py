@@ -9,11 +9,12 @@ from posttrain.verify.mathematics import places
 from posttrain.verify.mathematics.denials import is_changed, is_denied, is_guess, is_reference, is_task
 from posttrain.verify.mathematics.estimates import is_estimated, is_open_ended, rounds_to
 from posttrain.verify.mathematics.guard import MAX_CHARS
-from posttrain.verify.mathematics.prose import NUMBER, contradicts
 from posttrain.verify.mathematics.reader import Extracted, Reader, ambiguous
 from posttrain.verify.mathematics.sentences import (
     FORMULA,
+    NUMBER,
     atoms_of,
+    contradicts,
     is_claimed,
     is_offered,
     is_prose,

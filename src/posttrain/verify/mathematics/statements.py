@@ -8,26 +8,29 @@ from fractions import Fraction
 
 from posttrain.verify.mathematics.bases import FUNCTIONS
 from posttrain.verify.mathematics.compare import agree
-from posttrain.verify.mathematics.cursor import NotAnExpression
 from posttrain.verify.mathematics.guard import Unreadable
-from posttrain.verify.mathematics.names import is_label, name_of
 from posttrain.verify.mathematics.polynomials import ONE, Atom, Ratio, atom, exactly, number
 from posttrain.verify.mathematics.regions import INFINITY, MINUS_INFINITY, mirrored, place
-from posttrain.verify.mathematics.structure import spelled, split
+from posttrain.verify.mathematics.structure import NotAnExpression, is_label, name_of, spelled, split
 from posttrain.verify.mathematics.things import Things
 from posttrain.verify.mathematics.tokens import Token, words
-from posttrain.verify.mathematics.tree import CONSTANTS, Call, Product, Symbol, free_symbols, symbols_of
 from posttrain.verify.mathematics.values import (
+    CONSTANTS,
     Bracket,
+    Call,
     Colons,
     Equation,
     Expression,
     Matrix,
     Number,
     Piece,
+    Product,
     Region,
+    Symbol,
     Value,
     Words,
+    free_symbols,
+    symbols_of,
 )
 
 _ORDER = ("<", "<=", ">", ">=", "≠")

@@ -25,14 +25,12 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from posttrain.verify.mathematics import compare
 from posttrain.verify.mathematics.approximate import Numbers, value_of
-from posttrain.verify.mathematics.cursor import NotAnExpression
 from posttrain.verify.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse as parse_exactly
-from posttrain.verify.mathematics.structure import split
+from posttrain.verify.mathematics.structure import NotAnExpression, split
 from posttrain.verify.mathematics.tokens import Token, tokenise
-from posttrain.verify.mathematics.tree import Node, symbols_of
-from posttrain.verify.mathematics.values import Unread
+from posttrain.verify.mathematics.values import Node, Unread, symbols_of
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nobody watches the clock; our parent does
 _READER = [LatexExtractionConfig()]
