@@ -31,13 +31,6 @@ MOST_BYTES = 128_000_000
 T = TypeVar("T")
 
 
-def read_table(path: Path) -> Any:
-    """A YAML file that lies beside the code which reads it."""
-    import yaml  # 15 ms that most processes with files do not need
-
-    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.files import read_table
 from posttrain.rewards.audit import correctness, outputs, programs, repeats, samples, slope, speed, surroundings
 from posttrain.rewards.audit.finding import Finding, Measured, Status
 from posttrain.rewards.audit.subject import KINDS, OutOfTime, Subject
+from posttrain.verify import read_table
 
 ORDER: tuple[Status, ...] = ("ok", "warn", "fail")
 

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from pathlib import Path
 
-from posttrain.files import read_table
+from posttrain.verify import read_table
 
 _TOLD = read_table(Path(__file__).with_name("openers.yaml"))
 KEYS = frozenset(key.strip() for key in f"{_TOLD['english']};{_TOLD['others']}".split(";"))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.errors import ConfigError
-from posttrain.files import read_table
 from posttrain.rewards.load import suggestion
+from posttrain.verify import read_table
 
 _TOLD = read_table(Path(__file__).with_suffix(".yaml"))
 _DATA = _TOLD.pop("data")

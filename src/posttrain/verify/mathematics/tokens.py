@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from posttrain.files import read_table
+from posttrain.verify import read_table
 from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_NESTING, Unreadable
 
 

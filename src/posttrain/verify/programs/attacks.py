@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from posttrain.files import read_table
+from posttrain.verify import read_table
 
 Form = Literal["call", "script", "stdio"]
 Aim = Literal["verdict", "sandbox", "machine"]
