@@ -18,6 +18,8 @@ ABOUT: dict[str, dict[str, str]] = {
         "runner_up": "the second-best reward of the prompt, for its best completion alone: every other has A = 0, and "
         "at a tie all have (verl's pass@k)",
         "length_weighted": "sum of length * R over sum of lengths, of the G completions of the prompt (OPO)",
+        "optimal_token": "of each token sum W G / sum W over the G completions of the prompt, G the return from it on "
+        "and W the sum of 1 - 2 p + sum_v p_v^2 up to it (verl's optimal token baseline, arXiv:2602.07078)",
         "constant": "the setting constant, the same for every completion (TOPR)",
         "pass_at_k": "no difference of rewards: A is the mean normalised reward of the subsets of k answers with this "
         "one in them, 1 where any of the k is correct (Pass@k training)",
