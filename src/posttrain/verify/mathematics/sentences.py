@@ -21,7 +21,6 @@ AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}|\$\s*[0-9][^$\\]*[-+*/=×]
 _LETTER = re.compile(r"^\W*[A-Za-z][).:]\s*|\([a-z]\)")
 """What tells the parts of a list: `a)`, `B.`, `(c)`."""
 _OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
-_NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
 
 
 def is_prose(sentence: str) -> bool:
@@ -47,7 +46,7 @@ def is_offered(clause: str, start: int, end: int) -> bool:
 def is_claimed(clause: str, start: int, end: int, pattern: re.Pattern[str]) -> bool:
     """Whether a number is said to be the result: `is 12`, `= 12`; not the 9 of `makes 9 * 2`."""
     goes_on = _OPERATION.match(clause, end)
-    return bool(not goes_on and pattern.search(clause, 0, start) and not _NOT.search(clause[:start]))
+    return not goes_on and pattern.search(clause, 0, start) is not None
 
 
 def atoms_of(sentence: str) -> list[tuple[str, int, int]]:
