@@ -47,6 +47,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class PPO(PolicyGradient):
     key: ClassVar[str] = "ppo"
+    reads_token_rewards: ClassVar[bool] = True
     always_needs: ClassVar[frozenset[Need]] = frozenset({"values"})
     kl_in_reward: ClassVar[bool] = True
 

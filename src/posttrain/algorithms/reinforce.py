@@ -38,6 +38,7 @@ class MovingAverage:
 @settings
 class REINFORCE(PolicyGradient):
     key: ClassVar[str] = "reinforce"
+    reads_token_rewards: ClassVar[bool] = True
     kl_in_reward: ClassVar[bool] = True
 
     baseline: Literal["none", "batch_mean", "moving_average"] = "batch_mean"

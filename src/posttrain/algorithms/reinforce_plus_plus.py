@@ -28,6 +28,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class ReinforcePlusPlus(PolicyGradient):
     key: ClassVar[str] = "reinforce_plus_plus"
+    reads_token_rewards: ClassVar[bool] = True
     kl_in_reward: ClassVar[bool] = True
 
     clip_low: NonNegative = 0.2

@@ -30,6 +30,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class ReMax(PolicyGradient):
     key: ClassVar[str] = "remax"
+    reads_token_rewards: ClassVar[bool] = True
     always_needs: ClassVar[frozenset[Need]] = frozenset({"greedy_reward"})
     kl_in_reward: ClassVar[bool] = True
 
