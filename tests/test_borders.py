@@ -226,7 +226,7 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno} trusts what it reads: {name}"
 
 
-RUN_PROGRAMS = {"sandbox/inside/program.py", "programs/driver.py", "programs/bundle.py"}
+RUN_PROGRAMS = {"sandbox/inside/program.py", "programs/driver.py", "programs/bench.py"}
 """Of verify/: what runs foreign code in a process that was confined for it, and what packs our own code for there."""
 
 
