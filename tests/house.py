@@ -15,7 +15,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("cache", "control_groups", "files", "importing", "sources"),
+    ("cache", "control_groups", "files", "heartbeat", "importing", "sources"),
     ("functional",),
     ("types",),
     ("algorithms",),
@@ -45,13 +45,13 @@ READING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "train/loop.py": ("train_step", "minibatches"),
         "experience/assemble.py": ("assemble", "with_rewards"),
         "train/advantages.py": ("Remembering", "OfExperience", "without_truncated"),
-        "train/trainer.py": ("Trainer.update",),
+        "train/trainer.py": ("Trainer.update", "Trainer._gradient"),
         "algorithms/grpo.py": (),
         "functional/ratios.py": ("token_ratio", "clipped_surrogate"),
     },
     "DPO": {
         "train/loop.py": ("train_step", "minibatches"),
-        "train/trainer.py": ("Trainer.update",),
+        "train/trainer.py": ("Trainer.update", "Trainer._gradient"),
         "algorithms/dpo.py": (),
         "functional/preferences.py": ("logistic", "smoothed", "divergence_score"),
     },
