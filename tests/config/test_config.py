@@ -1072,8 +1072,17 @@ def test_the_meaning_of_a_preset_is_pinned():
         "checkpoint.every": 20,
         "checkpoint.keep": 5,
     }
-    parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "openrlhf-group-norm", "openrlhf-reinforce"}
-    parity |= {"areal-decoupled", "trl-dpo", "trl-ipo", "openrlhf-ipo", "trl-kto", "trl-orpo", "trl-simpo"}
+    parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "verl-otb", "openrlhf-group-norm"}
+    parity |= {
+        "openrlhf-reinforce",
+        "areal-decoupled",
+        "trl-dpo",
+        "trl-ipo",
+        "openrlhf-ipo",
+        "trl-kto",
+        "trl-orpo",
+        "trl-simpo",
+    }
     assert set(PRESETS) == {"smoke", "safe", *parity}  # their numbers: tests/algorithms/test_presets.py
 
 
