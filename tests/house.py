@@ -7,6 +7,7 @@ a circle of imports.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -104,6 +105,7 @@ def imports_of(file: Path, modules: Mapping[str, Path]) -> Iterator[Import]:
                 yield Import(file, node.lineno, name, id(node) in guarded)
 
 
+@functools.cache
 def all_imports() -> list[Import]:
     modules = {module_of(file): file for file in SOURCE.rglob("*.py")}
     return [found for file in sorted(modules.values()) for found in imports_of(file, modules)]

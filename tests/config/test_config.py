@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS, GRPO
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.config import (
     PRESETS,
     DataConfig,
@@ -35,7 +39,7 @@ from posttrain.config import names as config_names
 from posttrain.config import schema as config_schema
 from posttrain.config import text as config_text
 from posttrain.config.load import RULES
-from posttrain.config.names import ByAlgorithm, Ours, foreign_names
+from posttrain.config.names import ByAlgorithm, Ours, foreign_names, foreign_values
 from posttrain.config.page import config_page
 from posttrain.config.text import read_override, read_value, redact, write_value
 from posttrain.errors import ConfigError
@@ -792,6 +796,33 @@ def test_every_foreign_name_leads_to_a_setting_that_exists():
             assert name not in known, f"{name} is one of ours"
 
 
+def test_every_foreign_value_leads_to_one_that_exists():
+    names, corrections = (foreign_values()[f"algorithm.{key}"] for key in ("name", "correction"))
+    for theirs, ours in names.items():
+        assert re.split("[ ,]", ours)[0] in ALGORITHMS, theirs
+        assert theirs not in ALGORITHMS
+    for theirs, ours in corrections.items():
+        given = yaml.safe_load(ours.partition(", with")[0])
+        assert theirs not in NAMED
+        assert given in {"none", *NAMED} if isinstance(given, str) else Correction(**given), theirs
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("optimal_token_baseline", "Here that is policy_gradient with baseline = optimal_token, normalisation = none"),
+        ("geo_mean", "Here that is gmpo."),
+        ({"name": "grpo", "correction": "decoupled_token_icepop"}, "Here that is icepop."),
+        ({"name": "grpo", "correction": "decoupled_k3_rs"}, "{action: reject, score: mean_k3, high: 0.01}."),
+        ({"name": "dro", "dro_beta": 0.5}, "verl's dro_beta is algorithm.tau here .*Set algorithm.tau = 0.5"),
+        ("my_grpo", r"ALGORITHMS\['my_grpo'\] = its class was run.*entry point of the group posttrain.algorithms"),
+        ("shaped", r"ALGORITHMS\['shaped'\] = its class was run.*entry point of the group posttrain.algorithms"),
+    ],
+)
+def test_names_of_peers_and_of_algorithms_from_elsewhere_lead_somewhere(algorithm, said):
+    assert re.search(said, refusal(MINIMAL | {"algorithm": algorithm}))
+
+
 # --- rules that span parts --------------------------------------------------------------------------------------------
 
 BROKEN = {
@@ -951,7 +982,7 @@ def test_each_rule_has_its_case():
     assert set(BROKEN) == {rule.__name__ for rule in RULES}
 
 
-@pytest.mark.parametrize("rule", BROKEN)
+@catalogue("rule", BROKEN)
 def test_a_broken_rule_is_told_with_given_allowed_and_fix(rule):
     overrides, message = BROKEN[rule]
     with pytest.raises(ConfigError) as caught:
@@ -974,7 +1005,7 @@ def test_all_broken_rules_are_told_at_once():
     assert message.startswith("3 problems in the configuration")
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "overrides",
     [
         ["algorithm=reinforce", "sampling.group_size=1"],
@@ -998,7 +1029,7 @@ def test_what_is_allowed_passes(overrides):
     check(load(*overrides))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@catalogue("name", ALGORITHMS)
 def test_every_algorithm_can_be_named_with_nothing_else(name):
     config = load(f"algorithm={name}")
     assert config.algorithm.build().key == name
@@ -1007,7 +1038,7 @@ def test_every_algorithm_can_be_named_with_nothing_else(name):
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@catalogue("name", PRESETS)
 def test_a_preset_consists_of_settings(name):
     config = load_config(beside(name) | {"train": {"steps": 1}}).config
     check(config)
@@ -1041,12 +1072,21 @@ def test_the_meaning_of_a_preset_is_pinned():
         "checkpoint.every": 20,
         "checkpoint.keep": 5,
     }
-    parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "openrlhf-group-norm", "openrlhf-reinforce"}
-    parity |= {"areal-decoupled", "trl-dpo", "trl-ipo", "openrlhf-ipo", "trl-kto", "trl-orpo", "trl-simpo"}
+    parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "verl-otb", "openrlhf-group-norm"}
+    parity |= {
+        "openrlhf-reinforce",
+        "areal-decoupled",
+        "trl-dpo",
+        "trl-ipo",
+        "openrlhf-ipo",
+        "trl-kto",
+        "trl-orpo",
+        "trl-simpo",
+    }
     assert set(PRESETS) == {"smoke", "safe", *parity}  # their numbers: tests/algorithms/test_presets.py
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if "algorithm" in preset])
+@catalogue("name", [name for name, preset in PRESETS.items() if "algorithm" in preset])
 def test_a_preset_with_an_algorithm_does_not_mix_with_another_one(name):
     mixed = beside(name) | {"algorithm": "grpo", "train": {"steps": 1}}
     own = dict(PRESETS[name]["algorithm"])

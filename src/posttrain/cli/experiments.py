@@ -1,0 +1,116 @@
+"""`posttrain compare` and `sweep`: several runs that answer one question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.output import AsJson, Quiet, answer, lines_for
+
+
+def compare(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A config; a file with arms; or a comparison's folder, to go on.")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings of all arms.")
+    ] = None,
+    algorithms: Annotated[str | None, typer.Option(help="The arms: algorithms, with commas.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds, from 0 on; 3 unless the file says so.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="UNIT=N", help="Of each run: tokens=2e6, steps=200 or seconds=600.")
+    ] = None,
+    target: Annotated[float | None, typer.Option(help="Held-out score; tells the tokens and seconds to it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; comparisons/NAME unless given.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> int:
+    """Compare algorithms, or configs, on one task with equal seeds and budget: intervals, curves, and a verdict.
+
+    Each run is a process of its own; one that fails is counted and loses no other, and the exit code is 1. The same
+    command again goes on.
+
+    \b
+    Examples:
+      posttrain compare base.yaml --algorithms grpo,dr_grpo,rloo --seeds 3 --budget tokens=2e6
+      posttrain compare arms.yaml --seeds 5 --workers 2 --out comparisons/learning-rates
+      posttrain compare comparisons/learning-rates --seeds 10
+      posttrain compare base.yaml train.learning_rate=1e-5 --algorithms ppo,grpo --target 0.8
+    """
+    from posttrain.lab.experiments.compare.api import compare as compare_arms
+
+    found = compare_arms(
+        source,
+        algorithms=[name.strip() for name in (algorithms or "").split(",") if name.strip()],
+        seeds=seeds,
+        budget=budget,
+        target=target,
+        out=out,
+        workers=workers,
+        overrides=settings or [],
+        tell=lines_for(quiet=quiet, as_json=json),
+    )
+    content = found.to_json()
+    answer(content, f"\n{found.render()}\n\ncomparison {found.folder}\nreport     {content['report']}", as_json=json)
+    return 0 if found.comparable and found.complete else 1
+
+
+# --- sweep -----------------------------------------------------------------------------------------------------------
+
+
+def sweep(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SOURCE", help="A config; a file with base and knobs; or a sweep's folder, to go on."),
+    ],
+    knobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SETTING=RANGE", help="log(a,b), float(a,b), int(a,b) or choice(a,b,...); SETTING=VALUE fixes one."
+        ),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials in all; 20 unless the file says so.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    pruner: Annotated[str | None, typer.Option(help="median, hyperband or none.", show_default="median")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=0, help="Fresh seeds for the best configuration and the default.", show_default="5"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; sweeps/NAME unless given.")] = None,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> int:
+    """Search settings for the best held-out score; say which of them matter, and which turn success into collapse.
+
+    Each trial is a run in a process of its own, pruned where others do better. The best configuration is run again on
+    fresh seeds, beside the default. Killed at any moment, the same command goes on; no trial is lost.
+
+    \b
+    Examples:
+      posttrain sweep base.yaml 'train.learning_rate=log(1e-5,1e-2)' --trials 20 --workers 2
+      posttrain sweep base.yaml 'algorithm.kl_coef=choice(0,0.01,0.1)' 'sampling.group_size=int(2,16)' train.steps=60
+      posttrain sweep knobs.yaml --out sweeps/second
+      posttrain sweep sweeps/second --trials 40
+    """
+    from posttrain.lab.experiments.sweep.api import sweep as search
+    from posttrain.lab.experiments.sweep.knobs import is_knob
+
+    turned, fixed = [text for text in knobs or [] if is_knob(text)], [text for text in knobs or [] if not is_knob(text)]
+    found = search(
+        source,
+        turned,
+        overrides=fixed,
+        trials=trials,
+        workers=workers,
+        pruner=pruner,  # pyright: ignore[reportArgumentType]  # checked with the other settings
+        seeds=seeds,
+        folder=out,
+        tell=lines_for(quiet=quiet, as_json=json),
+    )
+    answer(found.to_json(), f"\n{found.render()}", as_json=json)
+    return 0 if found.best is not None else 1

@@ -1,0 +1,216 @@
+"""`posttrain train`, `resume` and `demo`: what starts a run, or goes on with one."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posttrain.cli.output import AsJson, Quiet, ShowSamples, answer, finish, setting_keys, view_for
+from posttrain.errors import ConfigError
+from posttrain.importing import uncollected
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+
+LOADING = "loading torch and transformers"
+OPTIONS = ("--output", "--dry-run", "--show-samples", "--quiet", "--json", "--help")
+
+
+def train(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML or TOML file.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file.", autocompletion=setting_keys
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder; it must not hold a run yet.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the settings, print all of them with their origins, and stop.")
+    ] = False,
+    show_samples: ShowSamples = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> int:
+    """Train a model as a config says; every setting can be changed on the command line.
+
+    A file with `stages` is a pipeline: they are trained one after the other, each from the model of the one before.
+
+    \b
+    Examples:
+      posttrain train my_run.yaml
+      posttrain train my_run.yaml train.steps=50 algorithm.clip_high=0.28
+      posttrain train my_run.yaml --train.learning-rate 1e-6 --output runs/first
+      posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
+      posttrain train pipeline.yaml stages.dpo.train.steps=50 seed=1
+    """
+    from posttrain.config.pipeline import holds_stages
+    from posttrain.config.text import write_value
+
+    path, overrides = split_arguments([config, *(settings or [])])
+    if output is not None:
+        overrides.append(f"output={write_value(str(output))}")
+    train_one = _train_pipeline if holds_stages(path) else _train_run
+    return train_one(path, overrides, dry_run, quiet, json, show_samples)
+
+
+def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
+    from posttrain.config import check, load_config, to_yaml
+
+    resolved = load_config(path, overrides, checks=[_names_are_known])
+    check(resolved, _names_are_known)  # before anything heavy is imported
+    if dry_run:
+        everything = {"config": resolved.config.model_dump(mode="json"), "origins": dict(resolved.origins)}
+        answer(everything, to_yaml(resolved).rstrip(), as_json=json)
+        return 0
+    view = view_for(quiet=quiet, as_json=json, show_samples=show_samples)
+    view.begins(LOADING)
+    with uncollected():
+        from posttrain.train.api import train_resolved
+
+    run = train_resolved(resolved, view=view)
+    return finish(run, as_json=json)
+
+
+def _names_are_known(config: RunConfig) -> None:
+    from posttrain.rewards.making import check_names
+
+    check_names([*config.rewards, *config.check])
+
+
+def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
+    from posttrain.config.pipeline import read_pipeline, to_yaml
+
+    pipeline = read_pipeline(path, overrides, checks=[_names_are_known])
+    if dry_run:
+        stages = [{"name": stage.name, "config": stage.config.model_dump(mode="json")} for stage in pipeline.stages]
+        everything = {**pipeline.settings.model_dump(mode="json"), "stages": stages}
+        answer(everything, to_yaml(pipeline, pipeline.settings.output).rstrip(), as_json=json)
+        return 0
+    view = view_for(quiet=quiet, as_json=json, show_samples=show_samples)
+    view.begins(LOADING)
+    with uncollected():
+        from posttrain.pipeline.run import train_pipeline
+
+    trained = train_pipeline(pipeline, view=view)
+    return finish(trained, as_json=json)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The config file, and the overrides as `a.b=c`; `--a.b=c` and `--a.b c` mean the same, in any order.
+
+    >>> split_arguments(["my.yaml", "--train.steps", "5", "seed=1"])
+    ('my.yaml', ['train.steps=5', 'seed=1'])
+    """
+    configs, overrides = sort_arguments(arguments)
+    if len(configs) != 1:
+        raise ConfigError(
+            given=f"{len(configs)} configuration files: {', '.join(configs)}" if configs else "no configuration file",
+            allowed="one YAML or TOML file, and settings as section.key=value",
+            fix="posttrain train my_run.yaml train.steps=50",
+        )
+    return configs[0], overrides
+
+
+def sort_arguments(
+    arguments: Sequence[str], verb: str = "train", options: Sequence[str] = OPTIONS
+) -> tuple[list[str], list[str]]:
+    """(what is no setting, the settings as `a.b=c`)."""
+    configs: list[str] = []
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument.startswith("-") and "=" not in argument:
+            overrides.append(f"{_setting(argument, verb, options)}={_value(argument, rest)}")
+        elif "=" in argument and not os.path.isfile(argument):
+            overrides.append(argument.removeprefix("--"))
+        else:
+            configs.append(argument)
+    return configs, overrides
+
+
+def _setting(argument: str, verb: str, options: Sequence[str]) -> str:
+    """The key of `--key`: one with a dot, or one of the top level; anything else is a misspelt option."""
+    from posttrain.config import RunConfig
+    from posttrain.config.pipeline import PipelineSettings
+
+    known = {*RunConfig.model_fields, *PipelineSettings.model_fields, "preset"}
+    name = argument.lstrip("-")
+    if argument.startswith("--") and ("." in name or name.replace("-", "_") in known):
+        return name
+    close = difflib.get_close_matches(argument, [*options, *(f"--{field}" for field in RunConfig.model_fields)], n=1)
+    raise ConfigError(
+        given=f"{argument} is neither an option nor a setting",
+        allowed=f"{', '.join(options)}, and settings as --section.key VALUE",
+        fix=f"Did you mean {close[0]}?" if close else f"`posttrain {verb} --help` shows what there is, with examples.",
+    )
+
+
+def _value(argument: str, rest: list[str]) -> str:
+    if not rest or rest[0].startswith("--"):
+        raise ConfigError(
+            given=f"{argument} has no value",
+            allowed=f"{argument} VALUE or {argument.removeprefix('--')}=VALUE",
+            fix=f"Write {argument} true for a switch.",
+        )
+    return rest.pop(0)
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/tiny-sort-grpo-1.")],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train up to this step instead of the configured one.")
+    ] = None,
+    show_samples: ShowSamples = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> int:
+    """Continue a run that was stopped or killed, from its newest checkpoint that verifies; or a pipeline.
+
+    \b
+    Examples:
+      posttrain resume runs/tiny-sort-grpo-1
+      posttrain resume runs/tiny-sort-grpo-1 --steps 400
+    """
+    with uncollected():
+        from posttrain.pipeline.run import go_on
+
+    result = go_on(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
+    return finish(result, as_json=json)
+
+
+# --- demo ------------------------------------------------------------------------------------------------------------
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of data, model and sampling.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Run folder.", show_default="the next free runs/...")] = None,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> int:
+    """The whole story on a CPU, in about two minutes: a weak model, a verifiable reward, GRPO, and the proof.
+
+    \b
+    Examples:
+      posttrain demo
+      posttrain demo --seed 1 --output runs/second
+    """
+    from posttrain.tasks.demo import demo_config, require_improvement, verdict
+
+    with uncollected():
+        from posttrain.train.api import train
+
+    run = train(demo_config(seed=seed, output=output), view=view_for(quiet=quiet, as_json=json))
+    typer.echo(verdict(run.evaluation), err=json)
+    require_improvement(run.evaluation)
+    return finish(run, as_json=json)
