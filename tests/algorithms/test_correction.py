@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from tests.conftest import pad
 from torch import Tensor
 
@@ -232,7 +233,7 @@ def test_the_largest_log_ratios_leave_until_the_second_moment_is_small():
 # Limits
 
 
-@pytest.mark.parametrize("name", get_args(CorrectionName))
+@catalogue("name", get_args(CorrectionName))
 def test_a_sampler_that_agrees_with_the_trainer_needs_no_correction(t, name: CorrectionName):
     for plain in (GRPO(kl_coef=0.1), RLOO(), TokenMean()):
         if name in ("bypass",) and "old" not in plain.needs:
@@ -268,8 +269,8 @@ def test_on_policy_the_gradient_is_the_truncated_weight_times_the_advantage(t):
     torch.testing.assert_close(gradient_BT[t.mask_BT], expected_BT[t.mask_BT], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("unreported", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", [name for name in NAMED if name != "a3po"])
+@catalogue("unreported", [math.nan, math.inf, -math.inf])
+@catalogue("name", [name for name in NAMED if name != "a3po"])
 def test_a_token_that_the_sampler_did_not_report_has_ratio_1_and_is_counted(t, name, unreported: float):
     sampling_BT, agreeing_BT = SAMPLING.clone(), SAMPLING.clone()
     sampling_BT[0, 1] = unreported

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
 from posttrain.algorithms.composition.about import ABOUT as OPTIONS
@@ -22,7 +23,7 @@ from posttrain.explain.page import write_docs
 from posttrain.types import Batch, Experience, Outputs, Tokens, count_totals
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
-every_key = pytest.mark.parametrize("key", ALGORITHMS)
+every_key = catalogue("key", ALGORITHMS)
 
 
 @pytest.mark.parametrize(
