@@ -159,10 +159,14 @@ OTHER_SCORES = {
     "mean_k2": (0.1, [[1] * 3, [1] * 2, [1] * 4, [0]]),
     "max_k2": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
     "max_k3": (0.3, [[1] * 3, [1] * 2, [1] * 4, [0]]),
-    "total_variation": (0.08, [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
+    "total_variation": (0.05, [[1, 1, 1], [0, 1], [1, 1, 1, 1], [0]]),
+    "mean_total_variation": (0.05, [[1] * 3, [1] * 2, [1] * 4, [0]]),
+    "binary_kl": (0.012, [[1, 1, 1], [0, 1], [1, 1, 1, 1], [0]]),
+    "mean_binary_kl": (0.012, [[1] * 3, [1] * 2, [1] * 4, [0]]),
 }
 """delta is 0.02, -0.1, 0 | 0.6, 0 | 0.02, -0.05, 0.05, -0.02 | 1.3: k2 is at most 0.005, 0.18, 0.00125 and 0.845, and
-its sums are 0.0052, 0.18, 0.0029 and 0.845; |p - q| is 0.0891 for the last token and at most 0.0611 for the others."""
+its sums are 0.0052, 0.18, 0.0029 and 0.845. |p - q| is 0.0891 for the last completion, 0.0611 and 0 for the second and
+at most 0.0317 for the others; the larger binary KL is 0.0743, 0.0222 and 0, and at most 0.0023."""
 
 
 @pytest.mark.parametrize(
