@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from tests.conftest import pad
 from torch import Tensor
 
@@ -158,10 +159,14 @@ OTHER_SCORES = {
     "mean_k2": (0.1, [[1] * 3, [1] * 2, [1] * 4, [0]]),
     "max_k2": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
     "max_k3": (0.3, [[1] * 3, [1] * 2, [1] * 4, [0]]),
-    "total_variation": (0.08, [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
+    "total_variation": (0.05, [[1, 1, 1], [0, 1], [1, 1, 1, 1], [0]]),
+    "mean_total_variation": (0.05, [[1] * 3, [1] * 2, [1] * 4, [0]]),
+    "binary_kl": (0.012, [[1, 1, 1], [0, 1], [1, 1, 1, 1], [0]]),
+    "mean_binary_kl": (0.012, [[1] * 3, [1] * 2, [1] * 4, [0]]),
 }
 """delta is 0.02, -0.1, 0 | 0.6, 0 | 0.02, -0.05, 0.05, -0.02 | 1.3: k2 is at most 0.005, 0.18, 0.00125 and 0.845, and
-its sums are 0.0052, 0.18, 0.0029 and 0.845; |p - q| is 0.0891 for the last token and at most 0.0611 for the others."""
+its sums are 0.0052, 0.18, 0.0029 and 0.845. |p - q| is 0.0891 for the last completion, 0.0611 and 0 for the second and
+at most 0.0317 for the others; the larger binary KL is 0.0743, 0.0222 and 0, and at most 0.0023."""
 
 
 @pytest.mark.parametrize(
@@ -228,7 +233,7 @@ def test_the_largest_log_ratios_leave_until_the_second_moment_is_small():
 # Limits
 
 
-@pytest.mark.parametrize("name", get_args(CorrectionName))
+@catalogue("name", get_args(CorrectionName))
 def test_a_sampler_that_agrees_with_the_trainer_needs_no_correction(t, name: CorrectionName):
     for plain in (GRPO(kl_coef=0.1), RLOO(), TokenMean()):
         if name in ("bypass",) and "old" not in plain.needs:
@@ -264,8 +269,8 @@ def test_on_policy_the_gradient_is_the_truncated_weight_times_the_advantage(t):
     torch.testing.assert_close(gradient_BT[t.mask_BT], expected_BT[t.mask_BT], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("unreported", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", [name for name in NAMED if name != "a3po"])
+@catalogue("unreported", [math.nan, math.inf, -math.inf])
+@catalogue("name", [name for name in NAMED if name != "a3po"])
 def test_a_token_that_the_sampler_did_not_report_has_ratio_1_and_is_counted(t, name, unreported: float):
     sampling_BT, agreeing_BT = SAMPLING.clone(), SAMPLING.clone()
     sampling_BT[0, 1] = unreported

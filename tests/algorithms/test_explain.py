@@ -1,12 +1,14 @@
 """`explain`: every algorithm, under every name that people use, from what its class declares; and its page."""
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
 from posttrain.algorithms.composition.about import ABOUT as OPTIONS
@@ -15,12 +17,13 @@ from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
 from posttrain.algorithms.off_policy.names import ABOUT, NAMED
 from posttrain.errors import ConfigError
-from posttrain.explain import Explanation, explain, find, write_docs
+from posttrain.explain import Explanation, explain, find
 from posttrain.explain.correction import correction_page, is_correction
+from posttrain.explain.page import write_docs
 from posttrain.types import Batch, Experience, Outputs, Tokens, count_totals
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
-every_key = pytest.mark.parametrize("key", ALGORITHMS)
+every_key = catalogue("key", ALGORITHMS)
 
 
 @pytest.mark.parametrize(
@@ -299,4 +302,18 @@ def test_the_open_composition_shows_what_each_option_is():
 def test_the_committed_pages_are_the_generated_ones(tmp_path: Path):
     written = {path.name: path.read_text(encoding="utf-8") for path in write_docs(tmp_path)}
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
-    assert committed == written, "run: python -m posttrain.explain docs/algorithms"
+    assert committed == written, "run: python -m posttrain.explain.page docs/algorithms"
+
+
+def test_each_command_that_a_page_names_can_be_run():
+    """`python -m NAME` in docs, README and messages of tests: a module with a main guard, or a package with one."""
+    root = PAGES.parent.parent
+    texts = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "tests").rglob("*.py")]
+    command = re.compile(r"python -m ((?:posttrain|tests|benchmarks)[\w.]*\w)")
+    named = {name for path in texts for name in command.findall(path.read_text("utf-8"))}
+    assert {"posttrain.explain.page", "posttrain.config.page"} <= named
+    for name in sorted(named):
+        place = root / ("src" if name.startswith("posttrain") else "") / name.replace(".", "/")
+        script = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+        assert script.is_file(), name
+        assert place.is_dir() or 'if __name__ == "__main__":' in script.read_text("utf-8"), name

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain import presets
 from posttrain.algorithms import ComposedPolicyGradient
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import optimal_token_baseline
@@ -76,6 +77,14 @@ def test_it_is_the_weighted_mean_of_the_returns_of_those_that_have_such_a_token(
             expected = float(total / sum(weight.values())) if len(having) > 1 else 0.0
             assert [float(found_BT[row, places[row][t]]) for row in having] == pytest.approx([expected] * len(having))
     assert (found_BT[~mask_BT] == 0).all()
+
+
+def test_the_preset_of_verl_has_these_advantages_and_the_clip_of_its_loss():
+    algorithm = presets["verl-otb"]
+    assert isinstance(algorithm, ComposedPolicyGradient)
+    assert algorithm.advantages(two_answers([0.0, 1.0])).tolist() == advantages([0.0, 1.0])
+    read = {name: algorithm.values[name] for name in ("clip_low", "clip_high", "dual_clip", "kl_coef", "gamma")}
+    assert read == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "kl_coef": 0.0, "gamma": 1.0}
 
 
 def test_without_the_squared_probabilities_it_says_what_is_missing():

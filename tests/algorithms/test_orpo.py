@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.algorithms.preference_data import P_FLOAT32, P, PairFixture
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.orpo import ORPO
 from posttrain.errors import ConfigError
@@ -25,9 +26,9 @@ def test_the_odds_ratio_alone_is_the_difference_between_two_weights():
     assert odds_term == pytest.approx((0.7301296203 + 0.4310833692) / 2, rel=1e-8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("chosen", [0.0, -1e-10, -1e-7, -50.0])
-@pytest.mark.parametrize("rejected", [0.0, -1e-7, -50.0])
+@catalogue("dtype", [torch.float32, torch.float64])
+@catalogue("chosen", [0.0, -1e-10, -1e-7, -50.0])
+@catalogue("rejected", [0.0, -1e-7, -50.0])
 def test_certain_and_hopeless_answers_stay_finite(dtype, chosen, rejected):
     pair = PairFixture([chosen], [rejected], [0], [0], [1], [1], dtype)
     step = pair.evaluate(ORPO())

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import PassAtK
 from posttrain.errors import ConfigError
@@ -24,7 +25,7 @@ def test_worked_advantages(dtype: torch.dtype, rtol: float):
     torch.testing.assert_close(PassAtK(k=4).advantages(answers(8, 3, dtype)).flatten(), expected, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("c", range(9))
+@catalogue("c", range(9))
 def test_advantages_sum_to_zero_and_are_zero_when_every_four_hold_a_correct_answer(c: int):
     advantages_B1 = PassAtK(k=4).advantages(answers(8, c))
     assert advantages_B1.sum().item() == pytest.approx(0, abs=1e-12)

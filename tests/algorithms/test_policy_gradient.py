@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from tests.algorithms.compositions import SETTINGS
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -240,7 +241,7 @@ READ_BY_ALL = ("max_completion_length", "top_entropy_quantile")
 PARAMETERS = [name for name in Parameters.__annotations__ if name not in READ_BY_ALL]
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@catalogue("name", PARAMETERS)
 def test_a_parameter_that_nothing_reads_is_refused(name: str):
     """In the first of these compositions that does not read it."""
     beside, value = SETTINGS[name]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.preference_data import NAN, Evaluated, evaluate, random_step
 from tests.algorithms.test_invariances import merge
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS
@@ -47,8 +48,8 @@ VARIANTS: dict[str, Algorithm] = {
     for key, variants in OTHER_SETTINGS.items()
     for given in variants
 }
-every_variant = pytest.mark.parametrize("algorithm", VARIANTS.values(), ids=VARIANTS)
-every_class = pytest.mark.parametrize("cls", PREFERENCE_ALGORITHMS.values(), ids=PREFERENCE_ALGORITHMS)
+every_variant = catalogue("algorithm", VARIANTS.values(), ids=VARIANTS)
+every_class = catalogue("cls", PREFERENCE_ALGORITHMS.values(), ids=PREFERENCE_ALGORITHMS)
 few_examples = settings(max_examples=15)
 seeds = st.integers(0, 10_000)
 
@@ -146,7 +147,7 @@ def test_a_unit_with_an_empty_row_changes_nothing(algorithm: Algorithm):
 
 
 @every_variant
-@pytest.mark.parametrize("hidden", [NAN, torch.inf, -torch.inf, 1e30])
+@catalogue("hidden", [NAN, torch.inf, -torch.inf, 1e30])
 def test_what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, hidden: float):
     def with_fill(fill: float) -> Evaluated:
         logprobs_BT, batch = random_step(algorithm.data_kind, 0)
@@ -179,8 +180,8 @@ def test_an_all_masked_step_is_zero_and_not_nan(algorithm: Algorithm):
 
 
 @every_variant
-@pytest.mark.parametrize("difference", [100.0, -100.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@catalogue("difference", [100.0, -100.0])
+@catalogue("dtype", [torch.float32, torch.float64])
 def test_a_log_ratio_of_100_per_token_stays_finite(algorithm: Algorithm, difference: float, dtype: torch.dtype):
     logprobs_BT, batch = random_step(algorithm.data_kind, 0)
     logprobs_BT = logprobs_BT.detach().to(dtype).requires_grad_()

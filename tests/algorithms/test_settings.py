@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -34,7 +35,7 @@ from posttrain.algorithms.base import NEEDS, DataKind, Need
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
-every_class = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
+every_class = catalogue("cls", ALGORITHMS.values(), ids=ALGORITHMS)
 
 
 @every_class

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.functional.baselines import (
     batch_mean,
@@ -333,9 +334,9 @@ def test_the_mean_is_subtracted_restored_or_kept(rewards_PG, lengths_PG, over):
     torch.testing.assert_close(kept / subtracted, x_BT[mask_BT] / (x_BT[mask_BT] - mean))
 
 
-@pytest.mark.parametrize("population", [False, True])
-@pytest.mark.parametrize("over", ["tokens", "sequences"])
-@pytest.mark.parametrize("mask", [[[False, False]], [[True, False]], [[True, True]]], ids=["none", "one", "two equal"])
+@catalogue("population", [False, True])
+@catalogue("over", ["tokens", "sequences"])
+@catalogue("mask", [[[False, False]], [[True, False]], [[True, True]]], ids=["none", "one", "two equal"])
 def test_what_does_not_vary_has_no_scale(mask: list, over, population: bool):
     """Not nan, and not a division by 1e-4: 0 when the mean is subtracted, unchanged when it stays."""
     x_BT, mask_BT = torch.full((1, 2), 0.7), torch.tensor(mask)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.functional.kl import KL_ESTIMATORS, k1, k2, k3, kl_estimate
@@ -148,9 +149,9 @@ def test_k3_of_a_large_difference_is_capped_at_10():
     assert k3(delta, torch.zeros_like(delta)).item() == 10.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("difference", [100.0, -100.0, -1e4])
-@pytest.mark.parametrize("name", [*KL_ESTIMATORS, *(f"{name}_corrected" for name in KL_ESTIMATORS)])
+@catalogue("dtype", [torch.float32, torch.float64])
+@catalogue("difference", [100.0, -100.0, -1e4])
+@catalogue("name", [*KL_ESTIMATORS, *(f"{name}_corrected" for name in KL_ESTIMATORS)])
 def test_a_difference_of_100_is_finite_in_value_and_gradient(name: str, difference: float, dtype: torch.dtype):
     logprobs = torch.full((2,), difference, dtype=dtype, requires_grad=True)
     zero = torch.zeros(2, dtype=dtype)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.catalogue import catalogue
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,9 +44,9 @@ def test_entropy_of_the_reference_is_reproduced():
     assert logprobs_N.item() == pytest.approx(2 - math.log(sum(math.exp(z) for z in z_V.tolist())), rel=1e-12)
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 4, 11, 1024])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("with_bias", [True, False])
+@catalogue("chunk_tokens", [1, 4, 11, 1024])
+@catalogue("temperature", [1.0, 0.6])
+@catalogue("with_bias", [True, False])
 def test_values_and_gradients_equal_the_plain_definition_in_any_chunking(chunk_tokens, temperature, with_bias):
     *parameters, targets_N = inputs(with_bias=with_bias)
     leaves = [p for p in parameters if p is not None]

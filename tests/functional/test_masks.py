@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.functional import masks
 from posttrain.functional.masks import last_token, masked, until_eos
@@ -71,13 +72,14 @@ def with_a_mask() -> dict[str, Callable[..., object]]:
     return found
 
 
-@pytest.mark.parametrize("name", with_a_mask())
+@catalogue("name", with_a_mask())
 def test_a_mask_of_ones_and_zeros_does_what_a_mask_of_bools_does(name):
     """An index of whole numbers takes rows, so that a mask of those would pass for other tokens."""
     function = with_a_mask()[name]
     mask_BT = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 1], [1, 0, 0, 0]]).bool()
     x_BT = torch.linspace(-2, 1, 12).reshape(3, 4)
     numbers = {"gamma": 0.9, "lam": 0.8, "high": 0.5, "bound": 0.1, "share": 0.3, "tokens": 5, "sequences": 3}
+    numbers |= {"group_size": 3}
     numbers |= {"length": 4, "cov_low": -9.0, "cov_high": 9.0}
     shapes = {"B": x_BT[:, 0], "B1": x_BT[:, :1], "BT": x_BT.flip(0)}
     given: dict[str, object] = {}

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from tests.algorithms.preference_data import P
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.pairs import pairs_of
@@ -91,8 +92,8 @@ def test_log_odds_are_the_log_of_the_odds(p):
 # Links
 
 
-@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@catalogue("link", LINKS.values(), ids=LINKS)
+@catalogue("dtype", [torch.float32, torch.float64])
 def test_links_are_finite_with_their_gradient_for_any_margin(link, dtype):
     h_N = numbers(-1e6, -1e3, -50, -1, 0, 1, 50, 1e3, 1e6, dtype=dtype).requires_grad_()
     loss_N = link(h_N)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import (
@@ -60,8 +61,8 @@ def test_the_ratio_of_a_single_token_is_its_own_at_every_level(t):
         assert ratio(*one_token)[0, 0].item() == pytest.approx(3.669296668)
 
 
-@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
-@pytest.mark.parametrize("ratio", [0.7, 1.0, 1.5])
+@catalogue("advantage", [1.0, 0.0, -1.0])
+@catalogue("ratio", [0.7, 1.0, 1.5])
 def test_what_is_said_to_be_stopped_has_no_gradient(ratio: float, advantage: float):
     u, a = torch.tensor(ratio, requires_grad=True), torch.tensor(advantage)
     (gradient,) = torch.autograd.grad(clipped_surrogate(u, a, 0.2, 0.2), u)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from tests.catalogue import few
 from tests.tiny import tiny_model
 
 import posttrain as pt
@@ -42,7 +43,7 @@ def settings(model: Path, output: Path, **more: Any) -> dict[str, Any]:
         "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-3},
         "sampling": {"max_completion_length": 4, "group_size": 2},
         "guards": {"max_truncated": 1.0},
-        "evaluation": {"samples": 0, "prompts": 4},
+        "evaluation": {"writing": 0, "samples": 0, "prompts": 4},
         "output": str(output),
         "report": False,
         **more,
@@ -75,7 +76,7 @@ def from_a_file(model, tmp_path_factory) -> Any:
     )
 
 
-@pytest.mark.parametrize("form", GIVEN_AS)
+@pytest.mark.parametrize("form", few(GIVEN_AS, "a dataset"))
 def test_rows_and_functions_train_as_files_do(form, model, tmp_path, from_a_file):
     run = pt.train(settings(model, tmp_path / "run"), data=GIVEN_AS[form](), rewards=count_a)
     assert same_weights(run, from_a_file)

@@ -107,7 +107,8 @@ class DAPO(PolicyGradient):
         sources={
             "clip_low": "0.2: the paper",
             "clip_high": "0.28: the paper",
-            "top_entropy_quantile": "1: all tokens; TRL has the same setting",
+            "top_entropy_quantile": "1: all tokens, as TRL, whose quantile is that of a micro-batch and whose entropy "
+            "bonus is over the chosen tokens alone",
             "dual_clip": "off: the paper; verl uses 3",
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",

@@ -83,7 +83,8 @@ class DrGRPO(PolicyGradient):
             "max_completion_length": "the paper's code: the generation budget, 3000 there",
             "clip_low": "0.2: the paper's code",
             "clip_high": "0.2: the paper's code",
-            "top_entropy_quantile": "1: all tokens; TRL has the same setting",
+            "top_entropy_quantile": "1: all tokens, as TRL, whose quantile is that of a micro-batch and whose entropy "
+            "bonus is over the chosen tokens alone",
             "dual_clip": "off: the paper",
             "kl_coef": "0: the paper",
             "kl_estimator": "k3: as GRPO",

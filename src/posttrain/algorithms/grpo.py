@@ -75,7 +75,8 @@ class GRPO(PolicyGradient):
             "clip_high": "0.2: as clip_low",
             "kl_coef": "0: DAPO, Dr. GRPO, TRL; the paper uses 0.04",
             "kl_estimator": "k3: the paper, eq. 4",
-            "top_entropy_quantile": "1: all tokens; TRL has the same setting",
+            "top_entropy_quantile": "1: all tokens, as TRL, whose quantile is that of a micro-batch and whose entropy "
+            "bonus is over the chosen tokens alone",
             "dual_clip": "off: TRL, OpenRLHF; verl uses 3",
         },
         metrics=clip_formulas() | DUAL_CLIP_METRICS,

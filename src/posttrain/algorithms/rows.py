@@ -170,10 +170,10 @@ class MaxRL(Row):
         avoid_when="Rewards can be negative, which is refused, or a success may be luck: rare ones weigh most.",
         differs=(
             "The paper's estimator averages the scores of the solved answers of a prompt and subtracts the mean score: "
-            "the same number as this advantage, but for 1e-6.",
+            "the same number as this advantage, but for 1e-6, which the authors' code adds as well.",
             biased(0.942, 0.997),
         ),
-        sources={"clip_low": "0.2: as GRPO", "clip_high": "0.2: as GRPO"},
+        sources={"clip_low": "0.2: the authors' code", "clip_high": "0.2: the authors' code"},
         metrics=clip_formulas(),
     )
 
@@ -208,7 +208,7 @@ class DRO(Row):
             "The mean of the group is the advantage here; in verl it is whatever its estimator gives.",
             biased(0.997, 0.993),
         ),
-        sources={"tau": "0.1: as kimi_k15; verl calls it beta"},
+        sources={"tau": "0.1: as kimi_k15; verl's dro_beta has no default"},
         metrics={"policy/squared_log_ratio": "mean over the trained tokens of d^2"},
     )
 

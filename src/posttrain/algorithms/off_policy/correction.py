@@ -33,8 +33,8 @@ class Correction:
     the score is not between low and high; reject: 1, but 0 there."""
     score: Literal["weight", "second_moment"] | Score = "weight"
     """What low and high bound under mask and reject: the weight; the ratio of another level; KPop's binary_kl or the
-    total_variation of the sampled token against all others; k2 or k3 of the token, or their sum, mean or max over the
-    completion; M2PO's mean square of the log-ratio."""
+    total_variation of the sampled token against all others, or their mean over the completion; k2 or k3 of the token,
+    or their sum, mean or max over the completion; M2PO's mean square of the log-ratio."""
     low: NonNegative | None = None
     """Lower bound; none: no bound."""
     high: Positive | None = None
