@@ -37,7 +37,8 @@ def shown(settings: dict[str, Any]) -> tuple[list[str], str]:
     lines = stream.getvalue().splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("steps ")) + 1
     end = next(i for i, line in enumerate(lines) if line.startswith("held-out baseline"))
-    return lines[begin:end], (run.folder / "samples.txt").read_text()
+    shown = [line for line in lines[begin:end] if not line.startswith(" ")]  # not what takes how long
+    return shown, (run.folder / "samples.txt").read_text()
 
 
 def test_a_pair_is_shown_on_both_sides_with_its_answers_marked(tmp_path: Path):
