@@ -68,7 +68,7 @@ def test_a_run_gives_the_same_numbers_without_the_hook(algorithm, folder):
     fast = posttrain.train(settings(folder, algorithm, "fast"))
     with nothing_registered():
         plain = posttrain.train(settings(folder, algorithm, "plain"))
-    assert plain.compute.kernels == "torch"
+    assert plain.trainer.loaded.compute.kernels == "torch"
     for ours, theirs in zip(fast.metrics, plain.metrics, strict=True):
         for name in {"loss", "grad_norm", "reward/mean", "completions/mean_length"} & theirs.keys():
             assert ours.get(name) == pytest.approx(theirs.get(name), abs=1e-4, rel=1e-3), name
@@ -79,7 +79,7 @@ import json, sys
 sys.modules["posttrain.cpu"] = None  # importing it raises ModuleNotFoundError
 import posttrain
 run = posttrain.train(json.loads(sys.argv[1]))
-assert run.compute.kernels == "torch", run.compute
+assert run.trainer.loaded.compute.kernels == "torch", run.trainer.loaded.compute
 assert not [name for name in sys.modules if name.startswith("posttrain.cpu.")]
 """
 

@@ -280,7 +280,7 @@ def test_nothing_that_trains_names_the_check():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None)
             holders |= {name} if called == "IndependentCheck" else set()
-            readers |= {name} if called in ("in_evaluations", "_judges") and "alarms/check.py" not in name else set()
-    inside = {name for name in holders if name.startswith("train/alarms/")}
-    assert holders - inside == {"train/judges.py", "train/measure.py"}
-    assert readers == {"train/measure.py"}
+            readers |= {name} if called in ("in_evaluations", "_judges") and name != "watch/check.py" else set()
+    inside = {name for name in holders if name.startswith("watch/")}
+    assert holders - inside == {"train/judges.py"}
+    assert readers == {"train/sources.py"}

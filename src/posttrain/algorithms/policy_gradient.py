@@ -11,17 +11,18 @@ The defaults are GRPO's row. Each named algorithm is a row: with it and its sett
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from posttrain.algorithms.algorithm import require_whole_update
-from posttrain.algorithms.base import Card, Need
-from posttrain.algorithms.composition.card import POLICY_GRADIENT_CARD
+from posttrain.algorithms.base import Need
 from posttrain.algorithms.composition.losses import critic_loss, without
 from posttrain.algorithms.composition.options import Values
 from posttrain.algorithms.composition.parameters import Parameters
-from posttrain.algorithms.composition.ratios import Moved
-from posttrain.algorithms.composition.rules import refuse
-from posttrain.algorithms.composition.tables import Chosen, advantages_of, scored_by
+from posttrain.algorithms.composition.tables import Chosen, advantages_of, refuse, scored_by
+from posttrain.algorithms.composition.trust_regions import Moved
+from posttrain.algorithms.critic import VALUE_METRICS
+from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import kl_term, weighted, weighted_completions
@@ -30,7 +31,19 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals,
 
 @settings
 class ComposedPolicyGradient(Parameters):
-    key: ClassVar[str] = "policy_gradient"
+    key = "policy_gradient"
+    metrics = {
+        **clip_formulas("the elements that have a ratio: trained tokens, or completions", "u"),
+        **DUAL_CLIP_METRICS,
+        "policy/weight_clip_fraction": "weight_clip: share of them whose weight is held at a bound",
+        "policy/gate_mean": "soft_gate: mean of the gate over them",
+        "policy/kernel_mean": "kernel: mean of the weight over the trained tokens",
+        "policy/selected_fraction": "clip_cov, kl_cov: share of the trained tokens that are chosen",
+        "policy/weight_mean": "truncated_negatives: mean of the weight over the completions",
+        "policy/dropped_fraction": "off_policy_negatives: share of the completions that leave the policy term",
+        **SQUARED_LOG_RATIO,
+        **VALUE_METRICS,
+    }
 
     baseline: Literal[
         "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "runner_up", "greedy", "length_weighted",
@@ -142,5 +155,3 @@ class ComposedPolicyGradient(Parameters):
             value, value_metrics = critic_loss(p, outputs, batch, totals)
             loss, metrics = loss + value, metrics | value_metrics
         return self.finish(loss, outputs, batch, totals, metrics)
-
-    card: ClassVar[Card] = POLICY_GRADIENT_CARD

@@ -123,28 +123,3 @@ class Parameters(PolicyGradient):
     @property
     def correct_from(self) -> float | None:
         return self.correct_at
-
-
-AS = {
-    "reinforce": "baseline_decay gamma",
-    "topr": "constant",
-    "pass_at_k": "k correct_at",
-    "distillation": "coef floor",
-    "ppo": "gae_lambda value_coef score_clip missing_eos_penalty",
-    "grpo": "std_epsilon population clip_low clip_high dual_clip kl_coef kl_estimator count_masked_sequences "
-    "top_entropy_quantile",
-    "reinforce_plus_plus_baseline": "whiten_over center",
-    "cispo": "max_ratio",
-    "sapo": "tau_pos tau_neg",
-    "vespo": "k_pos lambda_pos k_neg lambda_neg",
-    "dppo": "divergence divergence_low divergence_high",
-    "clip_cov": "cov_low cov_high cov_share seed",
-    "kl_cov": "penalty",
-    "kimi_k15": "tau length_coef",
-    "dr_grpo": "max_completion_length",
-    "deepseek_v32": "max_negative_divergence",
-    "dapo": "overlong_buffer",
-    "kimi_k2": "token_budget budget_penalty",
-}
-SOURCES = {name: f"as {key}" for key, names in AS.items() for name in names.split()}
-SOURCES |= {"value_clip": "off here; ppo uses 0.2", "length_coef": "1 here, where the choice switches it on"}

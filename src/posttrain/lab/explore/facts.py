@@ -6,8 +6,7 @@ import inspect
 from typing import Any
 
 from posttrain.algorithms import Algorithm
-from posttrain.algorithms.composition.about import ABOUT
-from posttrain.explain import NeedFact, explain
+from posttrain.explain import NeedFact, explain, options_of_choices
 from posttrain.lab.advise.guides import from_rewards, guides, samples
 from posttrain.lab.explore.selections import settings_by_value, written
 
@@ -58,6 +57,7 @@ NEEDS = {
 def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
     """One algorithm as the page shows it."""
     told, online = explain(kind.key), samples(kind)
+    options = options_of_choices()
     return {
         "key": told.key,
         "name": told.title.partition(":")[0],
@@ -71,7 +71,7 @@ def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
         "group": group_of(kind),
         "models": list(told.models),
         "needs": [_need(need) for need in told.needs],
-        "choices": {name: [option, ABOUT.get(name, {}).get(option, "")] for name, option in told.choices.items()},
+        "choices": {name: [option, options.get(name, {}).get(option, "")] for name, option in told.choices.items()},
         "use_when": told.use_when,
         "avoid_when": told.avoid_when,
         "failures": [failure.what for failure in guides().failures if told.key in failure.of],
