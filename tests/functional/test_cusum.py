@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.functional.cusum import Cusum, log_likelihood_ratio, with_odds_times
-from posttrain.functional.drops import largest_drop
+from posttrain.functional.cusum import Cusum, largest_drop, log_likelihood_ratio, with_odds_times
 from posttrain.functional.texts import distinct_ngrams, ranks, shared_share, spearman_within
 
 P0, P1, H = 0.01, 0.05, 9.0

@@ -20,9 +20,6 @@ from posttrain.algorithms.composition.options import Values
 from posttrain.algorithms.composition.parameters import Parameters
 from posttrain.algorithms.composition.tables import Chosen, advantages_of, refuse, scored_by
 from posttrain.algorithms.composition.trust_regions import Moved
-from posttrain.algorithms.critic import VALUE_METRICS
-from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
-from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import kl_term, weighted, weighted_completions
@@ -32,18 +29,6 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals,
 @settings
 class ComposedPolicyGradient(Parameters):
     key = "policy_gradient"
-    metrics = {
-        **clip_formulas("the elements that have a ratio: trained tokens, or completions", "u"),
-        **DUAL_CLIP_METRICS,
-        "policy/weight_clip_fraction": "weight_clip: share of them whose weight is held at a bound",
-        "policy/gate_mean": "soft_gate: mean of the gate over them",
-        "policy/kernel_mean": "kernel: mean of the weight over the trained tokens",
-        "policy/selected_fraction": "clip_cov, kl_cov: share of the trained tokens that are chosen",
-        "policy/weight_mean": "truncated_negatives: mean of the weight over the completions",
-        "policy/dropped_fraction": "off_policy_negatives: share of the completions that leave the policy term",
-        **SQUARED_LOG_RATIO,
-        **VALUE_METRICS,
-    }
 
     baseline: Literal[
         "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "runner_up", "greedy", "length_weighted",

@@ -22,8 +22,7 @@ from posttrain.cpu import kernels, onednn
 from posttrain.cpu.choice import choose
 from posttrain.cpu.onednn import pack_linears as pack
 from posttrain.cpu.plain_trial import decoder
-from posttrain.cpu.segment_attention import row_attention
-from posttrain.cpu.short_attention import grid_attention
+from posttrain.cpu.segment_attention import grid_attention, row_attention
 from posttrain.models.acceleration import Draw
 from posttrain.models.compute import Compute
 

@@ -28,9 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.cpu.compiled import Unavailable, compiled, find_compiler
-from posttrain.cpu.kernel_formulas import check
-from posttrain.cpu.layouts import Families, RowPlaces
+from posttrain.cpu.kernel_formulas import Families, RowPlaces, Unavailable, check, compiled, find_compiler
 from posttrain.models.compute import Compute
 
 SOURCE = Path(__file__).with_suffix(".cpp")

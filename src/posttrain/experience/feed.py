@@ -12,13 +12,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from posttrain.config import RunConfig
-from posttrain.data.dataset import Dataset
-from posttrain.data.order import rows_for_step
+from posttrain.data.dataset import Dataset, rows_for_step
 from posttrain.engines.sampler import Sampler
 from posttrain.experience.assemble import assemble, with_rewards
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
-from posttrain.experience.group import Group
-from posttrain.experience.group_queue import GroupQueue
+from posttrain.experience.group import Group, GroupQueue
 from posttrain.experience.metrics import sampled_metrics
 from posttrain.experience.selection import DynamicSampling, EveryGroup, Select
 from posttrain.rewards import RewardSet, Scores

@@ -13,8 +13,7 @@ from posttrain.export.origin import Head
 from posttrain.export.probes import Probe
 from posttrain.models.compute import PLAIN
 from posttrain.models.load import LoadedModel
-from posttrain.models.reward_head import row_scores
-from posttrain.models.step_head import step_scores
+from posttrain.models.reward_head import row_scores, step_scores
 from posttrain.types import Prompt, Tokens
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from posttrain.models.packing import needed_tokens
-from posttrain.models.shared_prefixes import Family, alone, find_families
+from posttrain.models.packing import Family, alone, find_families, needed_tokens
 from posttrain.types import Batch
 
 PAIRS_PER_TOKEN = 4096

@@ -16,7 +16,7 @@ import torch
 from posttrain.data.steps import Solution, render_solution, split_steps
 from posttrain.errors import ConfigError
 from posttrain.functional.step_scores import AGGREGATES, aggregate
-from posttrain.models.step_head import load_step_model, scores_steps, step_scores
+from posttrain.models.reward_head import load_step_model, scores_steps, step_scores
 from posttrain.rewards.calls import Outcome
 from posttrain.rewards.model import (
     ModelReward,

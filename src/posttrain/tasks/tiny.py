@@ -33,8 +33,8 @@ from transformers import (
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.data.collate import collate_examples
+from posttrain.data.dataset import rows_for_step
 from posttrain.data.examples import render_examples
-from posttrain.data.order import rows_for_step
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.models.forward import token_logprobs
@@ -117,7 +117,7 @@ def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyR
         max_dropped=0.0,
         what=f"demonstrations of {task.name}",
     )
-    return rendered.examples
+    return rendered.rows
 
 
 def imitate(model: PreTrainedModel, examples: Sequence[Example], recipe: TinyRecipe, *, seed: int) -> None:

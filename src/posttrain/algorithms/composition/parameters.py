@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from posttrain.algorithms.base import PolicyGradient
+from posttrain.algorithms.critic import VALUE_METRICS
+from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.settings import (
     AboveOne,
     Count,
@@ -25,6 +28,18 @@ class Parameters(PolicyGradient):
     """A parameter that no chosen part reads is refused when it is given."""
 
     open_composition = True
+    metrics = {
+        **clip_formulas("the elements that have a ratio: trained tokens, or completions", "u"),
+        **DUAL_CLIP_METRICS,
+        "policy/weight_clip_fraction": "weight_clip: share of them whose weight is held at a bound",
+        "policy/gate_mean": "soft_gate: mean of the gate over them",
+        "policy/kernel_mean": "kernel: mean of the weight over the trained tokens",
+        "policy/selected_fraction": "clip_cov, kl_cov: share of the trained tokens that are chosen",
+        "policy/weight_mean": "truncated_negatives: mean of the weight over the completions",
+        "policy/dropped_fraction": "off_policy_negatives: share of the completions that leave the policy term",
+        **SQUARED_LOG_RATIO,
+        **VALUE_METRICS,
+    }
 
     baseline_decay: UnitInterval | None = None
     """baseline moving_average: weight of the old value, 0.9."""

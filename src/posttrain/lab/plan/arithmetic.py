@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.lab.plan.layout import deal_out
-from posttrain.models.shared_prefixes import LEAST_SAVING
+from posttrain.models.packing import LEAST_SAVING
 
 Rows = Literal["answers", "pairs", "examples"]
 
