@@ -8,7 +8,7 @@ FAST := not slow and not gpu
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu explore-test check format bench bench-all clean
+.PHONY: help demo test test-slow test-gpu explore-test check format house bench bench-all clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
+	@echo "make house          lines, files and imports of every package, and what a step is read in"
 	@echo "make bench          our speed beside that of TRL, transformers and vLLM, in one run (half an hour)"
 	@echo "make bench-all      the other benchmarks, one after the other (hours)"
 	@echo "make clean          remove .venv and caches; runs stay"
@@ -49,6 +50,9 @@ check: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
+
+house: $(VENV)/installed-dev
+	$(RUN) -m tests.house
 
 # The peers run in environments of their own, below build/, or in those that the two variables name.
 TRL := $(abspath $(or $(POSTTRAIN_BENCH_TRL),build/peers/trl))

@@ -103,6 +103,9 @@ RECIPES: dict[str, Recipe] = {
     "kimi_k15": Recipe({"name": "kimi_k15"}),
     "kimi_k2": Recipe({"name": "kimi_k2"}, page=True),
     "pass_at_k": Recipe({"name": "pass_at_k"}),
+    "maxrl": Recipe({"name": "maxrl"}),
+    "dro": Recipe({"name": "dro"}),
+    "grpo_passk": Recipe({"name": "grpo_passk"}),
     "policy_gradient": Recipe(
         {"name": "policy_gradient"}, given=ON_POLICY, note="GRPO's row, which is its default, in one update per batch"
     ),

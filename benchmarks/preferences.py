@@ -111,7 +111,8 @@ learning rate 1e-3, everything else at the algorithm's defaults unless said othe
 Accuracy is the share of {pairs} held-out pairs whose chosen answer has the higher summed log-probability, ties 1/2,
 with its 95% interval. *Implicit* is the same by the log-ratio to the model before training. *Chosen* and *rejected* say
 where the likelihood went: the mean change of the summed log-probability, in nats per answer. Where it is negative for
-the chosen answers too, the loss has told the two apart by making both unlikely.
+the chosen answers too, the loss has told the two apart by making both unlikely. Seconds are wall time; during `mpo`
+the machine was busy with other work.
 
     python benchmarks/preferences.py
 """

@@ -374,6 +374,8 @@ class Experience:
     ref_logprobs_BT: Tensor | None = None
     values_BT: Tensor | None = None
     teacher_logprobs_BT: Tensor | None = None
+    squared_probs_BT: Tensor | None = None
+    """The sum over the vocabulary of the squared probabilities of the policy from which each token was drawn."""
     rewards_KPG: Tensor | None = None
     """Each reward function by itself, without its weight; NaN where it did not apply."""
     reward_weights_K: Tensor | None = None
@@ -410,6 +412,7 @@ class Experience:
         ref_logprobs_BT: Tensor | None = None,
         values_BT: Tensor | None = None,
         teacher_logprobs_BT: Tensor | None = None,
+        squared_probs_BT: Tensor | None = None,
         rewards_KPG: Tensor | None = None,
         reward_weights_K: Tensor | None = None,
         token_rewards_BT: Tensor | None = None,
@@ -430,6 +433,7 @@ class Experience:
             ref_logprobs_BT=ref_logprobs_BT,
             values_BT=values_BT,
             teacher_logprobs_BT=teacher_logprobs_BT,
+            squared_probs_BT=squared_probs_BT,
             rewards_KPG=rewards_KPG,
             reward_weights_K=reward_weights_K,
             token_rewards_BT=token_rewards_BT,

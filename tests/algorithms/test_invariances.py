@@ -63,6 +63,7 @@ def make_experience(seed: int = 0) -> Experience:
         old_logprobs_BT=old_BT.masked_fill(outside, NAN),
         sampling_logprobs_BT=(old_BT + log_ratios[(6 * uniform(rows, T)).long()]).masked_fill(outside, -torch.inf),
         ref_logprobs_BT=(old_BT + 0.4 * uniform(rows, T) - 0.2).masked_fill(outside, torch.inf),
+        squared_probs_BT=((2 * old_BT).exp() + 0.2 * uniform(rows, T)).masked_fill(outside, NAN),
     )
 
 

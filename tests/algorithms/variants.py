@@ -145,6 +145,9 @@ VARIANTS: dict[str, Algorithm] = {
     "vespo masked": VESPO(correction=Correction(action="mask", low=0.7, high=1.4)),
     "composed": ComposedPolicyGradient(),
     "composed prompt_mean": ComposedPolicyGradient(aggregation="prompt_mean", kl_coef=0.1),
+    "composed optimal token": ComposedPolicyGradient(
+        baseline="optimal_token", normalisation="none", kl="none", aggregation="token_mean", gamma=0.9
+    ),
     "composed counting": ComposedPolicyGradient(
         baseline="leave_one_out",
         normalisation="batch_std",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.data.dataset import rows_for_step
+from posttrain.data.order import rows_for_step
 
 seeds = st.integers(0, 2**63 - 1)
 sizes = st.integers(1, 60)

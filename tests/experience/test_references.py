@@ -27,7 +27,8 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.pairs import PairLoss
 from posttrain.config import load_config, to_yaml
-from posttrain.data.dataset import Sequences, rows_for_step
+from posttrain.data.dataset import Sequences
+from posttrain.data.order import rows_for_step
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.experience.partners import MismatchedAnswers
 from posttrain.experience.references import (

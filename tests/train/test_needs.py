@@ -67,6 +67,15 @@ class Looking(Watching):
 
 
 @settings
+class Spread(Watching):
+    key: ClassVar[str] = "spread"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"old_for_advantages", "squared_probs"}
+
+
+@settings
 class Greedy(Watching):
     key: ClassVar[str] = "greedy"
 
@@ -122,7 +131,7 @@ class Pulled(Watching):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch) -> None:
-    for algorithm in (Watching, Looking, Greedy, Choosy, Lengthening, Taught, Pulled):
+    for algorithm in (Watching, Looking, Spread, Greedy, Choosy, Lengthening, Taught, Pulled):
         monkeypatch.setitem(ALGORITHMS, algorithm.key, algorithm)  # pyright: ignore[reportArgumentType]
     Watching.seen.clear()
     Watching.given.clear()
@@ -384,6 +393,20 @@ def test_without_a_reward_the_check_measures(folder, tmp_path, build):
     measured = run.measure(run.folder / "evaluations", "baseline")
     assert measured["baseline"]["rewards"].keys() == {"exact_match"}
     assert measured["baseline"]["greedy"]["accuracy"]["n"] == 4
+
+
+def test_squared_probabilities_are_those_of_the_policy_at_the_temperature_of_sampling(build):
+    run = build("spread", {"sampling.temperature": 0.7})
+    step(run)
+    given, mask_BT = Watching.given[0], Watching.given[0].completion_mask_BT
+    assert given.squared_probs_BT is not None
+    assert given.tokens is not None
+    fresh = build("spread", {"sampling.temperature": 0.7}, "again")  # the weights of before the update
+    with torch.no_grad():
+        logits_BTV = fresh.trainer.loaded.model(given.tokens.input_ids_BT).logits[:, :-1] / 0.7
+    expected_BT = torch.nn.functional.pad(logits_BTV.softmax(dim=-1).square().sum(dim=-1), (1, 0))
+    torch.testing.assert_close(given.squared_probs_BT[mask_BT], expected_BT[mask_BT], rtol=1e-4, atol=1e-6)
+    assert (given.squared_probs_BT[~mask_BT] == 0).all()
 
 
 # --- a teacher --------------------------------------------------------------------------------------------------------

@@ -32,9 +32,9 @@ class ComposedPolicyGradient(Parameters):
 
     baseline: Literal[
         "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "runner_up", "greedy", "length_weighted",
-        "constant", "critic", "pass_at_k", "teacher",
+        "optimal_token", "constant", "critic", "pass_at_k", "teacher",
     ] = "group_mean"  # fmt: skip
-    """What a reward is compared with. critic and teacher give each token an advantage of its own."""
+    """What a reward is compared with. optimal_token, critic and teacher give each token an advantage of its own."""
     normalisation: Literal[
         "none", "group_std", "batch_std", "mean_reward", "whiten_tokens", "per_reward", "nonzero_share"
     ] = "group_std"

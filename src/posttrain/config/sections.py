@@ -327,6 +327,10 @@ class EvaluationConfig(Part):
     """Level of the intervals."""
     forgetting: PathText | None = None
     """Text or JSONL file whose loss under the model is measured before and after, to see what was unlearned."""
+    writing: Natural = 8
+    """Prompts that the model answers greedily before and after training, in 64 tokens at most, to see whether it still
+    writes; its loss on a page of plain English goes with them. A run that samples its evaluations takes those answers.
+    0 is off."""
 
 
 class CheckpointConfig(Part):
@@ -389,9 +393,10 @@ class AlarmConfig(Part):
     reference_steps: Count = 5
     """The first steps, which later ones are compared with, and the number of last steps that are averaged for that."""
     length_correlation: Share | None = 0.3
-    """By how much the rank correlation of reward and length, among answers to one prompt, may move."""
+    """By how much the rank correlation of reward and length, among answers to one prompt, may move away from 0. Prompts
+    whose answers differ by fewer than 8 tokens do not count."""
     length_ratio: Ratio | None = 1.5
-    """By which factor answers may become longer while the held-out score does not rise."""
+    """By which factor, and 8 tokens at least, answers may become longer while the held-out score does not rise."""
     truncated: Share | None = 0.2
     """Share of truncated answers, where the start had less than half of that."""
     distinct_ratio: Share | None = 0.5
@@ -400,6 +405,9 @@ class AlarmConfig(Part):
     """By which factor answers may become more compressible."""
     template: Share | None = 0.3
     """By how much the share of answers to different prompts with the same first (or last) 30 tokens may grow."""
+    concentration: Share | None = 0.3
+    """By how much the share of answers with one and the same value may grow, beyond the share of the most common gold
+    answer of their prompts."""
     entropy_ratio: Share | None = 0.3
     """To which share of the start the entropy may fall while the held-out score does not rise."""
     kl_ratio: Ratio | None = 5.0

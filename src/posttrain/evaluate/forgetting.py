@@ -13,6 +13,7 @@ from torch import nn
 from posttrain.data.collate import collate
 from posttrain.data.read import read_rows
 from posttrain.errors import DataError
+from posttrain.evaluate.row_scores import RowScores
 from posttrain.models.forward import token_logprobs
 from posttrain.models.modes import evaluating
 
@@ -45,19 +46,42 @@ def reference_loss(
     document is predicted exactly once; the first `max_tokens` predictions count. `window` must fit the context of the
     model. Raises `DataError` for a file that cannot be read or holds nothing to predict.
     """
-    windows = list(_limited(_windows(read_texts(path), tokenizer, window), max_tokens))
-    total, count = 0.0, sum(len(ids) - 1 for ids in windows)
+    scores = window_losses(
+        model,
+        tokenizer,
+        read_texts(path),
+        window=window,
+        max_tokens=max_tokens,
+        compute_dtype=compute_dtype,
+        chunk_tokens=chunk_tokens,
+    )
+    count, total = sum(scores.tokens), -math.fsum(scores.logprobs)
     if count == 0:
         raise DataError(given=f"{path} holds no two tokens in a row", allowed="a text", fix="Name another file.")
+    return ReferenceLoss(loss=total / count if math.isfinite(total) else math.inf, tokens=count)
+
+
+def window_losses(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    window: int,
+    max_tokens: int = 20_000,
+    compute_dtype: torch.dtype,
+    chunk_tokens: int,
+) -> RowScores:
+    """What the model makes of each window of the texts, cut as `reference_loss` cuts them."""
+    windows = list(_limited(_windows(texts, tokenizer, window), max_tokens))
     device = next(model.parameters()).device
-    narrow = compute_dtype != torch.float32
+    narrow, logprobs = compute_dtype != torch.float32, list[float]()
     with torch.no_grad(), evaluating(model), torch.autocast(device.type, dtype=compute_dtype, enabled=narrow):
         for start in range(0, len(windows), 16):
             rows = [(ids[:1], ids[1:]) for ids in windows[start : start + 16]]
             tokens, mask_BT = collate(rows, pad_id=0)
             found = token_logprobs(model, tokens, mask_BT, temperature=1.0, chunk_tokens=chunk_tokens)
-            total -= float(found.logprobs_BT.sum(dtype=torch.float64))
-    return ReferenceLoss(loss=total / count if math.isfinite(total) else math.inf, tokens=count)
+            logprobs += found.logprobs_BT.sum(dim=-1, dtype=torch.float64).tolist()
+    return RowScores(logprobs, [len(ids) - 1 for ids in windows])
 
 
 def read_texts(path: Path | str) -> list[str]:
@@ -83,7 +107,7 @@ def read_texts(path: Path | str) -> list[str]:
 
 def _windows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[list[int]]:
     for text in texts:
-        ids = list(tokenizer(text).input_ids)
+        ids = list(tokenizer(text, verbose=False).input_ids)
         for start in range(0, len(ids) - 1, window - 1):
             yield ids[start : start + window]
 

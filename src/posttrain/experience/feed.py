@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from posttrain.config import RunConfig
-from posttrain.data.dataset import Dataset, rows_for_step
+from posttrain.data.dataset import Dataset
+from posttrain.data.order import rows_for_step
 from posttrain.engines.sampler import Sampler
 from posttrain.experience.assemble import assemble, with_rewards
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns

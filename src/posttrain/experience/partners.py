@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posttrain.data.collate import collate_examples
-from posttrain.data.dataset import rows_for_step
+from posttrain.data.order import rows_for_step
 from posttrain.errors import DataError
 from posttrain.types import Batch, Example, LabelledExample, Mismatched
 

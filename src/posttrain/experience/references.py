@@ -39,7 +39,7 @@ from torch import Tensor
 
 from posttrain.cache import cache_folder
 from posttrain.data.collate import collate_examples
-from posttrain.data.dataset import rows_for_step
+from posttrain.data.order import rows_for_step
 from posttrain.errors import DoesNotFit
 from posttrain.models.adapters import frozen_copy, reference_scope
 from posttrain.models.identity import computation_key, model_key

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posttrain.config import RunConfig
-from posttrain.data.dataset import rows_for_round, rows_for_step
+from posttrain.data.order import rows_for_round, rows_for_step
 from posttrain.errors import GuardStop
 from posttrain.experience.generate import Generated
 from posttrain.experience.group import Group, completions_of, rewards_of, scores_of

@@ -66,6 +66,38 @@ def length_weighted_mean(rewards_PG: Tensor, scored_PG: Tensor, lengths_PG: Tens
     return torch.where(total_P1 > 0, weighted_P1 / total_P1.clamp(min=1), group_mean(rewards_PG, scored_PG))
 
 
+def optimal_token_baseline(
+    returns_BT: Tensor, logprobs_BT: Tensor, squared_probs_BT: Tensor, mask_BT: Tensor, group_size: int
+) -> Tensor:
+    """`[B, T]`: of each token the baseline with the least variance of the gradient (OTB, arXiv:2602.07078).
+
+        w_t = |gradient of log p_t by the logits|^2 = 1 - 2 p_t + sum_v p_v^2
+        W_t = w_1 + ... + w_t                               what the completion has moved the policy by so far
+        B_t = sum_i W_it G_it / sum_i W_it                  over the completions of the prompt that have a t-th token
+
+    G_t is the return from token t on; tokens are the trained ones, counted within their completion. 0 where a
+    completion is longer than all others of its prompt: it has nothing to be compared with there.
+
+    >>> returns_BT = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    >>> p_BT = torch.tensor([[0.5, 0.5], [0.5, 1.0]])  # of two tokens, or of one: sum_v p_v^2 is the same number
+    >>> baseline_BT = optimal_token_baseline(returns_BT, p_BT.log(), p_BT, torch.ones(2, 2), group_size=2)
+    >>> [round(x, 4) for x in baseline_BT[0].tolist()]  # W = [0.5, 1] of the first, [0.5, 0.5] of the second
+    [0.5, 0.6667]
+    """
+    mask_BT = mask_BT.bool()
+    weight_BT = masked(1 - 2 * logprobs_BT.exp() + squared_probs_BT, mask_BT).cumsum(dim=-1)
+    prompt_B1 = torch.arange(len(mask_BT), device=mask_BT.device)[:, None] // group_size
+    cell_N = (prompt_B1 * mask_BT.shape[1] + mask_BT.cumsum(dim=-1) - 1)[mask_BT]  # (prompt, t) of each trained token
+    returns_N, weight_N = returns_BT[mask_BT], weight_BT[mask_BT].to(returns_BT.dtype)
+    zeros_C = returns_BT.new_zeros(mask_BT.numel())
+    largest_C = zeros_C.scatter_reduce(0, cell_N, returns_N, "amax", include_self=False)
+    # Below the largest return, so that the baseline of equal returns is exactly that return (RULE 11)
+    below_C = zeros_C.index_add(0, cell_N, weight_N * (returns_N - largest_C[cell_N]))
+    baseline_C = largest_C + below_C / zeros_C.index_add(0, cell_N, weight_N).clamp(min=WHITEN_EPSILON)
+    several_C = zeros_C.index_add(0, cell_N, torch.ones_like(returns_N)) > 1
+    return torch.zeros_like(returns_BT).masked_scatter(mask_BT, masked(baseline_C, several_C)[cell_N])
+
+
 def nonzero_share(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """Scalar: share of the scored completions whose reward is not 0; 1 where there is none, so that it can divide.
 

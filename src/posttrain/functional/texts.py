@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 
-def distinct_ngrams(ids: Sequence[int], n: int) -> float:
+def distinct_ngrams(ids: Sequence[Hashable], n: int) -> float:
     """Different sequences of n tokens / all of them; 1 for what is too short to repeat itself.
 
     >>> distinct_ngrams([1, 2, 1, 2, 1, 2], 4)      # 1212, 2121, 1212

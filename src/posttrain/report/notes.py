@@ -12,6 +12,8 @@ from posttrain.report.store import RunRecord, number
 from posttrain.report.svg import compact, percent
 from posttrain.report.verdict import verdict
 
+FEW_TOKENS = 8
+"""Tokens by which the mean length has to change before it is worth a note."""
 LOSS_IS_SMALL = 0.05
 MISMATCH_IS_LARGE = 0.05
 """Nats per token. bfloat16 against float32 gives about 0.01; different weights or templates give far more."""
@@ -182,9 +184,10 @@ def _length(run: RunRecord) -> Note | None:
     if len(points) < 5:
         return None
     first, last = fifths(points)
-    if not first > 0 or first / 1.5 <= last <= 1.5 * first:
+    if not first > 0 or first / 1.5 <= last <= 1.5 * first or abs(last - first) < FEW_TOKENS:
         return None
-    text = f"From {compact(first)} to {compact(last)} tokens on average. Is it length that the reward pays for?"
+    paid = "length" if last > first else "brevity"
+    text = f"From {compact(first)} to {compact(last)} tokens on average. Is it {paid} that the reward pays for?"
     return Note("info", f"Answers became {'longer' if last > first else 'shorter'}", text)
 
 

@@ -28,6 +28,7 @@ from posttrain.report.store import RunRecord, config_lines, mapping, number, rea
 from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, escaped
 from posttrain.report.verdict import Verdict, verdict
+from posttrain.report.writing import writing_samples_html
 
 _EVENT_KINDS = ("warning", "guard", "alarm", "error", "resume", "start", "end", "evaluation", "compute", "data")
 """Shown in full; the others, publishes and checkpoints, are counted."""
@@ -181,7 +182,9 @@ def _learning(charts: Sequence[Chart], others: Sequence[Chart]) -> str:
 def _samples(run: RunRecord) -> str:
     shown = samples_html(run)
     if not shown:
-        return ""
+        answers = writing_samples_html(run)
+        lead = "Greedy answers to the same prompts, before and after training, cut at 64 tokens."
+        return f'<h2>Samples</h2><p class="lead">{lead}</p>{answers}' if answers else ""
     lead = (
         "What the model wrote, by prompt. Colour is the advantage of a token: what this step made more or less likely."
     )

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from posttrain.report.alarms import alarms_of
-from posttrain.report.heldout import LOWER_IS_BETTER, comparison, headline_span, measure_of, only_class
+from posttrain.report.heldout import LOWER_IS_BETTER, comparison, headline_span, kind_of, measure_of, only_class
 from posttrain.report.note import fifths
 from posttrain.report.spans import Span, show_change, show_span, span
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact
+from posttrain.report.writing import writes_worse, writing_sentences
 
 Tone = Literal["good", "bad", "plain"]
 NOTICEABLE = 0.02
@@ -27,21 +28,21 @@ class Verdict:
     measure: str = ""
     """Which number the verdict is about, such as accuracy or loss; empty when none was measured."""
     change: int = 0
-    """1: better, -1: worse, 0: not shown or not measured."""
+    """1: better, -1: worse, 0: not shown, not measured, or better in one way and worse in another."""
     baseline: Span | None = None
     trained: Span | None = None
     sentences: list[str] = field(default_factory=list)
 
 
 def in_brief(run: RunRecord) -> dict[str, Any]:
-    """For programs and the last line of a run: the headline, and 1, 0 or -1 for better, not shown and worse; with
-    alarms, the kinds of those that fired."""
+    """For programs and the last line of a run: the headline, and 1, 0 or -1 for better, not shown and worse; where it
+    writes worse, how; with alarms, the kinds of those that fired."""
     found = verdict(run)
     measured = found.baseline is not None and found.trained is not None
-    kinds = [alarm.kind for alarm in alarms_of(run)]
-    return {"sentence": found.headline, "change": found.change if measured else None} | (
-        {"alarms": kinds} if kinds else {}
-    )
+    more = {"writes_worse": writes_worse(run.evaluation), "alarms": [alarm.kind for alarm in alarms_of(run)]}
+    return {"sentence": found.headline, "change": found.change if measured else None} | {
+        name: values for name, values in more.items() if values
+    }
 
 
 def verdict(run: RunRecord) -> Verdict:
@@ -57,6 +58,21 @@ def verdict(run: RunRecord) -> Verdict:
 
 
 def measured_verdict(run: RunRecord) -> Verdict:
+    """What the held-out measurements say by themselves, and how the model writes."""
+    found = held_out_verdict(run)
+    worse = writes_worse(run.evaluation)
+    found = replace(found, sentences=[*found.sentences, *writing_sentences(run.evaluation)])
+    if not worse or found.change < 0 or run.status != "finished":
+        return found
+    if found.change == 0:
+        return replace(found, headline=f"{found.headline} The model writes worse: {worse[0]}.", tone="bad")
+    if kind_of(mapping(run.evaluation.get("trained"))) == "answers":  # which were judged as they are
+        return found
+    does = "predicts" if found.measure == "loss" else "ranks"
+    return replace(found, headline=f"The model {does} better and writes worse: {worse[0]}.", tone="bad", change=0)
+
+
+def held_out_verdict(run: RunRecord) -> Verdict:
     """What the held-out measurements say by themselves."""
     before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
     measure = measure_of(before, after)

@@ -33,8 +33,8 @@ from transformers import (
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.data.collate import collate_examples
-from posttrain.data.dataset import rows_for_step
 from posttrain.data.examples import render_examples
+from posttrain.data.order import rows_for_step
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.models.forward import token_logprobs

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from posttrain.data.dataset import examples_batch, rows_for_step
+from posttrain.data.dataset import examples_batch
+from posttrain.data.order import rows_for_step
 from posttrain.errors import NonFiniteError
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, Example, Mean, Metrics, Outputs, count_totals

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from posttrain.functional.masks import masked
 from posttrain.functional.preferences import summed
 from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward
@@ -125,6 +126,21 @@ class OldLogprobsAndValues:
 
         old_BT, values_BT = per_token(Batch.from_experience(experience), both, self.split, count=2)
         return replace(experience, old_logprobs_BT=old_BT, values_BT=values_BT)
+
+
+@dataclass(frozen=True)
+class SquaredProbs:
+    """Fills `squared_probs_BT`, by a pass at half the temperature: sum_v p_v^2 is p^2 / q, where q is what the
+    distribution at that temperature, which is proportional to p^2, gives the same token."""
+
+    halved: Forward
+    split: Split
+
+    def __call__(self, experience: Experience) -> Experience:
+        assert experience.old_logprobs_BT is not None, "what needs these needs the old log-probabilities"
+        halved_BT = logprobs(Batch.from_experience(experience), self.halved, self.split)
+        squared_BT = masked((2 * experience.old_logprobs_BT - halved_BT).exp(), experience.scored_mask_BT)
+        return replace(experience, squared_probs_BT=squared_BT)
 
 
 def logprobs(batch: Batch, forward: Forward, split: Split) -> Tensor:

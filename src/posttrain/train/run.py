@@ -17,6 +17,7 @@ from posttrain.experience.rollouts import rollout_table
 from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
+from posttrain.report.writing import writing_sentences
 from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
 from posttrain.store.run_store import EVALUATION
 from posttrain.train.respond import respond
@@ -180,6 +181,9 @@ class Run:
         if name in measured:
             self.view.evaluation(name, measured[name])
             self.store.event("evaluation", name, step=self.step, evaluation=measured[name])
+        for sentence in writing_sentences(measured) if name == "trained" else ():
+            self.store.event("evaluation", sentence, step=self.step)
+            self.view.event("evaluation", sentence)
         if measured and not name.startswith("step"):
             if name in measured and name == "trained" and "baseline" not in self.evaluation:
                 measured.setdefault("lost", "the measurement before training is not on file")

@@ -19,6 +19,7 @@ from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import Measure, WithForgetting
+from posttrain.evaluate.writing import WithWriting, draw_answers, score_plain_english
 from posttrain.experience.feed import Feed
 from posttrain.experience.references import reference_forward
 from posttrain.experience.rendering import context_length
@@ -45,12 +46,13 @@ from posttrain.train.passes import (
     MismatchedLogRatios,
     OldLogprobsAndValues,
     Refresh,
+    SquaredProbs,
     Values,
 )
 from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
 from posttrain.train.run import Run
 from posttrain.train.scoring import OncePerVersion, WithScale
-from posttrain.train.sources import SCORED_SOURCES, SOURCES, Inputs, ScoringInputs, sampled_preferences
+from posttrain.train.sources import SCORED_SOURCES, SOURCES, Inputs, ScoringInputs, Source, sampled_preferences
 from posttrain.train.trainer import Trainer
 from posttrain.watch import Watch, nothing_to_watch
 
@@ -174,9 +176,7 @@ def policy_trainer(
     watch, watch_notes = nothing_to_watch(), list[str]()
     if source.prompts:
         watch, watch_notes = Watch.of(config, judges.check, source.prompts)
-    measure = source.measure
-    if config.evaluation.forgetting is not None:
-        measure = WithForgetting(measure, partial(forgetting_loss, config, loaded))
+    measure = measure_of(config, loaded, samplers, source)
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
     tell("warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes, *watch_notes])
     tell("warning", [*injection_notes(rows, algorithm, loaded), *more_notes])
@@ -195,6 +195,17 @@ def policy_trainer(
         held=HeldWeights(samplers.training) if samplers.training.owns_weights else None,
     )
     return trainer, source.feed, measure, watch
+
+
+def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, source: Source) -> Measure:
+    """What is measured of a model that writes: how well it does, what it forgets, and how it writes."""
+    measure = source.measure
+    if config.evaluation.forgetting is not None:
+        measure = WithForgetting(measure, partial(forgetting_loss, config, loaded))
+    if config.evaluation.writing:
+        answer, score = partial(draw_answers, samplers.evaluation, config), partial(score_plain_english, config, loaded)
+        measure = WithWriting(measure, source.asked, answer, score, config.evaluation.confidence)
+    return measure
 
 
 def advantages_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Advantages:
@@ -222,6 +233,9 @@ def fills_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
     else:
         fills += [Logprobs("old_logprobs_BT", forward.under(loaded.model), split(forward))] if old else []
         fills += [Values(forward, split(forward))] if critic is not None else []
+    if "squared_probs" in algorithm.needs:
+        halved = forward.under(loaded.model, temperature=forward.temperature / 2)
+        fills.append(SquaredProbs(halved, split(halved)))
     if "reference" in algorithm.needs:
         reference = reference_forward(config, loaded, forward)
         fills.append(Logprobs("ref_logprobs_BT", reference, split(reference)))

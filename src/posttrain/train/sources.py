@@ -28,6 +28,7 @@ from posttrain.evaluate.heldout_scores import HeldOutPairs, HeldOutRatings, Subj
 from posttrain.evaluate.heldout_steps import HeldOutSteps
 from posttrain.evaluate.measure import HeldOutAnswers, HeldOutLoss, Measure
 from posttrain.evaluate.row_scores import first
+from posttrain.evaluate.writing import Asked
 from posttrain.experience.feed import DatasetFeed, Feed, SampledFeed
 from posttrain.experience.generate import Generator
 from posttrain.experience.partners import AddMismatched, MismatchedAnswers
@@ -59,6 +60,8 @@ class Source:
 
     feed: Feed
     measure: Measure
+    asked: Asked
+    """What shows how the model writes, before and after."""
     prompts: Sequence[Prompt] = ()
     """Those that are answered in training; none where the data is given."""
     notes: Sequence[str] = ()
@@ -94,6 +97,10 @@ class Inputs:
             dataset = dataset.with_added(add_references(references.beside, dataset.sequences))
         return DatasetFeed(self.config, dataset)
 
+    def asked(self, heldout: Sequence[Any], train: Sequence[Any]) -> Asked:
+        """What the model answers before and after: prompts of these rows."""
+        return Asked.of_rows(self.config, self.loaded, heldout, train)
+
     def references(
         self, examples: Sequence[Example], places: Sequence[int], what: str = "answers"
     ) -> tuple[References | None, list[str]]:
@@ -115,7 +122,7 @@ class Inputs:
 def online(inputs: Inputs) -> Source:
     """Prompts are answered and the answers are scored."""
     config, algorithm, samplers = inputs.config, inputs.algorithm, inputs.samplers
-    train, _, measure, notes = prompts_and_measure(inputs, inputs.rows)
+    train, heldout, measure, notes = prompts_and_measure(inputs, inputs.rows)
     feed = SampledFeed(
         config,
         train.prompts,
@@ -128,6 +135,7 @@ def online(inputs: Inputs) -> Source:
     return Source(
         feed=feed,
         measure=measure,
+        asked=inputs.asked(heldout.prompts, train.prompts),
         prompts=train.prompts,
         notes=[*notes, *update_notes(config, algorithm), *mark_notes(config, algorithm)],
     )
@@ -180,7 +188,8 @@ def sampled_preferences(inputs: Inputs) -> Source:
     sampled, about_sampled = Round(config, train.prompts, generator, inputs.folder, inputs.say).pairs()
     earlier, about_earlier = earlier_pairs(config, rows.train, loaded, heldout.prompts)
     feed, facts = pairs_feed(inputs, numbered([*earlier, *sampled]))
-    return Source(feed=feed, measure=measure, notes=[*notes, *about_sampled, *about_earlier], facts=facts)
+    asked, notes = inputs.asked(heldout.prompts, train.prompts), [*notes, *about_sampled, *about_earlier]
+    return Source(feed=feed, measure=measure, asked=asked, notes=notes, facts=facts)
 
 
 # --- answers that are given ------------------------------------------------------------------------------------------
@@ -191,7 +200,8 @@ def supervised(inputs: Inputs) -> Source:
     train, heldout = inputs.rendered(render_examples)
     examples = heldout.rows if heldout else ()
     measure = HeldOutLoss(inputs.config, inputs.forward, examples, inputs.loaded.pad_id)
-    return Source(feed=inputs.feed(train.rows, None), measure=measure, notes=data_notes(train, heldout))
+    feed, asked = inputs.feed(train.rows, None), inputs.asked(examples, train.rows)
+    return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout))
 
 
 def preferences(inputs: Inputs) -> Source:
@@ -200,7 +210,8 @@ def preferences(inputs: Inputs) -> Source:
     feed, facts = pairs_feed(inputs, train.rows)
     pairs = heldout.rows if heldout else ()
     measure = HeldOutPolicyPairs(inputs.config, inputs.forward, pairs, inputs.loaded.pad_id)
-    return Source(feed=feed, measure=measure, notes=data_notes(train, heldout), facts=facts)
+    asked = inputs.asked(pairs, train.rows)
+    return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout), facts=facts)
 
 
 def pairs_feed(inputs: Inputs, pairs: Sequence[Any]) -> tuple[DatasetFeed, list[str]]:
@@ -231,7 +242,8 @@ def labelled(inputs: Inputs) -> Source:
     if train.pairs is not None:
         facts = [f"both answers of {len(train.pairs)} pairs are learned from as judged answers", *facts]
     notes = [*data_notes(train, heldout), *class_notes(heldout), *alone]
-    return Source(feed=inputs.feed(train.rows, references, *add), measure=measure, notes=notes, facts=facts)
+    feed, asked = inputs.feed(train.rows, references, *add), inputs.asked(heldout.rows if heldout else (), train.rows)
+    return Source(feed=feed, measure=measure, asked=asked, notes=notes, facts=facts)
 
 
 def class_notes(heldout: LabelledSet | None) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from posttrain.watch.answers import FEW_TOKENS
 from posttrain.watch.course import Course
 from posttrain.watch.records import Alarm, AlarmKind, Step
 
@@ -95,6 +96,11 @@ def times(start: float, given: float) -> float:
     return given * start
 
 
+def longer(start: float, given: float) -> float:
+    """Three tokens in place of two are 1.5 times as many, and nothing to tell of."""
+    return max(given * start, start + FEW_TOKENS)
+
+
 def plus(start: float, given: float) -> float:
     return start + given
 
@@ -103,17 +109,17 @@ TABLE: Mapping[str, Compared] = {
     "longer_pays": Compared(
         setting="length_correlation",
         kind="length_correlation",
-        what="the rank correlation of reward and length among the answers to a prompt",
+        what="longer answers to a prompt get more reward: the rank correlation of reward and length",
         read=metric("text/length_correlation"),
-        limit=plus,
+        limit=lambda start, given: max(start, 0.0) + given,
         gate=paid_and_unproved,
     ),
     "shorter_pays": Compared(
         setting="length_correlation",
         kind="length_correlation",
-        what="the rank correlation of reward and length among the answers to a prompt",
+        what="shorter answers to a prompt get more reward: the rank correlation of reward and length",
         read=metric("text/length_correlation"),
-        limit=lambda start, given: start - given,
+        limit=lambda start, given: min(start, 0.0) - given,
         gate=paid_and_unproved,
         falls=True,
     ),
@@ -122,7 +128,7 @@ TABLE: Mapping[str, Compared] = {
         kind="length",
         what="the mean length of the answers",
         read=metric("completions/mean_length"),
-        limit=times,
+        limit=longer,
         gate=longer_for_its_own_sake,
     ),
     "truncation": Compared(
@@ -165,6 +171,14 @@ TABLE: Mapping[str, Compared] = {
         read=metric("text/same_end"),
         limit=plus,
         gate=paid_and_unproved,
+    ),
+    "concentration": Compared(
+        setting="concentration",
+        kind="concentration",
+        what="the share of answers with one and the same value, beyond that of the most common gold answer,",
+        read=metric("text/concentration"),
+        limit=plus,
+        gate=unproved,
     ),
     "entropy": Compared(
         setting="entropy_ratio",

@@ -16,6 +16,7 @@ AlarmKind = Literal[
     "repetition",
     "compression",
     "template",
+    "concentration",
     "entropy",
     "kl",
     "failures",

@@ -24,6 +24,7 @@ from posttrain.functional.baselines import (
     leave_one_out_mean,
     length_weighted_mean,
     nonzero_share,
+    optimal_token_baseline,
     pass_at_k_advantages,
     place_on_last_token,
     reaches,
@@ -90,6 +91,27 @@ def teacher(s: Scored) -> Tensor:
     return s.values["coef"] * teacher_log_ratio(s.experience, s.values["floor"])
 
 
+def optimal_token(s: Scored) -> Tensor:
+    """The discounted return from each token on, minus its own baseline; 0 in a group of equal rewards (RULE 11)."""
+    experience, mask_BT = s.experience, s.experience.scored_mask_BT
+    old_BT, squared_BT = experience.old_logprobs_BT, experience.squared_probs_BT
+    if old_BT is None or squared_BT is None:
+        raise ConfigError(
+            given="baseline = optimal_token, but old log-probabilities or squared probabilities are missing",
+            allowed="old_logprobs_BT and squared_probs_BT, the sum over the vocabulary of p^2",
+            fix="Pass both, or set baseline = group_mean.",
+        )
+    returns_BT = return_to_go(
+        place_on_last_token(s.rewards_B, mask_BT, experience.token_rewards_BT), mask_BT, s.values["gamma"]
+    )
+    baseline_BT = optimal_token_baseline(returns_BT, old_BT, squared_BT, mask_BT, experience.group_size)
+    signal_P1 = has_signal(experience.rewards_PG, experience.scored_PG)
+    if experience.token_rewards_BT is not None:
+        signal_P1 = signal_P1 | (returns_BT != 0).reshape(len(signal_P1), -1).any(dim=-1, keepdim=True)
+    signal_B1 = signal_P1.expand(experience.rewards_PG.shape).reshape(-1, 1)
+    return s.with_penalties(masked(returns_BT - baseline_BT, mask_BT & signal_B1))
+
+
 def critic_estimates(s: Scored) -> tuple[Tensor, Tensor]:
     """`[B, T]` advantages and returns by generalised advantage estimation, the KL in the rewards included."""
     mask_BT = s.experience.scored_mask_BT
@@ -116,6 +138,13 @@ BASELINES = {
     "leave_one_out": Baseline(advantages=within_group(lambda r, scored, x: leave_one_out_mean(r, scored)), group=2),
     "length_weighted": Baseline(
         advantages=within_group(lambda r, scored, x: length_weighted_mean(r, scored, x.lengths_PG)), group=2
+    ),
+    "optimal_token": Baseline(
+        advantages=optimal_token,
+        reads=GAMMA,
+        needs=frozenset({"old_for_advantages", "squared_probs"}),
+        group=2,
+        per_token=True,
     ),
     "constant": Baseline(advantages=constant, reads={"constant": 0.0}),
     "pass_at_k": Baseline(advantages=pass_at_k, reads={"k": 4, "correct_at": 1.0}, group=2),

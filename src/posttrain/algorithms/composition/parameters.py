@@ -60,8 +60,8 @@ class Parameters(PolicyGradient):
     value_clip: Positive | None = None
     """baseline critic: a value gains nothing by moving further than this from where it was; off."""
     gamma: UnitInterval | None = None
-    """Discount per token, 1: of the return that none, batch_mean, moving_average and greedy are subtracted from, of
-    the critic, and of the KL in the reward."""
+    """Discount per token, 1: of the return that none, batch_mean, moving_average, greedy and optimal_token are
+    subtracted from, of the critic, and of the KL in the reward."""
     std_epsilon: Positive | None = None
     """normalisation group_std, batch_std, mean_reward and per_reward: added to what divides, 1e-6."""
     population: bool | None = None

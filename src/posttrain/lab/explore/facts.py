@@ -41,6 +41,7 @@ NEEDS = {
     "entropy": "the entropy of each token",
     "values": "values of the critic",
     "teacher": "log-probabilities of the teacher",
+    "squared_probs": "the sum of the squared probabilities at each token",
     "greedy_reward": "one greedy completion per prompt, and its reward",
     "reward_components": "each reward by itself",
     "signal": "other prompts in place of those without signal",

@@ -149,6 +149,8 @@ def _score(workload: Workload, step: Step) -> Iterator[_Named]:
         yield "score", name, _scored(w, model, step, with_head=False)
     if w.old_pass:
         yield "score", "old log-probabilities", _scored(w, policy, step, adapters=adapters)
+    if "squared_probs" in w.needs:
+        yield "score", "squared probabilities", _scored(w, policy, step, adapters=adapters)
     if w.critic == "separate":
         yield "score", "values", _scored(w, w.critic_architecture or policy, step, with_head=False)
     elif w.critic == "lora" or (w.critic == "shared" and not w.old_pass):

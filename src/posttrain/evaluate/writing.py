@@ -1,0 +1,273 @@
+"""How a model writes, before and after training: greedy answers to a few prompts, and how it predicts plain English.
+
+A run that learns from given answers can rank them better and lose the ability to write: only its own answers show
+that. What is measured of each answer to the same prompts, before and after:
+
+    repetition   1 - different sequences of four tokens / all
+    same         is it word for word the answer that most prompts got, of two prompts or more?
+    ended        did it end before it was cut?
+    length       in tokens
+
+and of the text in plain_english.txt, a few hundred tokens: the negative log-likelihood per token. A run whose held-out
+answers are sampled anyway draws no others. Costs a batch of short answers and one forward pass, twice.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from posttrain.evaluate.evaluation import Evaluation
+from posttrain.evaluate.forgetting import window_losses
+from posttrain.evaluate.measure import Measure
+from posttrain.evaluate.row_scores import RowScores, of_baseline
+from posttrain.files import Damaged, read_sealed_json, write_sealed
+from posttrain.functional.intervals import Interval, mean_interval, paired_interval, ratio_interval
+from posttrain.functional.texts import distinct_ngrams
+from posttrain.types import Example, LabelledExample, Pair, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from posttrain.config import RunConfig
+    from posttrain.engines.sampler import Sampler
+    from posttrain.models.load import LoadedModel
+
+MOST_TOKENS = 64
+"""Of an answer that is drawn for this measure."""
+MOST_PROMPT_TOKENS = 1024
+"""Prompts that are longer are passed over: to read them would cost more than to answer them."""
+OPENING = 16
+"""Tokens of a text without a prompt that stand in its place."""
+LOOKED_AT = 16
+"""Rows for each prompt that is wanted: prompts that stand in several rows are asked once."""
+UNKNOWN = 0.1
+"""Share of unknown tokens from which on a tokenizer cannot write English."""
+TEXT = Path(__file__).with_name("plain_english.txt")
+
+
+class Asked(NamedTuple):
+    """What a run lets its model answer."""
+
+    prompts: Sequence[Prompt] = ()
+    given: Sequence[str] = ()
+    """The answers that the data gives to some of them: what repeats itself there may do so."""
+    of: str = "held-out prompts"
+
+    @staticmethod
+    def of_rows(config: RunConfig, loaded: LoadedModel, heldout: Sequence[Any], train: Sequence[Any]) -> Asked:
+        """The first prompts of the held-out rows, or of the training rows where none are held out."""
+        rows, of = (heldout, "held-out prompts") if len(heldout) else (train, "training prompts")
+        count, tokenizer = config.evaluation.writing, loaded.tokenizer
+        longest = min(MOST_PROMPT_TOKENS, (loaded.context_length or 2 * MOST_PROMPT_TOKENS) - longest_answer(loaded))
+        found: dict[tuple[int, ...], Prompt] = {}
+        given: list[str] = []
+        for number in range(min(count * LOOKED_AT, len(rows))):
+            prompt, answer = question_of(rows[number], tokenizer)
+            if 0 < len(prompt.ids) <= longest and prompt.ids not in found and len(found) < count:
+                found[prompt.ids] = prompt
+                given += [] if answer is None else [answer]
+        return Asked(list(found.values()), given, of)
+
+
+def longest_answer(model: LoadedModel | Sampler) -> int:
+    """In tokens: it leaves room for a prompt."""
+    return min(MOST_TOKENS, (model.context_length or 2 * MOST_TOKENS) // 2)
+
+
+def question_of(
+    row: Prompt | Pair | LabelledExample | Example, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Prompt, Any]:
+    """The prompt of a row, and the answer that it gives where that is one to learn."""
+    if isinstance(row, Prompt):
+        gold = row.columns.get("answer")
+        return row, None if gold is None else str(gold)
+    example = row.chosen if isinstance(row, Pair) else row.example if isinstance(row, LabelledExample) else row
+    begin = example.completion_mask.index(True) if True in example.completion_mask else len(example.input_ids)
+    if begin <= 1:  # a text, of which all is learned
+        begin = min(OPENING, len(example.input_ids) // 2)
+    prompt, answer = example.input_ids[:begin], example.input_ids[begin:]
+    text = tokenizer.decode(list(prompt))
+    wanted = not isinstance(row, LabelledExample) or row.label
+    said = tokenizer.decode(list(answer), skip_special_tokens=True) if wanted else None
+    return Prompt(index=row.index, ids=tuple(prompt), text=str(text)), said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Answers of one state of the weights, each as {index, prompt, text, ids, ended}, and their score of the text."""
+
+    answers: Sequence[Mapping[str, Any]]
+    text: RowScores | None
+    """By stretch of the text; None where the tokenizer cannot write it."""
+    text_bytes: int
+
+    def write(self, folder: Path, name: str) -> None:
+        text = None if self.text is None else self.text._asdict()
+        content = {"answers": list(self.answers), "text": text, "text_bytes": self.text_bytes}
+        write_sealed(folder / f"{name}-writing.json", json.dumps(content, ensure_ascii=False))
+
+    @staticmethod
+    def read(folder: Path, name: str = "baseline") -> Written:
+        """Raises `Damaged` for a file that is not as it was written."""
+        found = read_sealed_json(folder, f"{name}-writing.json")
+        if not isinstance(found, dict) or found.keys() != {"answers", "text", "text_bytes"}:
+            raise Damaged(f"{name}-writing.json holds no answers")
+        text = None if found["text"] is None else RowScores(**found["text"])
+        return Written(answers=found["answers"], text=text, text_bytes=found["text_bytes"])
+
+
+class WithWriting:
+    """Another measure, and how the model writes, before and after training."""
+
+    def __init__(
+        self,
+        measure: Measure,
+        asked: Asked,
+        answer: Callable[[Sequence[Prompt]], Sequence[Mapping[str, Any]]],
+        score_text: Callable[[], tuple[RowScores | None, int]],
+        confidence: float,
+    ) -> None:
+        self.measure, self.asked, self.answer = measure, asked, answer
+        self.score_text, self.confidence = score_text, confidence
+
+    def __call__(self, folder: Path, name: str) -> dict[str, Any]:
+        measured = self.measure(folder, name)
+        if name.startswith("step"):
+            return measured
+        started = time.perf_counter()
+        drawn = "greedy" in measured.get(name, {})
+        answers = answers_on_file(folder, name) if drawn else self.answer(self.asked.prompts)
+        text, text_bytes = self.score_text()
+        now = Written(answers=answers, text=text, text_bytes=text_bytes)
+        now.write(folder, name)
+        before = of_baseline(lambda: Written.read(folder))[0] if name == "trained" else None
+        sides = {"baseline": before, "trained": now} if name == "trained" else {"baseline": now}
+        return {
+            **measured,
+            "writing": {
+                "prompts": len(answers),
+                "of": "held-out prompts" if drawn else self.asked.of,
+                "given": given_measures(self.asked.given),
+                **{side: writing_measures(one, self.confidence) for side, one in sides.items() if one is not None},
+                **({} if before is None else {"difference": writing_changes(before, now, self.confidence)}),
+                "seconds": time.perf_counter() - started,
+            },
+        }
+
+
+# --- what is counted -------------------------------------------------------------------------------------------------
+
+
+def repetition(ids: Sequence[int]) -> float:
+    return 1 - distinct_ngrams(ids, 4)
+
+
+def same(texts: Sequence[str]) -> list[float]:
+    """1 for each text that is the most common one of several, where two or more are that.
+
+    >>> same(["yes", "no", " yes"]), same(["a", "b"])
+    ([1.0, 0.0, 1.0], [0.0, 0.0])
+    """
+    plain = [text.strip() for text in texts]
+    common, times = Counter(plain).most_common(1)[0] if plain else ("", 0)
+    return [float(times > 1 and text == common) for text in plain]
+
+
+def given_measures(texts: Sequence[str]) -> dict[str, float]:
+    """What the answers of the data are like, by words: an answer like them is no bad one."""
+    if not texts:
+        return {}
+    return {
+        "same": statistics.fmean(same(texts)),
+        "repetition": statistics.fmean(1 - distinct_ngrams(text.split(), 4) for text in texts),
+    }
+
+
+def writing_measures(written: Written, confidence: float) -> dict[str, Any]:
+    """Of one state of the weights; means with their intervals over prompts, and over stretches of the text."""
+    columns, found = columns_of(written.answers), dict[str, Any]()
+    if written.answers:
+        for name, values in columns.items():
+            bounds = None if name == "length" else (0.0, 1.0)
+            found[name] = mean_interval(values, confidence, bounds=bounds)._asdict()
+    if written.text is not None:
+        losses = [-total for total in written.text.logprobs]
+        found["text_loss"] = ratio_interval(losses, written.text.tokens, confidence)._asdict()
+        found["text_bits_per_byte"] = sum(losses) / written.text_bytes * 1.4426950408889634
+    return found
+
+
+def writing_changes(before: Written, now: Written, confidence: float) -> dict[str, Any]:
+    """After minus before, prompt by prompt, and stretch by stretch of the text."""
+    found: dict[str, Interval] = {}
+    asked = [(answer["index"], answer["prompt"]) for answer in now.answers]
+    if asked and asked == [(answer["index"], answer["prompt"]) for answer in before.answers]:
+        old, new = columns_of(before.answers), columns_of(now.answers)
+        for name in old:
+            bounds = (0.0, 1.0) if name in ("same", "ended") else None
+            found[name] = paired_interval(old[name], new[name], confidence, bounds=bounds)
+    if before.text is not None and now.text is not None and before.text.tokens == now.text.tokens:
+        worse = [-moved for moved in now.text - before.text]
+        found["text_loss"] = ratio_interval(worse, now.text.tokens, confidence)
+    return {name: interval._asdict() for name, interval in found.items()}
+
+
+def columns_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    return {
+        "repetition": [repetition(answer["ids"]) for answer in answers],
+        "same": same([answer["text"] for answer in answers]),
+        "ended": [float(answer["ended"]) for answer in answers],
+        "length": [float(len(answer["ids"])) for answer in answers],
+    }
+
+
+# --- where it comes from ---------------------------------------------------------------------------------------------
+
+
+def answers_on_file(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The greedy answers that another measure has drawn and kept."""
+    return [
+        answer_record(record.index, record.prompt, record.greedy.text, record.greedy.ids, record.greedy.truncated)
+        for record in Evaluation.read_answers(folder / f"{name}.jsonl")
+    ]
+
+
+def draw_answers(sampler: Sampler, config: RunConfig, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """Greedy answers of the present weights, cut at 64 tokens."""
+    whole = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    greedy = config.sampling.model_copy(update={**whole, "max_completion_length": longest_answer(sampler)})
+    answers = sampler.generate(prompts, greedy, group_size=1, seed=config.seed) if prompts else []
+    return [
+        answer_record(prompt.index, prompt.text, answer.text, answer.ids, answer.truncated)
+        for prompt, (answer,) in zip(prompts, answers, strict=True)
+    ]
+
+
+def answer_record(index: int, prompt: str, text: str, ids: Iterable[int], truncated: bool) -> dict[str, Any]:
+    return {"index": index, "prompt": prompt, "text": text, "ids": list(ids), "ended": not truncated}
+
+
+def score_plain_english(config: RunConfig, loaded: LoadedModel) -> tuple[RowScores | None, int]:
+    """What the present weights make of the text, and the number of its bytes."""
+    text = TEXT.read_text(encoding="utf-8")
+    ids = list(loaded.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+    unknown = ids.count(loaded.tokenizer.unk_token_id) if loaded.tokenizer.unk_token_id is not None else 0
+    if not ids or unknown > UNKNOWN * len(ids):
+        return None, 0
+    with loaded.compute.scope():
+        scores = window_losses(
+            loaded.model,
+            loaded.tokenizer,
+            text.split("\n\n"),
+            window=min(512, loaded.context_length or 512),
+            compute_dtype=loaded.compute_dtype,
+            chunk_tokens=config.train.logprob_chunk_tokens,
+        )
+    return (scores, len(text.encode())) if scores.tokens else (None, 0)

@@ -1,0 +1,181 @@
+"""How a model writes is measured in every run whose model writes, and the verdict says where it got worse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.report.synthetic_run import evaluation
+from tests.tiny import tiny_model
+
+import posttrain
+from posttrain.evaluate.row_scores import RowScores
+from posttrain.evaluate.writing import Written, same, writing_changes, writing_measures
+from posttrain.report.page import write_report
+from posttrain.report.store import read_run
+from posttrain.report.verdict import in_brief, verdict
+from posttrain.report.writing import writes_worse
+
+PAIRS = [{"prompt": f"say {n} ", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(24)]
+DATA = {
+    "examples": [{"prompt": row["prompt"], "completion": row["chosen"]} for row in PAIRS],
+    "texts": [{"text": row["prompt"] + row["chosen"]} for row in PAIRS],
+    "pairs": PAIRS,
+    "prompts": [{"prompt": row["prompt"], "answer": row["chosen"]} for row in PAIRS],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("writing")
+    tiny_model(folder / "model")
+    for name, rows in DATA.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def train(folder, name, algorithm, data, **more):
+    config = {
+        "model": str(folder / "model"),
+        "algorithm": algorithm,
+        "data": {"train": str(folder / f"{data}.jsonl"), "eval_fraction": 0.25},
+        "train": {"steps": 2, "prompts_per_step": 4, "learning_rate": 1e-3},
+        "sampling": {"group_size": 2, "max_completion_length": 8},
+        "guards": {"max_truncated": 1.0},
+        "output": str(folder / name),
+        "report": False,
+    }
+    return posttrain.train(config, **more)
+
+
+def test_every_run_whose_model_writes_answers_before_and_after(folder):
+    rewarded = {"rewards": [{"name": "exact_match"}]}
+    runs = {
+        "sft": train(folder, "sft", "sft", "examples"),
+        "texts": train(folder, "texts", "sft", "texts"),
+        "dpo": train(folder, "dpo", "dpo", "pairs"),
+        "kto": train(folder, "kto", "kto", "pairs"),
+        "orpo": train(folder, "orpo", "orpo", "pairs", **{"data.eval_fraction": 0.0}),
+        "grpo": train(folder, "grpo", "grpo", "prompts", **rewarded),
+    }
+    for name, run in runs.items():
+        found = run.evaluation["writing"]
+        assert found["of"] == ("training prompts" if name == "orpo" else "held-out prompts"), name
+        assert found["prompts"] == (8 if name == "orpo" else 6), name
+        for side in ("baseline", "trained", "difference"):
+            assert {"repetition", "same", "ended", "length"} <= found[side].keys(), (name, side)
+        assert found["seconds"] > 0
+        assert read_run(run.folder).evaluation["writing"] == found
+    reward_model = train(folder, "reward-model", "reward_model", "pairs")
+    assert "writing" not in reward_model.evaluation
+
+
+def test_a_run_that_samples_its_evaluations_draws_no_other_answers(folder):
+    run = train(folder, "reused", "grpo", "prompts", rewards=[{"name": "exact_match"}])
+    lines = (run.folder / "evaluations" / "trained.jsonl").read_text().splitlines()
+    shown = json.loads((run.folder / "evaluations" / "trained-writing.json").read_text())["answers"]
+    assert [answer["ids"] for answer in shown] == [json.loads(line)["greedy"]["ids"] for line in lines]
+
+
+def test_without_it_the_run_is_the_same_bit_for_bit(folder):
+    on, off = (train(folder, f"writing-{n}", "dpo", "pairs", **{"evaluation.writing": n}) for n in (8, 0))
+    assert ["writing" in run.evaluation for run in (on, off)] == [True, False]
+    weights = [run.trainer.loaded.model.state_dict() for run in (on, off)]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    assert [row["loss"] for row in on.metrics] == [row["loss"] for row in off.metrics]
+    assert on.evaluation["trained"] == off.evaluation["trained"]
+
+
+def test_the_page_shows_both_answers_to_a_prompt(folder):
+    run = train(folder, "page", "dpo", "pairs")
+    page = write_report(run.folder).read_text()
+    assert all(words in page for words in ("before training", "after training", "say"))
+    assert any("How it writes" in sentence for sentence in verdict(read_run(run.folder)).sentences)
+    told = [json.loads(line)["message"] for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    assert any(message.startswith("How it writes, by greedy answers to 6 held-out prompts") for message in told)
+
+
+# --- the rule --------------------------------------------------------------------------------------------------------
+
+
+def written(texts, *, loss=2.0, prompts=8):
+    answers = [
+        {"index": n, "prompt": f"q{n}", "text": texts(n), "ids": [*texts(n).encode()], "ended": True}
+        for n in range(prompts)
+    ]
+    text = RowScores([-loss * 50 * (1 + 0.01 * n) for n in range(10)], [50] * 10)
+    return Written(answers=answers, text=text, text_bytes=2000)
+
+
+def varied(n):
+    return f"answer number {n} has its own words: {'abcdefghijklmnop'[n : n + 4]}"
+
+
+GOOD = written(varied)
+CASES = {
+    "as before": (written(lambda n: varied(n).upper()), {}, []),
+    "one answer to everything": (written(lambda n: "29.1970.1 291"), {}, ["the same answer"]),
+    "one answer, as in the data": (written(lambda n: "yes"), {"same": 0.9}, []),
+    "empty": (written(lambda n: ""), {}, ["the same answer"]),
+    "a loop": (written(lambda n: f"{n} " + "la la " * 20), {}, ["repeat themselves"]),
+    "a loop, as in the data": (written(lambda n: f"{n} " + "la la " * 20), {"repetition": 0.9}, []),
+    "no English any more": (written(varied, loss=3.0), {}, ["forgotten"]),
+    "a little less English": (written(varied, loss=2.3), {}, []),
+    "longer": (written(lambda n: varied(n) + f" and more of it, {n * 7919} times, before the end"), {}, []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_counts_as_worse(name):
+    after, given, expected = CASES[name]
+    found = writes_worse(content(GOOD, after, given))
+    assert [word for word, said in zip(expected, found, strict=True) if word in said] == expected
+
+
+def content(before, after, given=None):
+    changes = writing_changes(before, after, 0.95)
+    sides = {"baseline": writing_measures(before, 0.95), "trained": writing_measures(after, 0.95)}
+    return {"writing": {"prompts": 8, "given": given or {}, **sides, "difference": changes}}
+
+
+def test_a_model_that_never_knew_english_cannot_forget_it():
+    before, after = written(varied, loss=14.0), written(varied, loss=20.0)  # 7 bits per byte before
+    assert writes_worse(content(before, after)) == []
+
+
+def pairs(share):
+    return {
+        "pairs": 60,
+        "ranked_by": "sequence log-probability",
+        "accuracy": {"mean": share, "low": share - 0.08, "high": share + 0.08, "n": 60},
+    }
+
+
+def test_ranks_better_and_writes_worse_is_a_verdict_of_its_own(tmp_path):
+    (tmp_path / "events.jsonl").write_text('{"kind": "end", "message": "finished"}\n')
+    run = read_run(tmp_path)
+    sides = {"baseline": pairs(0.47), "trained": pairs(0.9)}
+    worse = content(GOOD, written(lambda n: "29.1970.1 291"))
+    assert verdict(replace(run, evaluation=sides)).headline == "The model improved."
+    found = verdict(replace(run, evaluation={**sides, **worse}))
+    assert found.headline == ("The model ranks better and writes worse: it gives different prompts the same answer.")
+    assert (found.tone, found.change) == ("bad", 0)
+    brief = in_brief(replace(run, evaluation={**sides, **worse}))
+    assert brief["writes_worse"] == ["it gives different prompts the same answer"]
+    unmeasured = verdict(replace(run, evaluation=worse))
+    assert unmeasured.headline.startswith("No held-out evaluation. The model writes worse")
+    answers = {"baseline": evaluation(0.2), "trained": evaluation(0.9)}  # judged as they are
+    assert verdict(replace(run, evaluation={**answers, **worse})).headline == "The model improved."
+
+
+def test_the_most_common_answer_of_different_prompts():
+    for texts, expected in (
+        ([], []),
+        (["a"], [0]),
+        (["a", "b"], [0, 0]),
+        (["a", " a ", "b"], [1, 1, 0]),
+        (["", "", ""], [1, 1, 1]),
+    ):
+        assert same(texts) == expected
