@@ -45,7 +45,7 @@ from posttrain.models.adapters import frozen_copy, reference_scope
 from posttrain.models.identity import computation_key, model_key
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import Split
-from posttrain.models.policy import Forward, load_frozen
+from posttrain.models.policy import Forward, hold_in, load_frozen
 from posttrain.types import Batch, Example
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) 
         return load_frozen("reference", config.reference, config, loaded, forward)
     if config.lora is not None:
         return forward.under(loaded.model, lambda: reference_scope(loaded.model))
-    return forward.under(frozen_copy(loaded.model))
+    return forward.under(hold_in(frozen_copy(loaded.model), forward.compute_dtype))
 
 
 def start_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:

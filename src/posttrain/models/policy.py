@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import ConfigError
 from posttrain.models.adapters import apply_lora
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
 from posttrain.models.forward import TokenLogprobs
-from posttrain.models.forward_path import shares_prefixes
+from posttrain.models.forward_path import forward_path, shares_prefixes
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
@@ -158,7 +160,23 @@ def load_frozen(
         frozen = load_model(resolve_model_path(settings, config.seed), device=student.device)
     check_same_tokens(section, entry.path, student, frozen)
     check_context(section, config, student, frozen)
-    return forward.under(frozen.model.requires_grad_(False))
+    return forward.under(hold_in(frozen.model.requires_grad_(False), forward.compute_dtype))
+
+
+@torch.no_grad()
+def hold_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A frozen model whose linear layers are held in the precision in which their products are computed.
+
+    Autocast would cast each of these weights for each product, so no number changes. What is no product keeps its
+    precision, as norms and embeddings do, and so does the head, whose log-probabilities have products of their own.
+    """
+    forward_path(model)  # found once per model, in float32
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    kept = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Conv1D) and id(module.weight) not in kept:
+            module.to(dtype)
+    return model
 
 
 def check_same_tokens(section: str, path: str, student: LoadedModel, frozen: LoadedModel) -> None:
