@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 import torch
 from tests.conftest import pad
+from tests.loops import over
 from torch import Tensor
 
 from posttrain.algorithms import GRPO, REINFORCE, RLOO, PolicyGradient
@@ -131,12 +132,12 @@ WORKED = [
 ]
 
 
-@pytest.mark.parametrize(("correction", "expected"), WORKED)
+@over(("correction", "expected"), WORKED)
 def test_worked_losses(t, correction: Correction, expected: float):
     assert evaluate(t, TokenMean(correction=correction))[0] == pytest.approx(expected, rel=1e-8)
 
 
-@pytest.mark.parametrize(("correction", "expected"), WORKED)
+@over(("correction", "expected"), WORKED)
 def test_worked_losses_in_float32(t, correction: Correction, expected: float):
     batch = sampled(t)
     single = {
@@ -163,7 +164,7 @@ OTHER_SCORES = {
 its sums are 0.0052, 0.18, 0.0029 and 0.845; |p - q| is 0.0891 for the last token and at most 0.0611 for the others."""
 
 
-@pytest.mark.parametrize(
+@over(
     ("correction", "kept"),
     [
         (Correction(action="reject", low=1 / 1.5, high=1 / 0.5), [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
@@ -227,7 +228,7 @@ def test_the_largest_log_ratios_leave_until_the_second_moment_is_small():
 # Limits
 
 
-@pytest.mark.parametrize("name", get_args(CorrectionName))
+@over("name", get_args(CorrectionName))
 def test_a_sampler_that_agrees_with_the_trainer_needs_no_correction(t, name: CorrectionName):
     for plain in (GRPO(kl_coef=0.1), RLOO(), TokenMean()):
         if name in ("bypass",) and "old" not in plain.needs:
@@ -263,8 +264,8 @@ def test_on_policy_the_gradient_is_the_truncated_weight_times_the_advantage(t):
     torch.testing.assert_close(gradient_BT[t.mask_BT], expected_BT[t.mask_BT], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("unreported", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", [name for name in NAMED if name != "a3po"])
+@over("unreported", [math.nan, math.inf, -math.inf])
+@over("name", [name for name in NAMED if name != "a3po"])
 def test_a_token_that_the_sampler_did_not_report_has_ratio_1_and_is_counted(t, name, unreported: float):
     sampling_BT, agreeing_BT = SAMPLING.clone(), SAMPLING.clone()
     sampling_BT[0, 1] = unreported
@@ -309,7 +310,7 @@ def test_worked_diagnostics(t):
         assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, rel=1e-8)
 
 
-@pytest.mark.parametrize(
+@over(
     ("correction", "expected"),
     [
         (Correction(action="full"), {"is/ess_fraction": 7.303956415 / 10, "is/truncated_fraction": 0}),
@@ -342,7 +343,7 @@ def test_every_metric_has_a_formula(t):
 # What is asked of the machinery
 
 
-@pytest.mark.parametrize(
+@over(
     ("correction", "needs"),
     [
         ("tis", {"old"}),
@@ -357,7 +358,7 @@ def test_weights_that_depend_on_each_other_need_a_look_before_the_update(correct
     assert GRPO(correction=correction).needs == needs
 
 
-@pytest.mark.parametrize(("name", "at_trainer"), [("tis", True), ("none", True), ("bypass", False), ("a3po", False)])
+@over(("name", "at_trainer"), [("tis", True), ("none", True), ("bypass", False), ("a3po", False)])
 def test_only_an_anchor_at_the_trainer_needs_its_pass(name, at_trainer: bool):
     assert GRPO(correction=name).anchors_at_trainer is at_trainer
 
@@ -376,7 +377,7 @@ def test_every_name_stands_for_something():
     assert {"auto", "none", *NAMED} == set(get_args(CorrectionName))
 
 
-@pytest.mark.parametrize(
+@over(
     ("given", "message"),
     [
         ({"high": -1}, r"correction.high = -1; allowed: greater than 0"),
@@ -421,9 +422,7 @@ def test_a_correction_without_the_samplers_numbers_is_refused(t):
         evaluate(t, GRPO(correction="tis"), t.batch())
 
 
-@pytest.mark.parametrize(
-    ("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])]
-)
+@over(("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])])
 def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B):
     """Weights 2 and 1 of completions of four tokens and of one: the mean of completions is 3/2, that of tokens 9/5."""
     mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
@@ -453,7 +452,7 @@ def test_weights_and_several_rules_act_at_once(t):
     assert torch.equal(alone.correction_BT[t.mask_BT], (expected > 0)[t.mask_BT].double()), "rules without a weight"
 
 
-@pytest.mark.parametrize(
+@over(
     ("given", "said"),
     [
         ({"score": "sum_k3", "low": 0.1}, "high without low: the score is a divergence"),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.loops import over
 
 from posttrain.algorithms import DPPO
 from posttrain.errors import ConfigError
@@ -19,7 +20,7 @@ TV = [
 """p - p_old of the fixture; A = [1.2, -0.7, 0.4, -1.5]."""
 
 
-@pytest.mark.parametrize(
+@over(
     ("settings", "stopped"),
     [
         ({}, []),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
+from tests.loops import over
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
 from posttrain.algorithms.composition.tables import TABLES
@@ -20,10 +21,10 @@ from posttrain.types import Batch, Experience, Outputs, Tokens, count_totals
 
 OPTIONS = options_of_choices()
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
-every_key = pytest.mark.parametrize("key", ALGORITHMS)
+every_key = over("key", ALGORITHMS)
 
 
-@pytest.mark.parametrize(
+@over(
     ("name", "key"),
     [
         ("grpo", "grpo"),
@@ -45,7 +46,7 @@ def test_an_algorithm_is_known_by_many_names(name: str, key: str):
     assert find(name) == key
 
 
-@pytest.mark.parametrize(
+@over(
     ("name", "message"),
     [
         ("gppo", r"^there is no algorithm 'gppo'\n  Did you mean ppo\? `posttrain explain` lists them all.$"),
@@ -63,7 +64,7 @@ def test_an_unknown_name_gets_a_suggestion_and_not_all_of_the_names(name: str, m
 # What is told
 
 
-@pytest.mark.parametrize("name", ["decoupled_ppo", "Decoupled PPO", "decoupled", "docs/algorithms/decoupled_ppo.md"])
+@over("name", ["decoupled_ppo", "Decoupled PPO", "decoupled", "docs/algorithms/decoupled_ppo.md"])
 def test_decoupled_ppo_is_explained_like_an_algorithm_although_it_is_a_correction(name: str):
     told = explain(name)
     assert told.choices["correction"] == "decoupled"
@@ -122,7 +123,7 @@ def test_settings_of_its_own_come_first():
     ]
 
 
-@pytest.mark.parametrize(
+@over(
     ("key", "needs"),
     [
         (

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.loops import over
 
 from posttrain.algorithms import GSPO
 from posttrain.errors import ConfigError
@@ -12,7 +13,7 @@ from posttrain.types import Batch, count_totals
 WIDE = GSPO(clip_low=0.2, clip_high=0.2)
 
 
-@pytest.mark.parametrize(
+@over(
     ("algorithm", "expected"),
     [
         (WIDE, 1.102519064),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.loops import over
 
 from posttrain.algorithms import REINFORCE
 from posttrain.algorithms.reinforce import MovingAverage
@@ -45,7 +46,7 @@ def test_on_policy_the_clip_changes_no_gradient(t):
 # Baselines
 
 
-@pytest.mark.parametrize(
+@over(
     ("algorithm", "expected"),
     [
         (REINFORCE(baseline="none"), [1.0, 0.0, 0.5]),

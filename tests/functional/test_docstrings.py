@@ -3,7 +3,7 @@
 import doctest
 import importlib
 
-import pytest
+from tests.loops import over
 
 MODULES = [
     "posttrain.functional.preferences",
@@ -17,7 +17,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@over("name", MODULES)
 def test_examples_in_docstrings_run(name: str):
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0

@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
+from tests.loops import over
 
 from posttrain.functional import masks
 from posttrain.functional.masks import last_token, masked, until_eos
@@ -14,7 +14,7 @@ from posttrain.functional.masks import last_token, masked, until_eos
 EOS = 2
 
 
-@pytest.mark.parametrize(
+@over(
     ("ids", "eos_ids", "expected"),
     [
         ([5, 6, EOS, 7], {EOS}, [1, 1, 1, 0]),
@@ -43,7 +43,7 @@ def test_the_last_token_is_the_last_one_that_is_masked_in():
     assert last_token(mask_BT).int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("hidden", [float("nan"), float("inf"), -float("inf")])
+@over("hidden", [float("nan"), float("inf"), -float("inf")])
 def test_what_the_mask_hides_is_exactly_zero(hidden: float):
     x_BT = torch.tensor([[1.5, hidden]], dtype=torch.float64, requires_grad=True)
     y_BT = masked(x_BT, torch.tensor([[True, False]]))
@@ -71,7 +71,7 @@ def with_a_mask() -> dict[str, Callable[..., object]]:
     return found
 
 
-@pytest.mark.parametrize("name", with_a_mask())
+@over("name", with_a_mask())
 def test_a_mask_of_ones_and_zeros_does_what_a_mask_of_bools_does(name):
     """An index of whole numbers takes rows, so that a mask of those would pass for other tokens."""
     function = with_a_mask()[name]
