@@ -9,7 +9,7 @@ import pytest
 from benchmarks.sweeping import page
 
 from posttrain.lab.experiments.sweep.confirm import Confirmation, SeedScore
-from posttrain.lab.experiments.sweep.plots import picture
+from posttrain.lab.experiments.sweep.page import picture
 
 RESULT: dict[str, Any] = json.loads(page.FILE.read_text()) if page.FILE.exists() else {}
 pytestmark = pytest.mark.skipif(not RESULT, reason="the sweep of the demonstration has not been run")

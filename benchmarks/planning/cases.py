@@ -16,7 +16,8 @@ from typing import Any
 
 from posttrain.lab.plan.architecture import architecture_of
 from posttrain.lab.plan.records import Workload
-from posttrain.lab.plan.workload import Computing, workload_of
+from posttrain.lab.plan.workload import workload_of
+from posttrain.models.compute import Compute
 
 SIZES = (
     "hidden_size",
@@ -172,7 +173,7 @@ def build_model(case: Case, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def workload(case: Case, computing: Computing) -> Workload:
+def workload(case: Case, computing: Compute) -> Workload:
     """What the planner is asked: the configuration, the lengths, and how the run chose to compute."""
     from posttrain.config import load_config
 

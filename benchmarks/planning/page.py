@@ -11,7 +11,7 @@ from planning.cases import CASES, SHAPES, Case, workload
 
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Phase
-from posttrain.lab.plan.workload import Computing
+from posttrain.models.compute import DTYPES, Compute, dtype_name
 
 EACH, MEDIAN, RESIDENT = 0.10, 0.05, 0.25
 """What was to be reached: the largest error of a case, the median of all, and that of resident memory."""
@@ -26,11 +26,16 @@ class Compared:
     plan: MemoryPlan
     measured: Mapping[str, int]
     resident: int | None
-    computing: Computing
+    computing: Compute
 
     @staticmethod
     def of(case: Case, found: Mapping[str, Any]) -> Compared:
-        computing = Computing(**found["computing"])
+        ran = found["computing"]
+        computing = Compute(
+            dtype=DTYPES[ran["precision"]],
+            matmul="onednn" if ran["onednn"] else "plain",
+            sampler="packed" if ran["packed"] else "shared",
+        )
         return Compared(
             case=case,
             plan=predict(workload(case, computing)),
@@ -175,8 +180,9 @@ def _roles(found: Sequence[Compared]) -> list[str]:
     return lines
 
 
-def _computing(computing: Computing) -> str:
-    ways = [computing.precision, *(["oneDNN"] if computing.onednn else []), *(["packed"] if computing.packed else [])]
+def _computing(computing: Compute) -> str:
+    ways = [dtype_name(computing.dtype), *(["oneDNN"] if computing.matmul == "onednn" else [])]
+    ways += ["packed"] if computing.sampler == "packed" else []
     return ", ".join(ways)
 
 

@@ -41,10 +41,11 @@ def measure(case: Case, *, resident: bool = False) -> dict[str, Any]:
                 one_step(run, meter=None)
             with meter.span("other"):
                 one_step(run, meter=meter)
+        compute = run.trainer.loaded.compute
         computing = {
-            "precision": dtype_name(run.trainer.loaded.compute.dtype),
-            "onednn": run.trainer.loaded.compute.matmul == "onednn",
-            "packed": not getattr(getattr(run.feed, "sampler", None), "shared", True),
+            "precision": dtype_name(compute.dtype),
+            "onednn": compute.matmul == "onednn",
+            "packed": compute.sampler == "packed",
         }
     found = {"resident": watch.peak - watch.start} if resident else {"measured": dict(meter.peaks())}
     return {"computing": computing, **found}

@@ -10,15 +10,28 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.lab.experiments.sweep.plots import compact_value, picture
+from posttrain.lab.experiments.sweep.knobs import Knob
+from posttrain.lab.experiments.sweep.page import Found, compact_value, knob_chart, knobs_of
+from posttrain.report.svg import HEIGHT, WIDTH
+from posttrain.report.text import escaped
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "benchmarks" / "results" / "sweep.json"
 PAGE, PICTURE = ROOT / "docs" / "sweep.md", ROOT / "docs" / "images" / "sweep.svg"
+_HEAD, _ROW = 44, HEIGHT + 34
+_STYLE = """
+text { font: 11.5px ui-sans-serif, system-ui, sans-serif; fill: #6b7280 } .head { font-size: 14px; font-weight: 600; fill: #1c1e22 }
+.grid { stroke: #e3e3e0 } .mark { stroke: #8b9099; stroke-dasharray: 4 4 } .band { fill: #c2651a; opacity: .12 }
+.dot.s1 { fill: #1f5fa8 } .dot.s6 { fill: #b4b9c1 } .whisker { fill: none; stroke-width: 1.8 } .whisker.s1 { stroke: #1f5fa8 } .whisker.s2 { stroke: #c2651a }
+@media (prefers-color-scheme: dark) {
+  text { fill: #9aa1ab } .head { fill: #e8e6e1 } .grid { stroke: #30343a } .dot.s1 { fill: #6ea8ea } .dot.s6 { fill: #5d646e }
+  .whisker.s1 { stroke: #6ea8ea } .whisker.s2 { stroke: #eb9a55 } .band { fill: #eb9a55 }
+}
+"""  # noqa: E501
 BLOCK = re.compile(r"(?s)(<!-- measured -->\n).*?(<!-- end -->)")
 
 
@@ -57,6 +70,25 @@ def _fresh(found: Mapping[str, Any]) -> str:
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def picture(found: Found) -> str:
+    """All knobs in one picture that stands alone, for a page elsewhere."""
+    rows: Sequence[tuple[Knob, str]] = [(knob, chart) for knob in knobs_of(found) if (chart := knob_chart(found, knob))]
+    parts = [
+        f'<text class="head" x="52" y="{_HEAD + n * _ROW + 14}">{escaped(knob.key)}</text>'
+        f'<g transform="translate(0 {_HEAD + n * _ROW + 22})">{chart}</g>'
+        for n, (knob, chart) in enumerate(rows)
+    ]
+    height = _HEAD + len(rows) * _ROW
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    legend = "dot: finished · pale: pruned · cross: collapsed · ring: the best · shaded: collapse"
+    title = f"Held-out {found['measure']} of {len(found['trials'])} trials against each setting"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{_STYLE}</style>'
+        f'<text class="head" x="52" y="18">{escaped(title)}</text><text x="52" y="36">{escaped(legend)}</text>'
+        f"{''.join(parts)}</svg>\n"
+    )
 
 
 def main(folder: Path) -> None:

@@ -13,7 +13,7 @@ from posttrain.cli import run
 from posttrain.config import load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.facts import Facts
-from posttrain.lab.advise.questions import QUESTIONS, ask_for, machine, yes_or_no
+from posttrain.lab.advise.questions import ask_for, machine, questions, yes_or_no
 
 POSTTRAIN = (sys.executable, "-m", "posttrain")
 
@@ -163,7 +163,7 @@ def test_there_are_few_questions():
     facts, asked, _ = answered("verifier", *[""] * 20)
     assert facts == Facts(data="verifier")
     assert len(asked) <= 9
-    assert {question.fact for question in QUESTIONS} <= set(Facts.model_fields)
+    assert {question.fact for question in questions()} <= set(Facts.model_fields)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from posttrain import environment
 from posttrain.cli.page import cli_page
-from posttrain.cli.train import split_arguments
+from posttrain.cli.runs import split_arguments
 from posttrain.errors import ConfigError
 from posttrain.tasks import demo
 

@@ -16,10 +16,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from posttrain.cli import run
 
 POSTTRAIN = (sys.executable, "-m", "posttrain")
+SLOW = """
+import time
+from pathlib import Path
+
+
+def slow(prompt, completion, **row):
+    done = Path("PLACE/pipe/01-first/checkpoints/step-000001/manifest.json")
+    if done.exists() and not Path("PLACE/go-on").exists():
+        Path("PLACE/evaluating").touch()
+        time.sleep(2)
+    return float(len(completion) % 2)
+"""
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-9]|4[0-9]|9[0-9])[0-9;]*m")
 
 
@@ -86,6 +99,28 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(place, sent, exi
     assert "`posttrain resume run` continues it" in err
     assert "Traceback" not in err
     assert (place / "run" / "checkpoints" / f"step-{done:06d}" / "manifest.json").is_file()
+
+
+def test_a_signal_in_the_last_evaluation_of_a_stage_stops_the_pipeline_after_it(place):
+    """The first stage is done, and measured; the second one is not begun, and `resume` begins it."""
+    (place / "slow.py").write_text(SLOW.replace("PLACE", str(place)))
+    settings = yaml.safe_load((place / "run.yaml").read_text())
+    settings |= {"rewards": [{"function": "slow.py:slow"}], "output": "pipe"}
+    settings["stages"] = [{"name": name, "train": {"steps": 1}} for name in ("first", "second")]
+    (place / "pipeline.yaml").write_text(yaml.safe_dump(settings))
+    process = start("train", "pipeline.yaml", cwd=place)
+    wait_for(place / "evaluating", process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 130, err
+    assert "stopped after stage first, which is done" in err
+    assert "trained" in json.loads((place / "pipe" / "01-first" / "evaluation.json").read_text())
+    assert not (place / "pipe" / "02-second").exists()
+    (place / "go-on").touch()
+    resumed = start("resume", "pipe", cwd=place)
+    _, err = resumed.communicate(timeout=600)
+    assert resumed.returncode == 0, err
+    assert (place / "pipe" / "02-second" / "checkpoints" / "step-000001" / "manifest.json").is_file()
 
 
 def test_a_reader_that_has_seen_enough_is_no_error_to_show():

@@ -3,7 +3,7 @@
 import io
 import time
 
-from posttrain.cli.progress import Progress
+from posttrain.cli.reward import Progress
 
 
 class Terminal(io.StringIO):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from posttrain.algorithms import ALGORITHMS, GRPO
+from posttrain.algorithms.off_policy.correction import NAMED, Correction
 from posttrain.config import (
     PRESETS,
     DataConfig,
@@ -35,7 +37,7 @@ from posttrain.config import names as config_names
 from posttrain.config import schema as config_schema
 from posttrain.config import text as config_text
 from posttrain.config.load import RULES
-from posttrain.config.names import ByAlgorithm, Ours, foreign_names
+from posttrain.config.names import ByAlgorithm, Ours, foreign_names, foreign_values
 from posttrain.config.page import config_page
 from posttrain.config.text import read_override, read_value, redact, write_value
 from posttrain.errors import ConfigError
@@ -790,6 +792,33 @@ def test_every_foreign_name_leads_to_a_setting_that_exists():
             keys = entry.choices if isinstance(entry, ByAlgorithm) else [entry.key] if isinstance(entry, Ours) else []
             assert set(keys) <= known, name
             assert name not in known, f"{name} is one of ours"
+
+
+def test_every_foreign_value_leads_to_one_that_exists():
+    names, corrections = (foreign_values()[f"algorithm.{key}"] for key in ("name", "correction"))
+    for theirs, ours in names.items():
+        assert re.split("[ ,]", ours)[0] in ALGORITHMS, theirs
+        assert theirs not in ALGORITHMS
+    for theirs, ours in corrections.items():
+        given = yaml.safe_load(ours.partition(", with")[0])
+        assert theirs not in NAMED
+        assert given in {"none", *NAMED} if isinstance(given, str) else Correction(**given), theirs
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("optimal_token_baseline", "Here that is policy_gradient with baseline = optimal_token, normalisation = none"),
+        ("geo_mean", "Here that is gmpo."),
+        ({"name": "grpo", "correction": "decoupled_token_icepop"}, "Here that is icepop."),
+        ({"name": "grpo", "correction": "decoupled_k3_rs"}, "{action: reject, score: mean_k3, high: 0.01}."),
+        ({"name": "dro", "dro_beta": 0.5}, "verl's dro_beta is algorithm.tau here .*Set algorithm.tau = 0.5"),
+        ("my_grpo", r"ALGORITHMS\['my_grpo'\] = its class was run.*entry point of the group posttrain.algorithms"),
+        ("shaped", r"ALGORITHMS\['shaped'\] = its class was run.*entry point of the group posttrain.algorithms"),
+    ],
+)
+def test_names_of_peers_and_of_algorithms_from_elsewhere_lead_somewhere(algorithm, said):
+    assert re.search(said, refusal(MINIMAL | {"algorithm": algorithm}))
 
 
 # --- rules that span parts --------------------------------------------------------------------------------------------

@@ -81,8 +81,7 @@ def test_the_curves_are_pictures_that_stand_alone(runs: Runs):
 def test_names_on_the_hub_are_named_for_the_hub():
     from posttrain.config import load_config
     from posttrain.export.card import front_matter
-    from posttrain.export.lineage import lineage
-    from posttrain.export.origin import Origin
+    from posttrain.export.origin import Origin, lineage
 
     config = load_config(
         {

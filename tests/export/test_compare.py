@@ -8,8 +8,7 @@ import pytest
 
 from posttrain.errors import ExportError
 from posttrain.export.compare import TOLERANCES, compare
-from posttrain.export.expected import Expected
-from posttrain.export.probes import Probe
+from posttrain.export.probes import Expected, Probe
 
 PROBE = Probe(name="prompt 1 (a.jsonl:3)", ids=(4, 5), text="ab", tokens=(4, 5), template_kwargs={})
 TRAINED = Expected(probe=PROBE, ids=(7, 8, 2), logprobs=(-0.1, -0.7, -0.01), gaps=(3.0, 0.02, 5.0))

@@ -21,7 +21,7 @@ import posttrain
 from posttrain.errors import CheckpointError, ConfigError, DataError, DoesNotFit, ExportError, ModelError
 from posttrain.evaluate.chat import ChatSession
 from posttrain.export import api, export
-from posttrain.export.writing import write_hf
+from posttrain.export.target import write_hf
 
 
 def greedy(folder: Path, text: str, tokens: int = 8) -> list[int]:

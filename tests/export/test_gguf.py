@@ -25,7 +25,7 @@ from posttrain.export import export
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf: pip install 'posttrain[gguf]'")
 
-from posttrain.export.gguf import tensors  # noqa: E402
+from posttrain.export.gguf import writer as tensors  # noqa: E402
 from posttrain.export.gguf.architectures import architecture_of  # noqa: E402
 from posttrain.export.gguf.vocabulary import vocabulary  # noqa: E402
 

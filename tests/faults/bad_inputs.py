@@ -585,7 +585,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="A reward that is far too large",
             files={"rewards.py": reward("return [1e300 * len(text) for text in completions]")},
-            says="step 1: the loss is nan; worst row: prompt \\d+, completion \\d of 4 .advantage.*Look at the rewards",
+            says='"vowels" returned 8e\\+300 for prompt \\d+, completion \\d.*Bound the reward',
             exit_code=4,
         ),
         BadInput(

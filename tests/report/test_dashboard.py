@@ -44,7 +44,7 @@ class Browser:
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
         """(status, headers, text)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         sent = {"Cookie": self.cookie} if self.cookie else {}
         connection.request(method, path, headers=sent | headers)
         answer = connection.getresponse()

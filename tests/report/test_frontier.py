@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from posttrain.report.frontier import Spot, frontier, frontier_chart
+from posttrain.report.scatter import Spot, frontier, frontier_chart
 from posttrain.report.svg import compact, percent
 
 

@@ -140,9 +140,8 @@ def test_what_is_not_a_finite_number_is_none(value):
 def test_the_report_imports_neither_torch_nor_the_trainer(run_folder):
     code = """
 import sys
-from posttrain.report import page, plot, terminal
+from posttrain.report import page, terminal
 page.write_report(sys.argv[1])
-plot.write_plot(sys.argv[1])
 heavy = [name for name in sys.modules if name.startswith(("torch", "transformers", "posttrain.train.loop"))]
 sys.exit(str(heavy) if heavy else 0)
 """

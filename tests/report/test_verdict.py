@@ -96,6 +96,18 @@ def test_forgetting_is_said_with_its_size(after, sentence):
     assert verdict(run).sentences[-1].endswith(sentence)
 
 
+def test_a_run_that_was_interrupted_is_not_measured_after_and_says_how_it_can_be():
+    run = replace(run_of(), evaluation={"baseline": evaluation(0.2)}, status="failed", checkpoint_steps=[0, 30])
+    error = {"type": "KeyboardInterrupt", "message": "stopped after step 30"}
+    found = verdict(replace(run, error=error))
+    assert (found.headline, found.tone) == ("The run was interrupted.", "plain")
+    assert "`posttrain eval run` measures its checkpoint of step 30 on the same rows." in found.sentences[-1]
+    stopped = verdict(replace(run, error={"type": "GuardStop"}))
+    assert stopped.headline == "The run stopped with an error."
+    assert stopped.sentences == found.sentences
+    assert "posttrain eval" not in " ".join(verdict(replace(run, error=error, checkpoint_steps=[0])).sentences)
+
+
 def test_without_a_trained_score_nothing_is_claimed():
     run = replace(run_of(reward=[0.1, 0.5, 0.9]), evaluation={"baseline": evaluation(0.2)})
     found = verdict(run)

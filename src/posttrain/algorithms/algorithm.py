@@ -31,6 +31,8 @@ class Algorithm:
     min_group_size: ClassVar[int] = 1
     learns_from_rewards: ClassVar[bool] = True
     """Of algorithms that sample: False where another teacher than a reward says what is good."""
+    reads_token_rewards: ClassVar[bool] = False
+    """Of algorithms that sample: may single tokens have rewards? Each token then has an advantage of its own."""
     learns_off_policy: ClassVar[bool] = False
     """Of algorithms that sample: is the loss right for what another policy wrote, without a ratio?"""
     open_composition: ClassVar[bool] = False

@@ -77,6 +77,10 @@ class ComposedPolicyGradient(Parameters):
         return self.chosen.baseline.from_rewards
 
     @property
+    def reads_token_rewards(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.chosen.baseline.reads_token_rewards and self.chosen.normalisation.instead is None
+
+    @property
     def group_size_needed(self) -> int:
         return max(self.chosen.baseline.group, self.chosen.normalisation.group, self.values.get("k", 0) + 1)
 

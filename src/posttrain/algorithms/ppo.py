@@ -45,6 +45,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class PPO(PolicyGradient):
     key = "ppo"
+    reads_token_rewards = True
     always_needs = frozenset({"values"})
     kl_in_reward = True
     metrics = clip_formulas() | DUAL_CLIP_METRICS | VALUE_METRICS | REWARD_METRICS

@@ -37,6 +37,7 @@ class MovingAverage:
 @settings
 class REINFORCE(PolicyGradient):
     key = "reinforce"
+    reads_token_rewards = True
     kl_in_reward = True
     metrics = clip_formulas()
 

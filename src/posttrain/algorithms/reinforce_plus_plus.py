@@ -27,6 +27,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class ReinforcePlusPlus(PolicyGradient):
     key = "reinforce_plus_plus"
+    reads_token_rewards = True
     kl_in_reward = True
     metrics = clip_formulas()
 

@@ -28,6 +28,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class ReMax(PolicyGradient):
     key = "remax"
+    reads_token_rewards = True
     always_needs = frozenset({"greedy_reward"})
     kl_in_reward = True
     metrics = clip_formulas()

@@ -1,8 +1,8 @@
-"""The command line: one file per verb, each a thin layer over a function of the Python API.
+"""The command line: verbs, each a thin layer over a function of the Python API.
 
 Exit codes: 0 it worked, 2 configuration or data, 3 does not fit, 4 stopped by a guard, 130 stopped by Ctrl-C, 143 by
-SIGTERM, 1 anything else. With `--json`
-stdout carries exactly one JSON object, whatever happens; everything that is meant for people goes to stderr.
+SIGTERM, 1 anything else. With `--json` stdout carries exactly one JSON object, whatever happens; everything that is
+meant for people goes to stderr.
 """
 
 from __future__ import annotations
@@ -18,26 +18,7 @@ from typing import Annotated, Any
 import typer
 
 import posttrain
-from posttrain.cli import (
-    advise,
-    chat,
-    check,
-    compare,
-    dash,
-    data,
-    demo,
-    evaluate,
-    explain,
-    explore,
-    export,
-    init,
-    plan,
-    resume,
-    reward,
-    sweep,
-    track,
-    train,
-)
+from posttrain.cli import advise, data, experiments, looks, models, plan, reward, runs
 from posttrain.cli.output import silence_libraries
 from posttrain.cli.refused import refusal
 from posttrain.errors import PosttrainError
@@ -61,27 +42,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (
-    demo,
-    check,
-    init,
-    advise,
-    plan,
-    train,
-    compare,
-    sweep,
-    dash,
-    track,
-    resume,
-    evaluate,
-    chat,
-    explain,
-    explore,
-    data,
-    reward,
-    export,
-):
-    verb.register(app)
+VERBS: dict[str, Any] = {
+    "demo": runs.demo,
+    "check": looks.check,
+    "init": advise.init,
+    "advise": advise.with_facts(advise.advise),
+    "plan": plan.plan,
+    "train": runs.train,
+    "compare": experiments.compare,
+    "sweep": experiments.sweep,
+    "dash": looks.dash,
+    "track": looks.track,
+    "resume": runs.resume,
+    "eval": models.evaluate,
+    "chat": models.chat,
+    "explain": looks.explain,
+    "explore": looks.explore,
+    "data": data.data_app,
+    "reward": reward.reward_app,
+    "export": models.export,
+}
+WITHOUT_ARGUMENTS = ("demo", "check", "init", "advise", "dash", "track", "explain", "explore")
+"""Verbs that do something as they are; the others then show their help."""
+TAKES_SETTINGS = ("train", "plan")
+"""Verbs to which `--train.steps 5` is a setting, not an unknown option."""
+for name, verb in VERBS.items():
+    if isinstance(verb, typer.Typer):
+        app.add_typer(verb, name=name)
+    else:
+        unknown = {"ignore_unknown_options": name in TAKES_SETTINGS}
+        app.command(name, context_settings=unknown, no_args_is_help=name not in WITHOUT_ARGUMENTS)(verb)
 
 
 def _say_version(asked: bool) -> None:

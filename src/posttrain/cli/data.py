@@ -17,10 +17,6 @@ Kind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 data_app = typer.Typer(help="Look at a dataset before anything is trained on it.", no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(data_app, name="data")
-
-
 class Facts(NamedTuple):
     """What of a model matters to data."""
 

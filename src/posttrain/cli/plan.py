@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from posttrain.cli.output import AsJson, answer
-from posttrain.cli.train import sort_arguments
+from posttrain.cli.runs import sort_arguments
 from posttrain.errors import ConfigError
 
 Arguments = Annotated[
@@ -33,10 +33,6 @@ Sharding = Annotated[str | None, typer.Option(help="What devices divide: none, o
 OptimizerBits = Annotated[int, typer.Option(help="Of each of AdamW's moments: 32 or 8.")]
 Price = Annotated[float | None, typer.Option(help="Dollars per device and hour, in place of the usual range.")]
 Probe = Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")]
-
-
-def register(app: typer.Typer) -> None:
-    app.command("plan", context_settings={"ignore_unknown_options": True}, no_args_is_help=True)(plan)
 
 
 def plan(
@@ -106,7 +102,7 @@ def _planned(
     if probe:
         _check_probe(config if staged else None, gpus)
     if config is not None and staged:
-        from posttrain.lab.plan.pipeline import plan_pipeline
+        from posttrain.lab.plan.api import plan_pipeline
 
         return plan_pipeline(config, overrides, gpus=gpus, **how)
     made = make_plan(config, overrides, gpus=gpus, **named, **how)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from posttrain.algorithms import ALGORITHMS
-from posttrain.config.names import foreign, nearest
+from posttrain.algorithms.registry import ENTRY_POINTS
+from posttrain.config.names import foreign, nearest, value_of_ours
 from posttrain.config.schema import Problem, Problems, Walker, explain, missing, mistyped, unknown
 from posttrain.config.text import Steps, show
 from posttrain.config.values import Part, Text, expand, in_range
@@ -101,11 +103,22 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, **complete}
 
 
+A_SLIP = 0.75
+"""From this likeness on, a name is another one with a slip of the keys in it."""
+
+
 def nearest_algorithm(given: str, known: Mapping[str, str] | None = None) -> tuple[str, str]:
     """(what is allowed, how to fix it) for a name that no algorithm has: the one that was probably meant, and not all
     of them. `known` are other names, and the key of each."""
     names, everything = known or {key: key for key in ALGORITHMS}, "`posttrain explain` lists them all."
+    if same := value_of_ours("algorithm.name", given):
+        return "", f"{same} {everything}"
     close = nearest(given, names)
+    if close is None or SequenceMatcher(None, given, close).ratio() < A_SLIP:
+        everything += (
+            f" One of your own is known where posttrain.algorithms.ALGORITHMS[{given!r}] = its class was run, and "
+            f"everywhere once its package has an entry point of the group {ENTRY_POINTS}."
+        )
     if close is not None:
         return "", f"Did you mean {names[close]}? {everything}"
     return "a name such as grpo, ppo, dpo, kto, sft or reward_model", everything

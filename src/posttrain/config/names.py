@@ -78,11 +78,30 @@ class Hint:
 
 
 @functools.cache
+def _told() -> Mapping[str, Any]:
+    return yaml.load(_FILE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def foreign_values() -> Mapping[str, Mapping[str, str]]:
+    """Setting of ours -> what others call its values, and what does the same here."""
+    return _told()["values"]
+
+
+def value_of_ours(key: str, given: str) -> str:
+    """The sentence about a value that another library has; empty where nobody does.
+
+    >>> value_of_ours("algorithm.name", "geo_mean")
+    'Here that is gmpo.'
+    """
+    found = foreign_values().get(key, {}).get(given)
+    return f"Here that is {found}." if found else ""
+
+
+@functools.cache
 def peers() -> Mapping[str, Mapping[str, Entry]]:
     """Project -> its names, of names.yaml; read when a key is unknown, and never before."""
-    told = yaml.load(_FILE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    del told["shared"]
-    return {project: {str(name): _entry(entry) for name, entry in names.items()} for project, names in told.items()}
+    projects = {name: names for name, names in _told().items() if name not in ("shared", "values")}
+    return {project: {str(name): _entry(entry) for name, entry in names.items()} for project, names in projects.items()}
 
 
 def _entry(told: str | Mapping[str, Any]) -> Entry:

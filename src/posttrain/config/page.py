@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from posttrain.config import PRESETS, describe_fields
 from posttrain.config import presets as config_presets
 from posttrain.config.load import RULES
-from posttrain.config.names import FAMILIES, ByAlgorithm, Entry, Nothing, peers
+from posttrain.config.names import FAMILIES, ByAlgorithm, Entry, Nothing, foreign_values, peers
 from posttrain.config.schema import FieldDoc
 from posttrain.config.text import dotted, leaves, show
 
@@ -88,10 +88,14 @@ _FOREIGN_HEAD = (
 def _foreign() -> list[str]:
     titles = {FAMILIES: "Names that begin with"}
     tables = {titles.get(project, project): names.items() for project, names in peers().items()}
-    return [
+    pages = [
         f"### {title}\n\n{_table(('name', 'here'), [(f'`{name}`', _here(entry)) for name, entry in names])}"
         for title, names in tables.items()
     ]
+    for key, values in foreign_values().items():
+        rows = [(f"`{value}`", ours) for value, ours in values.items()]
+        pages.append(f"### Values of `{key}`\n\n{_table(('value', 'here'), rows)}")
+    return pages
 
 
 def _here(entry: Entry) -> str:

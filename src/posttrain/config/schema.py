@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from posttrain.config.names import suggest
+from posttrain.config.names import suggest, value_of_ours
 from posttrain.config.text import Steps, dotted, leaves, show
 from posttrain.errors import ConfigError, PosttrainError
 
@@ -284,6 +284,8 @@ def _fix(name: str, node: Schema, value: Any, walker: Walker) -> str:
         return f'Put the text in quotes: {name} = "{{{", ".join(map(str, value))}}}".'
     if "array" in types and not isinstance(value, list):
         return f"Write a list: {name} = {show([value])}."
+    if isinstance(value, str) and (same := value_of_ours(name, value)):
+        return same
     if isinstance(value, str) and (close := difflib.get_close_matches(value, choices, n=1)):
         return f"Did you mean {close[0]}?"
     return _valid_value(name, node, types)

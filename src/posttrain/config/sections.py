@@ -275,7 +275,8 @@ class TrainConfig(Part):
     """Passes over each batch. With more than one update per batch the ratios of the algorithm do their work."""
     tokens_per_microbatch: Count = 2048
     """Tokens that go through the model in one forward and backward pass; what rows have in common at their beginning
-    counts once. It decides memory and speed, never the gradient."""
+    counts once. It decides memory and speed, never the gradient; where memory ends, it is halved and the step computed
+    again."""
     logprob_chunk_tokens: Count = 1024
     """Tokens whose logits are computed together, a part of the vocabulary at a time; all of it where the head is not
     linear, which takes this times the vocabulary of memory. It never changes a result."""

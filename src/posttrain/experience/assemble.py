@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from posttrain.data.collate import collate_examples, pad_rows
 from posttrain.experience.group import Group, completions_of, rewards_of, scores_of
+from posttrain.rewards.scores import Scores
 from posttrain.types import Batch, Example, Experience, whole_pairs
 
 
@@ -49,6 +51,9 @@ def with_rewards(
     assert scores is not None, "rewards are asked of groups that were scored"
     rewards_PG, scored_PG = rewards_of(groups)
     counted = scores.counted.values()
+    token_rewards_BT = None
+    if scores.tokens:
+        rewards_PG, token_rewards_BT = of_single_tokens(experience, groups, scores, weights)
     rewards_KPG = [[[float("nan") if r is None else r for r in group] for group in part] for part in counted]
     return replace(
         experience,
@@ -56,8 +61,37 @@ def with_rewards(
         scored_PG=scored_PG,
         rewards_KPG=torch.tensor(rewards_KPG, dtype=torch.float32),
         reward_weights_K=torch.tensor(weights, dtype=torch.float32),
+        token_rewards_BT=token_rewards_BT,
         greedy_rewards_P=rewards_of(greedy)[0][:, 0] if greedy else None,
     )
+
+
+def of_single_tokens(
+    experience: Experience, groups: Sequence[Group], scores: Scores, weights: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """`[P, G]` what is left for the whole completions, NaN where there is no reward, and `[B, T]` what tokens have."""
+    weight_of = dict(zip(scores.parts, weights, strict=True))
+    rest_PG = torch.zeros(len(groups), len(scores.rewards_PG[0]), dtype=torch.float64)
+    rows: list[list[float]] = []
+    for p, group in enumerate(groups):
+        for g, completion in enumerate(group.completions):
+            numbers = torch.zeros(len(completion.ids), dtype=torch.float64)
+            for label, part in scores.counted.items():
+                value, tokens = part[p][g], scores.tokens.get(label)
+                if value is None:
+                    continue
+                if tokens is None:
+                    rest_PG[p, g] += weight_of[label] * value
+                elif is_open_at(scores, label, p, g):
+                    numbers += weight_of[label] * torch.tensor(tokens[p][g], dtype=torch.float64)
+            rows.append(numbers[torch.tensor(completion.drawn, dtype=torch.bool)].tolist())
+    rest_PG.masked_fill_(~torch.tensor(scores.scored_PG), torch.nan)
+    return rest_PG.float(), pad_rows(rows, experience.completion_mask_BT, dtype=torch.float32)
+
+
+def is_open_at(scores: Scores, label: str, p: int, g: int) -> bool:
+    """Does the component count for this completion?"""
+    return label not in scores.is_open or scores.is_open[label][p][g] is True
 
 
 def pair_roles(batch: Batch, groups: Sequence[Group]) -> list[str]:

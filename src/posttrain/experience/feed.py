@@ -6,23 +6,32 @@ and the step, so a resumed run continues with the row that the killed one would 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from posttrain.config import RunConfig
+from posttrain.data.collate import collate
 from posttrain.data.dataset import Dataset
 from posttrain.data.order import rows_for_step
+from posttrain.data.stream import StreamedRecords
 from posttrain.engines.sampler import Sampler
 from posttrain.experience.assemble import assemble, with_rewards
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
 from posttrain.experience.group import Group, GroupQueue
 from posttrain.experience.metrics import sampled_metrics
+from posttrain.experience.references import used_rows
 from posttrain.experience.selection import DynamicSampling, EveryGroup, Select
 from posttrain.rewards import RewardSet, Scores
 from posttrain.rewards.judge import Judgement
 from posttrain.types import Batch, Example, Experience, Metrics, Prompt
+
+LOOKED_AT = 1_000
+"""Rows among which the longest are looked for, where rows are tokenised when they are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +107,10 @@ class Feed(Protocol):
 
     def named_rows(self) -> Iterable[tuple[str, Example]]:
         """What it draws from, in the order of the data, each row by what it is: an answer, a prompt, a chosen one."""
+        ...
+
+    def longest(self) -> Batch:
+        """Tokens of a step as long as one can be, to see whether memory suffices for it."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -179,6 +192,17 @@ class SampledFeed:
     def describe(self) -> str:
         return f"{len(self.rows)} prompts"
 
+    def longest(self) -> Batch:
+        """The longest prompts, and completions up to the limit that differ early on, so that they share no more."""
+        train, sampling, limit = self.config.train, self.config.sampling, self.config.sampling.max_completion_length
+        group_size = min(sampling.group_size, 1 + train.tokens_per_microbatch // limit)
+        count = min(train.prompts_per_step, 1 + train.tokens_per_microbatch // (limit * group_size))
+        rows = self.rows[:LOOKED_AT] if isinstance(self.rows, StreamedRecords) else self.rows
+        prompts = heapq.nlargest(count, rows, key=lambda prompt: len(prompt.ids))
+        answers = [[g >> place & 1 for place in range(limit)] for g in range(group_size)]
+        tokens, mask_BT = collate([(prompt.ids, answer) for prompt in prompts for answer in answers], self.pad_id)
+        return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(mask_BT)), tokens=tokens)
+
     def named_rows(self) -> Iterable[tuple[str, Example]]:
         for p in self.rows:
             yield "prompt", Example(index=p.index, input_ids=p.ids, completion_mask=(False,) * len(p.ids))
@@ -212,6 +236,17 @@ class DatasetFeed:
             names=name_examples(examples, self.dataset.type.sides),
             num_tokens=sum(len(example.input_ids) for example in examples),
         )
+
+    def longest(self) -> Batch:
+        """Of the records that the run takes."""
+        train, records = self.config.train, self.dataset.records
+        taken = used_rows(self.config, len(records))
+        rows = heapq.nlargest(
+            train.prompts_per_step,
+            taken[:LOOKED_AT] if isinstance(records, StreamedRecords) else taken,
+            key=lambda row: sum(len(example.input_ids) for _, example in self.dataset.type.sequences(records[row])),
+        )
+        return (self.dataset.collate or self.dataset.type.batch)([records[row] for row in rows], self.dataset.pad_id)
 
     def describe(self) -> str:
         return self.dataset.describe()

@@ -15,6 +15,7 @@ from posttrain.rewards import Scores
 
 VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
 """What a rollout table keeps of a verdict, beside its score."""
+NUMBERS = pa.list_(pa.float32())
 
 
 def rollout_table(
@@ -31,7 +32,8 @@ def rollout_table(
 
     `advantages` and `logprobs` have one entry per completion token; `advantage` is their mean. `reward` and
     `reward/<label>` are null where there is none. `reward/<label>/reason`, `/extracted` and `/seconds` say why it is
-    what it is, which answer was found, and how long that took. `version` is the policy version that produced the last
+    what it is, which answer was found, and how long that took. `token_rewards/<label>` are the rewards of single
+    tokens, where a component gives them. `version` is the policy version that produced the last
     token. Where completions are compared in pairs there is a `role` instead of advantages (`pair_roles`). Groups that
     were sampled and not trained follow with `discarded` true and no advantages. `greedy`, one completion per trained
     prompt, stands beside each completion of the group. `columns` are further numbers about the trained rows.
@@ -53,6 +55,7 @@ def rollout_table(
     more = ({"role": pa.string()} if roles is not None else {}) | dict.fromkeys(columns or {}, pa.float64())
     reasons = dict.fromkeys(label for scores in judged for label in scores.verdicts)
     more |= {f"reward/{label}/{name}": kind for label in reasons for name, kind in VERDICT_COLUMNS.items()}
+    more |= {f"token_rewards/{label}": NUMBERS for scores in judged for label in scores.tokens}
     if greedy:
         more |= {"greedy_completion": pa.string(), "greedy_reward": pa.float64()}
     return pa.Table.from_pylist(rows, schema=_rollout_schema(labels, more))
@@ -89,6 +92,7 @@ def _rows(
                 "version": completion.versions[-1] if completion.versions else None,
                 **({} if scores is None else {f"reward/{label}": part[0][g] for label, part in scores.parts.items()}),
                 **({} if scores is None else _reasons(scores, g)),
+                **({} if scores is None else {f"token_rewards/{k}": part[0][g] for k, part in scores.tokens.items()}),
             }
             number += 1
 
@@ -117,7 +121,7 @@ def _text(answer: Any) -> str | None:
 
 
 def _rollout_schema(labels: Iterable[str], more: dict[str, pa.DataType]) -> pa.Schema:
-    whole, text, ids, numbers = pa.int64(), pa.string(), pa.list_(pa.int32()), pa.list_(pa.float32())
+    whole, text, ids = pa.int64(), pa.string(), pa.list_(pa.int32())
     types = {
         "step": whole,
         "prompt_index": whole,
@@ -132,8 +136,8 @@ def _rollout_schema(labels: Iterable[str], more: dict[str, pa.DataType]) -> pa.S
         "scored": pa.bool_(),
         "discarded": pa.bool_(),
         "advantage": pa.float64(),
-        "advantages": numbers,
-        "logprobs": numbers,
+        "advantages": NUMBERS,
+        "logprobs": NUMBERS,
         "finish_reason": text,
         "version": whole,
     }

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +20,9 @@ from posttrain.errors import ConfigError, DoesNotFit, ExportError
 from posttrain.export import replay as replay_script
 from posttrain.export.card import write_card
 from posttrain.export.compare import Replay, compare
-from posttrain.export.expected import Expected, answers
 from posttrain.export.origin import Origin, find_origin, load
-from posttrain.export.probes import find_probes
-from posttrain.export.target import SPARE, check_place, clean, written_whole
-from posttrain.export.writing import Written, merged, write_hf
+from posttrain.export.probes import Expected, answers, find_probes
+from posttrain.export.target import SPARE, Written, check_place, clean, merged, write_hf, written_whole
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts
 
@@ -51,17 +49,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "file": None if self.file is None else str(self.file),
-            "to": self.to,
-            "dtype": self.dtype,
-            "parameters": self.parameters,
-            "bytes": self.bytes,
-            "step": self.step,
-            "replay": self.replay.to_json(),
-            "notes": list(self.notes),
-        }
+        return {**asdict(self), "folder": str(self.folder), "file": None if self.file is None else str(self.file)}
 
     def render(self) -> str:
         """For people."""

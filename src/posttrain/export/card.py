@@ -13,13 +13,15 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.declared import Card
 from posttrain.config import DataConfig
 from posttrain.export.compare import Replay
-from posttrain.export.lineage import Trained, first_model, lineage
-from posttrain.export.origin import Head, Origin
-from posttrain.export.plots import write_plots
+from posttrain.export.origin import Head, Origin, Trained, first_model, lineage
 from posttrain.export.redact import is_path, shown, shown_text
-from posttrain.export.results import results
-from posttrain.export.writing import Written
-from posttrain.report.store import RunRecord, read_run
+from posttrain.export.target import Written
+from posttrain.report.chart import Chart
+from posttrain.report.charts import learning_charts
+from posttrain.report.store import RunRecord, mapping, read_run
+from posttrain.report.svg import HEIGHT, WIDTH, compact
+from posttrain.report.text import escaped
+from posttrain.report.verdict import Span, span, verdict
 
 _TASKS: Mapping[Head, str] = {
     "tokens": "text-generation",
@@ -188,3 +190,92 @@ def _configuration(run: RunRecord) -> str:
     """Every setting; whoever reads it learns nothing of the machine."""
     text = yaml.safe_dump(shown(run.config), sort_keys=False, allow_unicode=True)
     return f"<details><summary>Configuration, with all defaults</summary>\n\n```yaml\n{text}```\n\n</details>"
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def results(run: RunRecord, step: int | None) -> str:
+    """The verdict in words and a table of all intervals before and after."""
+    sides = [dict(_intervals(run.evaluation.get(side))) for side in ("baseline", "trained")]
+    names = list(dict.fromkeys(name for side in sides for name in side))
+    if not names:
+        return "Nothing was held out, so there is no measurement of what training changed."
+    found = verdict(run)
+    rows = [
+        f"| {name} | {_shown(sides[0].get(name))} | {_shown(sides[1].get(name))} | {_count(sides, name)} |"
+        for name in names
+    ]
+    table = ["| held out | baseline | trained | n |", "|---|---|---|---|", *rows]
+    last = max((row["step"] for row in run.metrics), default=step)
+    about = f"\n\nMeasured after step {last}; this export is of step {step}." if sides[1] and step != last else ""
+    return f"**{found.headline}** {' '.join(found.sentences)}\n\n" + "\n".join(table) + about
+
+
+def _intervals(value: Any, name: str = "") -> Iterator[tuple[str, Span]]:
+    """(name, interval) of everything that has a mean, in the order of the file."""
+    found = span(value)
+    if found is not None and "low" in mapping(value):
+        yield name or "result", found
+        return
+    for key, inner in mapping(value).items():
+        yield from _intervals(inner, f"{name} {key}".strip())
+
+
+def _shown(found: Span | None) -> str:
+    return "" if found is None else f"{compact(found.mean)} ({compact(found.low)} to {compact(found.high)})"
+
+
+def _count(sides: Sequence[Mapping[str, Span]], name: str) -> str:
+    return str(next(side[name].n for side in reversed(sides) if name in side))
+
+
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
+MOST = 6
+"""Pictures in a card; the report of the run has them all."""
+_HEAD = 48
+_COLOURS = ("#1f5fa8", "#c2651a", "#2f8a5b", "#7d55a6", "#b4467a", "#9aa1ab")
+_STYLE = (
+    "text { font: 11.5px ui-sans-serif, system-ui, sans-serif; fill: #6b7280 } "
+    ".head { font-size: 15px; font-weight: 600; fill: #1c1e22 } .grid { stroke: #e3e3e0 } "
+    ".line { fill: none; stroke-width: 2; stroke-linejoin: round } .whisker { fill: none; stroke-width: 1.6 } "
+    + " ".join(
+        f".line.s{i}, .whisker.s{i} {{ stroke: {c} }} .dot.s{i}, .key.s{i} {{ fill: {c} }} "
+        f".band.s{i}, .area.s{i} {{ fill: {c}; fill-opacity: .2; stroke: none }}"
+        for i, c in enumerate(_COLOURS, start=1)
+    )
+    + " .whisker { stroke: #c2651a } .paper { fill: #ffffff }"
+)
+
+
+def write_plots(run: RunRecord, folder: Path) -> list[tuple[str, str]]:
+    """Write the run's first curves that move into `folder/plots`; returns (file, title) of each."""
+    charts = [chart for chart in learning_charts(run) if not chart.flat][:MOST]
+    if charts:
+        (folder / "plots").mkdir()
+    written = []
+    for chart in charts:
+        name = f"plots/{chart.key}.svg"
+        (folder / name).write_text(picture(chart), encoding="utf-8")
+        written.append((name, chart.title))
+    return written
+
+
+def picture(chart: Chart) -> str:
+    """The chart with its title, its legend and its colours, on white paper."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + _HEAD}" width="{WIDTH}" '
+        f'height="{HEIGHT + _HEAD}"><style>{_STYLE}</style><rect class="paper" width="100%" height="100%"/>'
+        f'<text class="head" x="52" y="20">{escaped(chart.title)}</text>{"".join(_legend(chart))}'
+        f'<g transform="translate(0 {_HEAD})">{chart.svg}</g></svg>\n'
+    )
+
+
+def _legend(chart: Chart) -> Iterator[str]:
+    room = (WIDTH - 52) // max(1, len(chart.legend))
+    for place, (colour, name, value) in enumerate(chart.legend):
+        left = 52 + room * place
+        yield f'<rect class="key s{colour}" x="{left}" y="32" width="14" height="4" rx="2"/>'
+        yield f'<text x="{left + 20}" y="38">{escaped(name)}: {escaped(value)}</text>'

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from posttrain.errors import ExportError
-from posttrain.export.expected import Expected
+from posttrain.export.probes import Expected
 
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5, "q8_0": 0.5}
 """Nats. Largest differences measured on minimind2-small, stories15M and SmolLM2-135M: see docs/export.md."""

@@ -265,7 +265,7 @@ def _fastest(probe: _Probe, implementation: str) -> dict[str, Any]:
             }
         reasons.append(f"{attention}: {reason}")
         _set_attention(probe.lm, implementation)
-    _require_finite(probe.lm)
+    require_finite(probe.lm)
     raise ModelError(
         given=f"{type(probe.lm).__name__} gives other hidden states when rows are run together ({'; '.join(reasons)})",
         allowed="a causal language model: a token depends on the tokens before it in its row and on nothing else",
@@ -299,7 +299,7 @@ def _find_body(lm: PreTrainedModel, tokens: Tokens) -> tuple[nn.Module, type[Any
         if hidden_TD.dim() == 2 and _same(_logits(lm, body, type(output), hidden_TD), first_logits_TV):
             hidden = [outputs[body].last_hidden_state[0] for _, outputs in runs]
             return body, type(output), pad_sequence(hidden, batch_first=True)
-    _require_finite(lm)
+    require_finite(lm)
     raise ModelError(
         given=f"{type(lm).__name__} has no part that returns the hidden states which its head reads",
         allowed="a transformers …ForCausalLM model, with LoRA adapters or without",
@@ -307,10 +307,10 @@ def _find_body(lm: PreTrainedModel, tokens: Tokens) -> tuple[nn.Module, type[Any
     )
 
 
-def _require_finite(model: nn.Module) -> None:
+def require_finite(model: nn.Module) -> None:
     """Raises NonFiniteError for weights with which no two passes are equal, whatever the architecture."""
     for name, tensor in model.named_parameters():
-        if bad := int((~tensor.isfinite()).sum()):
+        if not tensor.sum().isfinite() and (bad := int((~tensor.isfinite()).sum())):
             raise NonFiniteError(
                 given=f"{bad} of the {tensor.numel()} numbers of {name} are not finite",
                 allowed="finite weights",

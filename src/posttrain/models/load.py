@@ -24,6 +24,7 @@ from posttrain.control_groups import cores
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.compute import Compute, choose_compute_dtype
 from posttrain.models.context import context_window, window_note, window_reason
+from posttrain.models.forward_path import require_finite
 from posttrain.models.reading import (
     ModelSource,
     check_vocabulary,
@@ -151,6 +152,7 @@ def make_ready(
     notes += _set_pad(tokenizer, model.config, pad_id, eos_ids)
     if config.chat_template is not None:
         tokenizer.chat_template = _read_chat_template(config.chat_template, tokenizer)
+    require_finite(model)
     disable_dropout(model)
     train_every_token(model)
     try:

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import importlib.resources
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.report.plots import Form
-from posttrain.report.svg import Series, line_chart
+import yaml
+
+from posttrain.report.svg import Series, compact, line_chart, percent
+
+Form = Callable[[float], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """What to draw: metric name -> legend, and how."""
+
+    title: str
+    metrics: Mapping[str, str]
+    hint: str = ""
+    form: Form = compact
+    low: float | None = 0.0
+    high: float | None = None
+    log: bool = False
+    invert: bool = False
+    """Draw 1 - value: the share with signal from the share without."""
+
+
+@functools.cache
+def plots() -> tuple[Plot, ...]:
+    """Those of plots.yaml: the curated ones of a report."""
+    told = yaml.safe_load((importlib.resources.files("posttrain.report") / "plots.yaml").read_text(encoding="utf-8"))
+    forms = {"percent": percent, "compact": compact}
+    return tuple(Plot(**{**entry, "form": forms[entry.get("form", "compact")]}) for entry in told)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from posttrain.report.chart import Chart, draw, readings
+from posttrain.report.chart import Chart, Form, Plot, draw, plots, readings
 from posttrain.report.heldout import WORDS, headline_span, kind_of, measure_of
 from posttrain.report.phases import PHASES, phase_rows, phase_sums, who_waits
-from posttrain.report.plots import PLOTS, Form, Plot
-from posttrain.report.reward_charts import parts_chart, reason_charts, reward_chart
 from posttrain.report.spans import Span, span
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import (
@@ -21,6 +19,7 @@ from posttrain.report.svg import (
     interval_bars,
     percent,
     seconds,
+    smooth,
     stacked_chart,
 )
 from posttrain.report.verdict import check_spans
@@ -30,9 +29,9 @@ def learning_charts(run: RunRecord) -> list[Chart]:
     """The curated dozen, in reading order; plots without data are left out. Those that never change have `flat` set."""
     supervised = not run.series("reward")
     charts = [reward_chart(run), _heldout_chart(run), parts_chart(run)]
-    plots = [plot for plot in PLOTS if plot.title != "Groups with signal" or run.compares_groups]
-    plots = sorted(plots, key=lambda plot: plot.title != "Loss") if supervised else plots
-    charts += [_plot_chart(run, plot, supervised) for plot in plots]
+    curated = [plot for plot in plots() if plot.title != "Groups with signal" or run.compares_groups]
+    curated = sorted(curated, key=lambda plot: plot.title != "Loss") if supervised else curated
+    charts += [_plot_chart(run, plot, supervised) for plot in curated]
     charts.insert(3 if supervised else 9, _time_chart(run))
     charts[3:3] = reason_charts(run)
     return [chart for chart in charts if chart is not None]
@@ -226,3 +225,69 @@ def _time_chart(run: RunRecord) -> Chart | None:
         data=readings(lines, seconds),
         names=[*(f"time/{name}" for name in PHASES), "time/score", "time/step"],
     )
+
+
+# --- what answers were worth -----------------------------------------------------------------------------------------
+
+
+COLOURS = 6
+"""Of lines; a reward with more reasons has its rarest ones under "more metrics"."""
+
+
+def reward_chart(run: RunRecord) -> Chart | None:
+    points = run.series("reward")
+    if not points:
+        return None
+    window = max(1, len(points) // 15)
+    lines = [Series(name="each step", points=points, colour=6 if window > 1 else 1)]
+    if window > 1:
+        lines.append(Series(name=f"mean of {window} steps", points=smooth(points, window), colour=1))
+    return draw("Reward", lines, compact, "Mean over all answers of a step.", names=["reward"])
+
+
+def parts_chart(run: RunRecord) -> Chart | None:
+    names = [name for name in run.names("rewards/") if name.endswith("/mean")]
+    deviations = [name for name in run.names("rewards/") if name.endswith("/std")]
+    lines = [
+        Series(
+            name=name.removeprefix("rewards/").removesuffix("/mean"), points=run.series(name), colour=i % COLOURS + 1
+        )
+        for i, name in enumerate(names)
+    ]
+    lines = [line for line in lines if line.points]
+    if not lines or (len(lines) == 1 and lines[0].points == run.series("reward")):
+        return None
+    return draw(
+        "Reward by component",
+        lines,
+        compact,
+        "Before weighting; where one was not applicable it is left out.",
+        names=[*names, *deviations],
+    )
+
+
+def reason_charts(run: RunRecord) -> list[Chart]:
+    """Of each reward that gives reasons: the share of the answers with each of them, step by step."""
+    names: dict[str, list[str]] = {}
+    for name in run.names("rewards/"):
+        label, found, _ = name.removeprefix("rewards/").partition("/reason/")
+        if found:
+            names.setdefault(label, []).append(name)
+    return [_reason_chart(run, label, found) for label, found in names.items()]
+
+
+def _reason_chart(run: RunRecord, label: str, names: Sequence[str]) -> Chart:
+    """A reason that a step does not name was that of no answer in it."""
+    shares = {name: dict(run.series(name)) for name in names}
+    steps = sorted({step for share in shares.values() for step in share})
+    drawn = sorted(names, key=lambda name: -sum(shares[name].values()))[:COLOURS]
+    lines = [
+        Series(
+            name=name.rpartition("/")[2].replace("_", " "),
+            points=[(step, shares[name].get(step, 0.0)) for step in steps],
+            colour=colour,
+        )
+        for colour, name in enumerate(drawn, start=1)
+    ]
+    hint = "Share of the answers by the reason of their verdict."
+    return draw(f"Why: {label}", lines, percent, hint, y_range=(0.0, 1.0), names=drawn)

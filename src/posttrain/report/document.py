@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from string import Template
+from typing import NamedTuple
 
 from posttrain.report.chart import Chart
 from posttrain.report.text import escaped, script_json
@@ -38,34 +40,31 @@ def document(
     first = present[0] if present else ("top", "Top", "")
     style, script = _asset("report.css"), _asset("report.js")
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; "
         f"base-uri 'none'; form-action '{'self' if asks else 'none'}'" + ("; frame-src 'self'" if frames else "")
     )
     shown, data = escaped(name), {chart.key: chart.data for chart in charts if chart.data}
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>{shown} · posttrain</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#{first[0]}">Skip to the {first[1].lower()}</a>
-<div class="bar-top"><div><b dir="auto">{shown}</b><nav aria-label="Sections">{nav}</nav>
-<button id="theme" type="button" title="Switch between light and dark" hidden></button></div></div>
-<main>
-{title}
-{body}
-<footer><p>{escaped(footer)}</p></footer>
-</main>
-<script type="application/json" id="chart-data">{script_json(data)}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    return Template(_asset("document.html")).substitute(
+        policy=policy,
+        name=shown,
+        style=style,
+        first=first[0],
+        first_title=first[1].lower(),
+        nav=nav,
+        title=title,
+        body=body,
+        footer=escaped(footer),
+        data=script_json(data),
+        script=script,
+    )
+
+
+def heading(name: str, facts: str, *, status: str, words: str) -> str:
+    """The title of a page: whose it is, how that stands (a class of the style; words) and what else is known."""
+    return (
+        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status {status}">{words}</span>'
+        f"</h1><p>{escaped(facts)}</p></header>"
+    )
 
 
 def cards(charts: Sequence[Chart]) -> str:
@@ -98,5 +97,27 @@ def _asset(name: str) -> str:
     return (importlib.resources.files("posttrain.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _hash(source: str) -> str:
+def hash_of(source: str) -> str:
+    """As the policy of a page names its own style and script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+class Link(NamedTuple):
+    """A cell that leads somewhere."""
+
+    text: str
+    target: str
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str | Link]]) -> str:
+    """Everything in it is text; the titles are those of their columns for a screen reader, too."""
+    titles = "".join(f'<th scope="col">{escaped(title)}</th>' if title else "<td></td>" for title in head)
+    body = "".join(f"<tr>{''.join(f'<td>{_shown(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{titles}</tr>{body}</table></div>'
+
+
+def _shown(cell: str | Link) -> str:
+    return f'<a href="{escaped(cell.target)}">{escaped(cell.text)}</a>' if isinstance(cell, Link) else escaped(cell)

@@ -17,7 +17,7 @@ from posttrain.report.alarms import alarms_html, watch_charts
 from posttrain.report.calibration import calibration_section
 from posttrain.report.chart import Chart
 from posttrain.report.charts import check_bars, heldout_bars, learning_charts, other_charts
-from posttrain.report.document import cards, document
+from posttrain.report.document import cards, document, heading
 from posttrain.report.heldout import headline_span, measure_of
 from posttrain.report.note import fifths
 from posttrain.report.notes import observations
@@ -75,11 +75,7 @@ def _title(run: RunRecord) -> str:
         str((run.events[0].get("time") if run.events else "") or "")[:16].replace("T", " "),
     ]
     words = {"finished": "finished", "failed": "stopped with an error", "unfinished": "not finished"}
-    return (
-        f'<header class="title"><h1><span dir="auto">{escaped(run.name)}</span>'
-        f'<span class="status {run.status}">{words[run.status]}</span></h1>'
-        f"<p>{escaped(' · '.join(fact for fact in facts if fact))}</p></header>"
-    )
+    return heading(run.name, " · ".join(filter(None, facts)), status=run.status, words=words[run.status])
 
 
 def _result(run: RunRecord) -> str:

@@ -6,7 +6,6 @@ Reads files only: pipeline.json, and what each stage's run left in its folder.
 from __future__ import annotations
 
 import html
-import importlib.resources
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.files import read_inside, write_atomically
+from posttrain.report.document import document, heading
 from posttrain.report.spans import show_span
 from posttrain.report.store import mapping, read_run
-from posttrain.report.text import escaped
+from posttrain.report.text import aligned, escaped
 from posttrain.report.verdict import verdict
 
 _HEAD = ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
@@ -59,9 +59,7 @@ def table_text(rows: Sequence[StageRow]) -> str:
         (row.name, row.algorithm, row.measure or "-", row.baseline or "-", row.trained or "-", row.change, row.model)
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in [_HEAD, *cells]) for column in range(len(_HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [_HEAD, *cells]]
-    return "\n".join(line.rstrip() for line in lines)
+    return aligned(_HEAD, cells)
 
 
 def write_pipeline_report(folder: Path | str) -> Path:
@@ -71,55 +69,43 @@ def write_pipeline_report(folder: Path | str) -> Path:
     return path
 
 
-def _trouble(error: Mapping[str, Any]) -> str:
-    kind = str(error.get("type"))
-    what = "Interrupted" if kind == "KeyboardInterrupt" else kind
+def render(folder: Path) -> str:
+    """The page as text."""
+    progress, rows = _progress(folder), stage_rows(folder)
+    state = str(progress.get("status", "unfinished"))
+    known = state if state in ("finished", "failed") else "unfinished"
+    name = folder.resolve().name
+    facts = f"a pipeline of {len(rows)} stages"
+    title = heading(name, facts, status=known, words=escaped(state)) + _trouble(progress)
+    proofs = "".join(f"<li><b>{escaped(row.name)}</b>: {escaped(row.received)}</li>" for row in rows if row.received)
+    warned = "".join(f'<li class="warn"><p>{escaped(text)}</p></li>' for row in rows for text in row.warnings)
+    sections = [
+        ("stages", "Stages", _stages_html(progress, rows, folder)),
+        ("warnings", "Worth knowing", f'<h2>Worth knowing</h2><ul class="notes">{warned}</ul>' if warned else ""),
+        ("proofs", "Hand-overs", f"<h2>Hand-overs</h2><ul>{proofs}</ul>" if proofs else ""),
+    ]
+    return document(name, title, sections, [], footer="Written by posttrain from the files of this folder.")
+
+
+def _trouble(progress: Mapping[str, Any]) -> str:
+    error = mapping(progress.get("error"))
+    if not error:
+        return ""
+    what = "Interrupted" if error.get("type") == "KeyboardInterrupt" else str(error.get("type"))
     message = str(error.get("message") or "")
     return f'<div class="trouble"><b>{escaped(what)}</b>{f"<pre>{escaped(message)}</pre>" if message else ""}</div>'
 
 
-def render(folder: Path) -> str:
-    """The page as text."""
-    progress, rows = _progress(folder), stage_rows(folder)
-    style = (importlib.resources.files("posttrain.report") / "assets" / "report.css").read_text(encoding="utf-8")
-    name = escaped(folder.resolve().name)
-    state = str(progress.get("status", "unfinished"))
-    known = state if state in ("finished", "failed") else "unfinished"
-    error = mapping(progress.get("error"))
-    trouble = _trouble(error) if error else ""
-    head = "".join(
-        f"<th>{title}</th>" for title in ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
-    )
+def _stages_html(progress: Mapping[str, Any], rows: Sequence[StageRow], folder: Path) -> str:
+    head = "".join(f"<th>{title}</th>" for title in _HEAD)
     body = "".join(_html_row(row, folder) for row in rows)
-    proofs = "".join(f"<li><b>{escaped(row.name)}</b>: {escaped(row.received)}</li>" for row in rows if row.received)
-    warned = "".join(f'<li class="warn"><p>{escaped(text)}</p></li>' for row in rows for text in row.warnings)
     exported = f"<p>Exported to {escaped(progress['export'])}.</p>" if progress.get("export") else ""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{name} · posttrain</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<header class="title"><h1><span dir="auto">{name}</span><span class="status {known}">{escaped(state)}</span></h1>
-<p>a pipeline of {len(rows)} stages</p></header>
-{trouble}
-<section id="stages" aria-label="Stages"><h2>Stages</h2>
-<p class="lead">What each stage measured on held-out data before and after it, with intervals. Each name leads to the
-report of that run.</p>
-<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{exported}</section>
-{f'<section id="warnings"><h2>Worth knowing</h2><ul class="notes">{warned}</ul></section>' if warned else ""}
-{f'<section id="proofs"><h2>Hand-overs</h2><ul>{proofs}</ul></section>' if proofs else ""}
-<footer><p>Written by posttrain from the files of this folder.</p></footer>
-</main>
-</body>
-</html>
-"""
+    lead = (
+        "What each stage measured on held-out data before and after it, with intervals. Each name leads to the report "
+        "of that run."
+    )
+    table = f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    return f'<h2>Stages</h2><p class="lead">{lead}</p>{table}{exported}'
 
 
 def _html_row(row: StageRow, folder: Path) -> str:

@@ -2,6 +2,8 @@
 
 Shapes say what colours say: a dot that ended well, a faint dot that was stopped early, a cross that collapsed, a ring
 around the best.
+
+What something costs against how good it is: a point per thing compared, with its interval, and who is not beaten.
 """
 
 from __future__ import annotations
@@ -10,11 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from posttrain.report.svg import HEIGHT, WIDTH, Axis, Format, compact, linear_axis, linear_axis_exact, log_axis
+from posttrain.report.svg import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Format,
+    compact,
+    grid,
+    linear_axis,
+    linear_axis_exact,
+    log_axis,
+    picture,
+)
 from posttrain.report.text import escaped
 
 Shape = Literal["dot", "faint", "cross", "best"]
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 12, 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +57,7 @@ class Across:
     """Whole numbers."""
 
     def axis(self) -> Axis:
-        start, end = _LEFT, WIDTH - _RIGHT
+        start, end = LEFT, WIDTH - RIGHT
         if self.names:
             room = len(self.names) - 0.5
             return Axis(low=-0.5, high=room, start=start, end=end, ticks=[float(n) for n in range(len(self.names))])
@@ -60,7 +76,6 @@ def scatter_chart(
     across: Across,
     *,
     label: str,
-    form: Format = compact,
     region: tuple[float, float] | None = None,
     line: tuple[float, str] | None = None,
 ) -> str:
@@ -69,38 +84,25 @@ def scatter_chart(
     if not values:
         return ""
     x_axis = across.axis()
-    y_axis = linear_axis(min(0.0, *values), max(values), HEIGHT - _BOTTOM, _TOP)
-    body = [_shaded(x_axis, region) if region else "", _grid(x_axis, y_axis, form, across), _named(x_axis, line)]
+    y_axis = linear_axis(min(0.0, *values), max(values), HEIGHT - BOTTOM, TOP)
+    body = [_shaded(x_axis, region) if region else "", grid(x_axis, y_axis, compact, across.tick), _named(x_axis, line)]
     order: tuple[Shape, ...] = ("faint", "cross", "dot", "best")
     body += [_drawn(mark, x_axis, y_axis) for shape in order for mark in marks if mark.shape == shape]
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    return f'<svg class="chart" {size} role="img" aria-label="{escaped(label)}">\n' + "\n".join(body) + "\n</svg>"
+    return picture("\n".join(body), label, "")
 
 
 def _shaded(x_axis: Axis, region: tuple[float, float]) -> str:
     low, high = (x_axis(min(max(edge, x_axis.low), x_axis.high)) for edge in region)
-    width, height = round(high - low, 2), HEIGHT - _BOTTOM - _TOP
-    return f'<rect class="band s2" x="{low}" y="{_TOP}" width="{width}" height="{height}"/>'
-
-
-def _grid(x_axis: Axis, y_axis: Axis, form: Format, across: Across) -> str:
-    parts = []
-    for tick in y_axis.ticks:
-        y = y_axis(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{escaped(form(tick))}</text>')
-    for tick in x_axis.ticks:
-        place = f'x="{x_axis(tick)}" y="{HEIGHT - 8}" text-anchor="middle"'
-        parts.append(f'<text class="tick" {place}>{escaped(across.tick(tick))}</text>')
-    return "\n".join(parts)
+    width, height = round(high - low, 2), HEIGHT - BOTTOM - TOP
+    return f'<rect class="band s2" x="{low}" y="{TOP}" width="{width}" height="{height}"/>'
 
 
 def _named(x_axis: Axis, line: tuple[float, str] | None) -> str:
     if line is None or not x_axis.low <= line[0] <= x_axis.high:
         return ""
     x = x_axis(line[0])
-    drawn = f'<line class="mark" x1="{x}" x2="{x}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
-    return f'{drawn}<text class="tick" x="{x + 4}" y="{HEIGHT - _BOTTOM - 6}">{escaped(line[1])}</text>'
+    drawn = f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+    return f'{drawn}<text class="tick" x="{x + 4}" y="{HEIGHT - BOTTOM - 6}">{escaped(line[1])}</text>'
 
 
 def _drawn(mark: Mark, x_axis: Axis, y_axis: Axis) -> str:
@@ -111,3 +113,80 @@ def _drawn(mark: Mark, x_axis: Axis, y_axis: Axis) -> str:
     colour = "s6" if mark.shape == "faint" else "s1"
     dot = f'<circle class="dot {colour}" cx="{x}" cy="{y}" r="4">{title}</circle>'
     return dot + (f'<circle class="whisker s1" cx="{x}" cy="{y}" r="8"/>' if mark.shape == "best" else "")
+
+
+# --- cost against quality --------------------------------------------------------------------------------------------
+
+
+ROOM = 90
+"""Right of the plot, for the name of the dearest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """One thing compared: dearer to the right, better to the top (or to the bottom, where less is better)."""
+
+    name: str
+    x: float
+    y: float
+    interval: tuple[float, float]
+    """Of y."""
+    colour: int = 1
+    steady: bool = True
+    """Drawn full; hollow where something about it went wrong."""
+
+
+def frontier(spots: Sequence[Spot], *, lower: bool = False) -> list[Spot]:
+    """Those that none of the others beats in both cost and quality, the cheapest first.
+
+    >>> known = {"a": (1, 1), "b": (2, 3), "c": (3, 2)}
+    >>> spots = [Spot(name=name, x=x, y=y, interval=(y, y)) for name, (x, y) in known.items()]
+    >>> [spot.name for spot in frontier(spots)]
+    ['a', 'b']
+    """
+    sign = -1 if lower else 1
+    kept: list[Spot] = []
+    for spot in sorted(spots, key=lambda one: (one.x, -sign * one.y)):
+        if not kept or sign * spot.y > sign * kept[-1].y:
+            kept.append(spot)
+    return kept
+
+
+def frontier_chart(
+    spots: Sequence[Spot],
+    *,
+    label: str,
+    x_name: str,
+    form: Format,
+    x_form: Format,
+    lower: bool = False,
+    y_range: tuple[float, float] | None = None,
+) -> str:
+    """Spots with their intervals; a dashed line joins the frontier. What is hollow is not to be relied on."""
+    if not spots:
+        return ""
+    ends = [edge for spot in spots for edge in (*spot.interval, spot.y)]
+    if y_range is not None:
+        ends = [min(max(edge, y_range[0]), y_range[1]) for edge in ends]
+    x_axis = linear_axis(0.0, max(spot.x for spot in spots), LEFT, WIDTH - ROOM)
+    y_axis = linear_axis(min(ends), max(ends), HEIGHT - BOTTOM, TOP)
+    best = " ".join(f"{x_axis(s.x):g},{y_axis(s.y):g}" for s in frontier(spots, lower=lower))
+    body = [
+        grid(x_axis, y_axis, form, x_form),
+        f'<polyline class="frontier" points="{best}"/>',
+        f'<text class="tick" x="{(LEFT + WIDTH - ROOM) / 2}" y="{HEIGHT + 8}" text-anchor="middle">'
+        f"{escaped(x_name)}</text>",
+        *(_spot(spot, x_axis, y_axis) for spot in spots),
+    ]
+    return picture("\n".join(body), label, "", height=HEIGHT + 14)
+
+
+def _spot(spot: Spot, x_axis: Axis, y_axis: Axis) -> str:
+    x, y = x_axis(spot.x), y_axis(spot.y)
+    low, high = (y_axis(min(max(edge, y_axis.low), y_axis.high)) for edge in spot.interval)
+    kind = f"dot s{spot.colour}" if spot.steady else f"dot hollow s{spot.colour}"
+    return (
+        f'<path class="whisker s{spot.colour}" d="M{x} {low}V{high}M{x - 4} {low}h8M{x - 4} {high}h8"/>'
+        f'<circle class="{kind}" cx="{x}" cy="{y}" r="5"/>'
+        f'<text class="tick" x="{x + 9}" y="{y + 4}">{escaped(spot.name)}</text>'
+    )

@@ -10,12 +10,14 @@ import json
 import math
 import os
 import re
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import psutil
 import yaml
 
 from posttrain.files import MOST_BYTES, Damaged, Missing, names_inside, open_inside, read_inside, read_sealed_json
@@ -303,3 +305,46 @@ def _steps_in(folder: Path, name: str, suffix: str) -> list[int]:
 
 def _is_too_large(value: Any) -> bool:
     return type(value) in (int, float) and LARGEST < abs(value) < math.inf
+
+
+# --- is somebody writing it? -----------------------------------------------------------------------------------------
+
+
+State = Literal["running", "finished", "failed", "stopped", "silent"]
+"""`stopped`: by somebody, or its process is gone; `silent`: unfinished, and its process is of another machine."""
+
+CLOCK_SECONDS = 60.0
+"""By which the start of a process and the time of a file may be apart though they are not."""
+
+_OWNER = re.compile(r"pid (\d+) on (\S+)")
+
+
+def state_of(folder: Path, status: Status) -> State:
+    """How a run stands whose files say `status`."""
+    if status != "unfinished":
+        return status
+    alive = _owner_lives(folder)
+    return "silent" if alive is None else "running" if alive else "stopped"
+
+
+def _owner_lives(folder: Path) -> bool | None:
+    """Whether the process that writes the run is there; None where its machine is another one, or nobody says.
+
+    The lock is read and never taken: a run that is about to start must not find it held.
+    """
+    try:
+        owner = _OWNER.search(read_inside(folder, ".lock", most=1000).decode(errors="replace"))
+        locked = (folder / ".lock").lstat().st_mtime
+    except OSError:
+        return None
+    if owner is None or owner[2] != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(int(owner[1]))
+        if process.status() == psutil.STATUS_ZOMBIE:  # it has ended, and nobody has asked how
+            return False
+        return process.create_time() <= locked + CLOCK_SECONDS  # else the number is another process's by now
+    except (psutil.NoSuchProcess, OverflowError, ValueError):
+        return False
+    except psutil.AccessDenied:
+        return True

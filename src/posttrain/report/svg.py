@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from posttrain.report.text import escaped
 
 WIDTH, HEIGHT = 560, 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 28
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 28
 _MAX_POINTS = 400
 """More points than pixels only make the file large; longer series are thinned, keeping the extremes."""
 
@@ -109,8 +109,8 @@ def line_chart(
     body = [grid(x_axis, y_axis, form, x_form)]
     if mark is not None and y_axis.low <= mark[0] <= y_axis.high:
         y = y_axis(mark[0])
-        body.append(f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        body.append(f'<text class="tick" x="{WIDTH - _RIGHT}" y="{y - 4}" text-anchor="end">{escaped(mark[1])}</text>')
+        body.append(f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        body.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{y - 4}" text-anchor="end">{escaped(mark[1])}</text>')
     for s in drawn:
         body.append(_whiskers(s, x_axis, y_axis) if s.dots else _line(s, x_axis, y_axis))
     return picture("\n".join(body), label, chart_id)
@@ -130,7 +130,7 @@ def stacked_chart(
     rows = _spread(rows, _MAX_POINTS)
     tops = [(x, [math.fsum(values[: i + 1]) for i in range(len(names))]) for x, values in rows]
     x_axis = linear_axis_exact(rows[0][0], rows[-1][0])
-    y_axis = linear_axis(0.0, max(sums[-1] for _, sums in tops), HEIGHT - _BOTTOM, _TOP)
+    y_axis = linear_axis(0.0, max(sums[-1] for _, sums in tops), HEIGHT - BOTTOM, TOP)
     body = [grid(x_axis, y_axis, form or compact)]
     for i in range(len(names)):
         upper = _doubled([(x, sums[i]) for x, sums in tops])
@@ -144,11 +144,11 @@ def agreement_chart(
     series: Sequence[Series], *, label: str, form: Format, across: tuple[float, float], up: tuple[float, float]
 ) -> str:
     """What was found over what was predicted, with the diagonal on which both agree, and both axes named."""
-    x_axis = linear_axis(*across, _LEFT, WIDTH - _RIGHT, ticks=5)
-    y_axis = linear_axis(*up, HEIGHT - _BOTTOM, _TOP)
+    x_axis = linear_axis(*across, LEFT, WIDTH - RIGHT, ticks=5)
+    y_axis = linear_axis(*up, HEIGHT - BOTTOM, TOP)
     low, high = max(x_axis.low, y_axis.low), min(x_axis.high, y_axis.high)
     diagonal = f'x1="{x_axis(low)}" y1="{y_axis(low)}" x2="{x_axis(high)}" y2="{y_axis(high)}"'
-    middle, height = (_LEFT + WIDTH - _RIGHT) / 2, (HEIGHT - _BOTTOM + _TOP) / 2
+    middle, height = (LEFT + WIDTH - RIGHT) / 2, (HEIGHT - BOTTOM + TOP) / 2
     body = [
         grid(x_axis, y_axis, form, form),
         f'<line class="mark" {diagonal}/>',
@@ -198,11 +198,11 @@ def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low:
 def linear_axis_exact(low: float, high: float) -> Axis:
     """The x axis: ends at the data, ticks at round whole steps."""
     if not low < high:
-        return Axis(low=low - 0.5, high=low + 0.5, start=_LEFT, end=WIDTH - _RIGHT, ticks=[low])
+        return Axis(low=low - 0.5, high=low + 0.5, start=LEFT, end=WIDTH - RIGHT, ticks=[low])
     step = max(1.0, _round_step((high - low) / 6, whole=True))
     first = math.ceil(low / step)
     ticks = [i * step for i in range(first, math.floor(high / step) + 1)]
-    return Axis(low=low, high=high, start=_LEFT, end=WIDTH - _RIGHT, ticks=ticks)
+    return Axis(low=low, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks)
 
 
 def compact(value: float) -> str:
@@ -287,10 +287,10 @@ def _axes(
     x_axis = linear_axis_exact(min(xs), max(xs))
     positive = [value for value in values if value > 0]
     if log and positive:
-        return x_axis, log_axis(min(positive), max(positive), HEIGHT - _BOTTOM, _TOP)
+        return x_axis, log_axis(min(positive), max(positive), HEIGHT - BOTTOM, TOP)
     low = min(values) if y_range[0] is None else min(y_range[0], *values)
     high = max(values) if y_range[1] is None else max(y_range[1], *values)
-    return x_axis, linear_axis(low, high, HEIGHT - _BOTTOM, _TOP)
+    return x_axis, linear_axis(low, high, HEIGHT - BOTTOM, TOP)
 
 
 def _round_step(rough: float, *, whole: bool = False) -> float:
@@ -304,8 +304,8 @@ def grid(x_axis: Axis, y_axis: Axis, form: Format, x_form: Format = "{:g}".forma
     parts = []
     for tick in y_axis.ticks:
         y = y_axis(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{escaped(form(tick))}</text>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{escaped(form(tick))}</text>')
     for tick in x_axis.ticks:
         text = f'y="{HEIGHT - 8}" text-anchor="middle">{escaped(x_form(tick))}</text>'
         parts.append(f'<text class="tick" x="{x_axis(tick)}" {text}')

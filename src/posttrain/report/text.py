@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _INVISIBLE = re.compile(
@@ -37,6 +38,15 @@ def cut(text: str, limit: int) -> tuple[str, str]:
     if len(text) <= limit:
         return text, ""
     return text[:limit], f"cut here: {limit:,} of {len(text):,} characters shown"
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
+    """A table of plain text; `right`: all columns but the first are aligned at their right side."""
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.ljust, *[str.rjust if right else str.ljust] * (len(widths) - 1)]
+    shown = (map(lambda side, cell, width: side(cell, width), sides, line, widths) for line in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in shown)
 
 
 def script_json(value: Any) -> str:

@@ -65,11 +65,13 @@ def measured_verdict(run: RunRecord) -> Verdict:
     if not worse or found.change < 0 or run.status != "finished":
         return found
     if found.change == 0:
-        return replace(found, headline=f"{found.headline} The model writes worse: {worse[0]}.", tone="bad")
+        return replace(found, headline=f"{found.headline} The model writes worse: {' and '.join(worse)}.", tone="bad")
     if kind_of(mapping(run.evaluation.get("trained"))) == "answers":  # which were judged as they are
         return found
     does = "predicts" if found.measure == "loss" else "ranks"
-    return replace(found, headline=f"The model {does} better and writes worse: {worse[0]}.", tone="bad", change=0)
+    return replace(
+        found, headline=f"The model {does} better and writes worse: {' and '.join(worse)}.", tone="bad", change=0
+    )
 
 
 def held_out_verdict(run: RunRecord) -> Verdict:
@@ -204,6 +206,8 @@ def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Sp
     sentences = []
     if run.status == "failed" and mapping(run.error).get("type") == "AlarmStop":
         headline, tone = "The run ended there.", "bad"
+    elif run.status == "failed" and mapping(run.error).get("type") == "KeyboardInterrupt":
+        headline, tone = "The run was interrupted.", "plain"
     elif run.status == "failed":
         headline, tone = "The run stopped with an error.", "bad"
     elif run.status == "unfinished":
@@ -216,6 +220,12 @@ def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Sp
         sentences.append("Without held-out data before and after, this page cannot say whether the model improved.")
     if baseline is not None:
         sentences.append(f"Before training, held-out {measure} was {show_span(measure, baseline)}.")
+        trained_at = max(run.checkpoint_steps, default=0)
+        if trained is None and run.status != "finished" and trained_at:
+            sentences.append(
+                f"It was not measured after training: `posttrain eval {run.folder}` measures its checkpoint of step "
+                f"{trained_at} on the same rows."
+            )
     if rewards:
         first, last = fifths(rewards)
         sentences.append(

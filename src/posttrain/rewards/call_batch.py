@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.errors import RewardError
@@ -57,7 +57,12 @@ class CallBatch:
     def read(self, rows: Sequence[Row]) -> Read:
         """One value and one verdict per row, position by position; RewardError for what no reward may return."""
         outcomes = self._of_each(rows)
-        values = [_value(self.component.label, outcome, row) for outcome, row in zip(outcomes, rows, strict=True)]
+        tokens: list[list[float] | None] = []
+        if self.component.signature.per_token:
+            tokens = [_of_tokens(self.component.label, one, row) for one, row in zip(outcomes, rows, strict=True)]
+            values = [None if own is None else math.fsum(own) for own in tokens]
+        else:
+            values = [_value(self.component.label, outcome, row) for outcome, row in zip(outcomes, rows, strict=True)]
         verdicts = [_verdict(outcome, value) for outcome, value in zip(outcomes, values, strict=True)]
         failures: list[tuple[int, Failure]] = []
         for number, (outcome, verdict) in enumerate(zip(outcomes, verdicts, strict=True)):
@@ -73,6 +78,7 @@ class CallBatch:
                 failures.append((number, failure))
         return Read(
             values=values,
+            tokens=tokens,
             verdicts=verdicts,
             failures=failures,
             seconds=sum(outcome.seconds for outcome in self.outcomes),
@@ -105,6 +111,8 @@ class Read:
 
     values: list[float | None]
     """None where not applicable or failed."""
+    tokens: list[list[float] | None] = field(default_factory=list)
+    """Of a reward that gives each token a number: those numbers, whose sum is the value."""
     verdicts: list[Verdict | None]
     """None where the reward gave a number without a reason."""
     failures: list[tuple[int, Failure]]
@@ -128,6 +136,7 @@ def read_all(parts: Iterable[tuple[Sequence[Row], CallBatch]]) -> Read:
             failures = [(number, replace(failure, traceback="")) for number, failure in failures]
         whole = Read(
             values=whole.values + read.values,
+            tokens=whole.tokens + read.tokens,
             verdicts=whole.verdicts + read.verdicts,
             failures=whole.failures + failures,
             seconds=whole.seconds + read.seconds,
@@ -150,9 +159,8 @@ def check_scale(label: str, values: Sequence[float | None], rows: Sequence[Row])
         return
     row = rows[place]
     raise RewardError(
-        given=f'reward "{label}" returned {values[place]:g} for prompt {row.prompt.index}, '
-        f"completion {row.number + 1} of {row.group_size} ({_quoted(row)}), and half of this step's rewards are within "
-        f"{usual:g} of 0",
+        given=f'reward "{label}" returned {values[place]:g} for {_which(row)}, and half of this step\'s rewards are '
+        f"within {usual:g} of 0",
         allowed=f"values up to {LARGEST:g} times the usual one, and to {LARGEST**2:g}: beside a larger one the others "
         "count for nothing",
         fix="Bound the reward, for example min(max(value, -1), 1), or return None where it has nothing to say.",
@@ -186,12 +194,44 @@ def _value(label: str, outcome: Outcome, row: Row) -> float | None:
     if isinstance(value, float) and math.isfinite(value):
         return value
     got = outcome.message or (f"a list of {len(value)}" if isinstance(value, list) else value)
+    one_each = " One number per token is declared: set `per_token = True` on it." if isinstance(value, list) else ""
     raise RewardError(
-        given=f'reward "{label}" returned {got} for prompt {row.prompt.index}, '
-        f"completion {row.number + 1} of {row.group_size} ({_quoted(row)})",
+        given=f'reward "{label}" returned {got} for {_which(row)}',
         fix="Rewards must be finite numbers, or None where the reward does not apply. "
-        "Return 0.0 for answers that cannot be parsed.",
+        f"Return 0.0 for answers that cannot be parsed.{one_each}",
     )
+
+
+def _of_tokens(label: str, outcome: Outcome, row: Row) -> list[float] | None:
+    """One number for each token of the completion; None where the reward failed or does not apply."""
+    value, drawn = outcome.value, row.completion.drawn
+    if outcome.failed or (outcome.kind == "value" and value is None):
+        return None
+    problem = ""
+    if not isinstance(value, list):
+        problem = outcome.message or f"{value}"
+    elif len(value) != len(drawn):
+        problem = f"{len(value)} numbers for {len(drawn)} tokens"
+    else:
+        for place, number in enumerate(value):
+            if number is None or not abs(number) <= LARGEST**2:  # nan is not
+                problem = f"{number} for token {place + 1}"
+            elif number and not drawn[place]:
+                problem = f"{number:g} for token {place + 1}, which the policy did not draw,"
+            if problem:
+                break
+    if not problem:
+        return value
+    raise RewardError(
+        given=f'reward "{label}", which gives a reward to each token, returned {problem} for {_which(row)}',
+        allowed=f"a list with one number per token of completion_ids, finite and within {LARGEST**2:g} of 0, and 0 for "
+        "tokens that the policy did not draw; or None where the reward does not apply",
+        fix="Ask for the argument completion_ids and return a list of that length.",
+    )
+
+
+def _which(row: Row) -> str:
+    return f"prompt {row.prompt.index}, completion {row.number + 1} of {row.group_size} ({_quoted(row)})"
 
 
 def _quoted(row: Row) -> str:

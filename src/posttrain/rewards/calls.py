@@ -42,6 +42,9 @@ class Signature:
     by_group: bool = False
     """A list function with an attribute `by_group` that is True: it wants one call per prompt, with its completions,
     and so may be called while others are still being sampled."""
+    per_token: bool = False
+    """A function with an attribute `per_token` that is True: for each completion it gives a list of numbers, one per
+    token of the completion, in place of a number."""
 
     @staticmethod
     def of(function: Callable[..., Any], name: str) -> Signature:
@@ -69,6 +72,7 @@ class Signature:
             optional=tuple(p.name for p in named if p.default is not p.empty),
             takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
             by_group=batch and getattr(function, "by_group", False) is True,
+            per_token=getattr(function, "per_token", False) is True,
         )
 
     @staticmethod
@@ -82,7 +86,8 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one call. `value` is a number, None or a list of them; the other kinds carry a message."""
+    """What came of one call. `value` is a number, None or a list of them, or of lists of numbers where a reward gives
+    one to each token; the other kinds carry a message."""
 
     kind: Kind
     value: Any = None
@@ -190,7 +195,7 @@ def judged(value: Any, seconds: float) -> Outcome:
         value = value.tolist()
     values = value if isinstance(value, list | tuple) else [value]
     try:
-        numbers = [_number(item) for item in values]
+        numbers = [_numbers(item) for item in values]
     except TypeError as error:
         return Outcome(kind="invalid", message=str(error), seconds=seconds)
     verdicts = [item.to_json() if isinstance(item, Verdict) else None for item in values]
@@ -212,6 +217,15 @@ def failed(error: BaseException, seconds: float = 0.0) -> Outcome:
 
 def timed_out(timeout: float, seconds: float, trace: str = "") -> Outcome:
     return Outcome(kind="timeout", message=f"no result after {timeout:g} s", traceback=trace, seconds=seconds)
+
+
+def _numbers(item: Any) -> float | list[float | None] | None:
+    """A number, or a list of them: of the tokens of a completion."""
+    if isinstance(item, list | tuple):
+        return [_number(one) for one in item]
+    if getattr(item, "ndim", 0):
+        return [_number(one) for one in item.tolist()]
+    return _number(item)
 
 
 def _number(value: Any) -> float | None:

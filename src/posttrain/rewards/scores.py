@@ -56,6 +56,9 @@ class Scores:
     """Seconds spent in each component, summed over workers."""
     verdicts: dict[str, list[list[Verdict | None]]] = field(default_factory=dict)
     """By label, for components that gave a reason or failed: the verdict behind each number of `parts`."""
+    tokens: dict[str, list[list[list[float] | None]]] = field(default_factory=dict)
+    """By label, for components that give each token a number: those numbers, unweighted and whatever their gates. Their
+    sum stands in `parts`."""
     is_open: dict[str, list[list[bool | None]]] = field(default_factory=dict)
     """By label, for components behind a gate: whether it was open; None where the other reward had no score."""
     judgements: tuple[Judgement, ...] = ()
@@ -89,6 +92,7 @@ class Scores:
             scored_PG=picked(self.scored_PG),
             parts={label: picked(part) for label, part in self.parts.items()},
             verdicts={label: picked(part) for label, part in self.verdicts.items()},
+            tokens={label: picked(part) for label, part in self.tokens.items()},
             is_open={label: picked(part) for label, part in self.is_open.items()},
         )
 
@@ -131,6 +135,7 @@ class Scores:
             scored_PG=[row for one in each for row in one.scored_PG],
             parts={label: all_of("parts", label) for label in each[0].parts},
             verdicts={label: all_of("verdicts", label) for label in with_reasons},
+            tokens={label: all_of("tokens", label) for label in each[0].tokens},
             is_open={label: all_of("is_open", label) for label in each[0].is_open},
             failures=tuple(failure for one in each for failure in one.failures),
             seconds={label: sum(one.seconds[label] for one in each) for label in each[0].seconds},

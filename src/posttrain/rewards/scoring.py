@@ -173,6 +173,11 @@ class Scoring:
             scored_PG=_grouped([not math.isnan(reward) for reward in rewards], sizes),
             parts={c.label: _grouped(read[c.label].values if rows else (), sizes) for c in self._components},
             verdicts={label: _grouped(part.verdicts, sizes) for label, part in read.items() if part.has_reasons},
+            tokens={
+                c.label: _grouped(read[c.label].tokens if rows else (), sizes)
+                for c in self._components
+                if c.signature.per_token
+            },
             is_open={label: _grouped(gates, sizes) for label, gates in gated.items()},
             failures=tuple(failure for _, failure in sorted(failures, key=lambda found: found[0])),
             seconds={label: part.seconds for label, part in read.items()},

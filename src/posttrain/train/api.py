@@ -248,6 +248,8 @@ def carry_out(run: Run) -> Run:
         same_settings.put_on_file(run)
         if "baseline" not in run.evaluation:  # else rewards have judged before
             same_rewards.put_on_file(run)
+    if not run.reached:
+        run.trainer.rehearse(run.feed.longest())
     with finishing_steps(run) as interrupted:
         if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
             run.view.begins("measuring the baseline on held-out rows")

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from posttrain.algorithms import ALGORITHMS, Algorithm
 from posttrain.config import in_folder
 from posttrain.engines import Sampler, make_sampler
-from posttrain.errors import ModelError
+from posttrain.errors import ConfigError, ModelError
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet, build_rewards
 from posttrain.watch.check import IndependentCheck
@@ -69,6 +70,19 @@ class Judges(NamedTuple):
 
         rewards, check = build(config.rewards, True), build(config.check, False)
         return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
+
+    def refuse_token_rewards(self, algorithm: Algorithm) -> None:
+        """ConfigError where single tokens have rewards and the algorithm has one advantage for all of a completion."""
+        given = [] if self.rewards is None else [c.label for c in self.rewards.components if c.signature.per_token]
+        if given and not algorithm.reads_token_rewards:
+            able = [key for key, cls in ALGORITHMS.items() if cls.reads_token_rewards is True]
+            raise ConfigError(
+                given=f'reward "{given[0]}" gives each token a reward, and {algorithm.key} has one advantage per '
+                "completion",
+                allowed=f"{', '.join(able)}, or policy_gradient with baseline = optimal_token, critic, greedy, none, "
+                "batch_mean or moving_average",
+                fix="Set algorithm: reinforce_plus_plus, or let the reward return one number per completion.",
+            )
 
     def bind(self, policy: Sampler, config: RunConfig, folder: Path) -> None:
         """Let language models among them know the policy, and what the run has spent on them before."""

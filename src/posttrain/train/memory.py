@@ -1,13 +1,98 @@
-"""Running out of memory, said in words."""
+"""Running out of memory: gone round where smaller parts do, and else said in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from posttrain.errors import DoesNotFit
+from posttrain.models.packing import needed_tokens
+from posttrain.train.ranks import Ranks
+from posttrain.types import Batch
+
+T = TypeVar("T")
+Plan = Callable[[int], Sequence[Batch]]
+"""Most tokens of a micro-batch -> the micro-batches."""
+
+
+class Room:
+    """How many tokens go through the model at once: `train.tokens_per_microbatch`, and less once memory has ended.
+
+    A gradient does not depend on how its rows are split, so what is computed again with smaller parts is the same but
+    for the order of its sums. All ranks halve together, or none does.
+    """
+
+    def __init__(self, tokens: int, ranks: Ranks, say: Callable[[str], None] = lambda sentence: None) -> None:
+        self.tokens, self.ranks, self.say = tokens, ranks, say
+
+    def attempt(self, plan: Plan, compute: Callable[[Sequence[Batch]], T], undo: Callable[[], object]) -> T:
+        """What `compute` gives of the micro-batches of `plan`, on all ranks; smaller ones are tried as often as memory
+        ends. `undo` removes what a failed attempt has left. Raises DoesNotFit where single rows are too large."""
+        while True:
+            micros, dice = plan(self.tokens), random_state()
+            found, reason = tried(compute, micros)
+            if self.ranks.all_agree(not reason):
+                assert found is not None
+                return found[0]
+            undo()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            set_random_state(dice)
+            self._halve(plan, micros, reason)
+
+    def _halve(self, plan: Plan, micros: Sequence[Batch], reason: str) -> None:
+        """Until some rank has more micro-batches than before."""
+        before = self.tokens
+        while self.tokens > 1:
+            self.tokens //= 2
+            if not self.ranks.all_agree(len(plan(self.tokens)) == len(micros)):
+                reason = reason or "on another rank"
+                self.say(
+                    f"the memory does not suffice for {before} tokens at once ({reason}): the step is computed again, "
+                    f"and from now on with train.tokens_per_microbatch = {self.tokens}; no result depends on it"
+                )
+                return
+        rows, tokens = max((tokens_of(micro), len(micro.completion_mask_BT)) for micro in micros)[::-1]
+        one = "one row" if rows == 1 else f"{rows} rows that belong together"
+        raise does_not_fit(f"{one} of {tokens} tokens: {reason}")
+
+    def state(self) -> int:
+        return self.tokens
+
+    def load_state(self, tokens: int) -> None:
+        """A resumed run splits as the other would have: its sums have the same order."""
+        self.tokens = min(self.tokens, tokens)
+
+
+def tokens_of(micro: Batch) -> int:
+    return int(needed_tokens(micro.completion_mask_BT).sum())
+
+
+def tried(compute: Callable[[Sequence[Batch]], T], micros: Sequence[Batch]) -> tuple[tuple[T] | None, str]:
+    """The result, or why memory ended. The error goes no further: its frames would hold what has to be freed."""
+    try:
+        return (compute(micros),), ""
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return None, reason_of(error)
+
+
+def random_state() -> tuple[Tensor, list[Tensor]]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+def set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
 
 
 @contextmanager
@@ -24,16 +109,26 @@ def within_memory() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise DoesNotFit(
-            given=f"the memory does not suffice ({reason})",
-            allowed="what the machine has",
-            fix="Training needs less with a lower train.tokens_per_microbatch or train.logprob_chunk_tokens, with "
-            "train.gradient_checkpointing = true, or with adapters (lora = {}); sampling with a lower "
-            "sampling.max_batch_rows.",
-        ) from error
+        raise does_not_fit(reason_of(error)) from error
+
+
+def does_not_fit(reason: str) -> DoesNotFit:
+    return DoesNotFit(
+        given=f"the memory does not suffice ({reason})",
+        allowed="what the machine has",
+        fix="Training needs less with a lower train.tokens_per_microbatch or train.logprob_chunk_tokens, with "
+        "train.gradient_checkpointing = true, or with adapters (lora = {}); sampling with a lower "
+        "sampling.max_batch_rows.",
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+ON_A_CPU = re.compile(r"can't allocate memory|bad_alloc|could not (create|execute) a primitive(?! descriptor)")
+"""The allocator, C++ and oneDNN raise plain RuntimeErrors; a text is all that tells them from others."""
 
 
 def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """The allocator for the CPU raises a plain RuntimeError; a text is all that tells it from others."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or ON_A_CPU.search(str(error)) is not None

@@ -108,9 +108,17 @@ class Updater:
             self._set_rate(self.adamw.param_groups[self._of_policy :], critic_rate)
         self._set_rate(self.adamw.param_groups[: self._of_policy], rate)
         self.adamw.step()
+        self.clear()
+        return metrics | {"learning_rate": Max(rate)}
+
+    def clear(self) -> None:
+        """Forget the gradients."""
         self.adamw.zero_grad(set_to_none=True)
         self._gradients.release()
-        return metrics | {"learning_rate": Max(rate)}
+
+    def memory_to_come(self) -> list[Tensor]:
+        """As much memory as the moments will take that the first step makes; nothing once they are there."""
+        return [torch.empty_like(p) for p in self.parameters if p not in self.adamw.state for _ in range(2)]
 
     @staticmethod
     def _set_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:

@@ -152,6 +152,7 @@ def policy_trainer(
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     judges = Judges.of(config, store.folder, resources)
+    judges.refuse_token_rewards(algorithm)
     loaded = with_compute(load_policy(config), config.model.precision, store.folder)
     tell("compute", compute_facts(loaded))
     declared, algorithm = algorithm, with_correction(config, algorithm, loaded)
@@ -193,6 +194,7 @@ def policy_trainer(
         add_gradient=add_gradient,
         critic=critic,
         held=HeldWeights(samplers.training) if samplers.training.owns_weights else None,
+        say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, watch
 
@@ -366,5 +368,6 @@ def scoring_trainer(
         numbers=guards.non_finite,
         publish=heldout.forget,
         write=WithScale(source.facts, measure),
+        say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, nothing_to_watch()

@@ -9,7 +9,7 @@ It knows no run folder, no data and no other rank; what ranks must agree on goes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from posttrain.models.adapters import trainable_parameters
 from posttrain.models.microbatches import Split
 from posttrain.models.save import save_model
 from posttrain.train.auxiliary import AddGradient, nothing_else
+from posttrain.train.memory import Room, tokens_of
 from posttrain.train.metrics import MetricLog
 from posttrain.train.publish import mismatch_metrics
 from posttrain.train.ranks import OneRank, Ranks
@@ -66,16 +67,32 @@ class Trainer:
     write: Callable[[LoadedModel, Path], object] = write_language_model
     """Writes the folder that transformers opens."""
     ranks: Ranks = field(default_factory=OneRank)
+    say: Callable[[str], None] = lambda sentence: None
+    """Tells the user what became of memory."""
+    room: Room = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.room = Room(self.config.train.tokens_per_microbatch, self.ranks, self.say)
 
     def update(self, minibatch: Batch, totals: Totals, step: int, *, number: int = 0) -> Metrics:
         """One optimizer step on these rows, update `number` of the step; `totals` are its denominators on all ranks.
 
         A loss or a gradient that is not finite raises `NonFiniteError` before any weight changes.
         """
+        compute = partial(self._gradient, totals, step, number)
+        log = self.room.attempt(partial(self._micros, minibatch), compute, undo=self.optimizer.clear)
+        log.add(self.optimizer.step(step, on_norm=partial(self._check_gradient, minibatch, totals, step)))
+        return self.ranks.merge(log.merged)
+
+    def _micros(self, batch: Batch, tokens: int) -> list[Batch]:
+        """Its parts of at most so many tokens."""
+        return [micro for _, micro in Split(self.forward, tokens)(batch)]
+
+    def _gradient(self, totals: Totals, step: int, number: int, micros: Sequence[Batch]) -> MetricLog:
+        """Add up the gradients of the micro-batches, and of whatever else is learned from."""
         log, loss_sum = MetricLog(), 0.0
         self.loaded.model.train()  # dropout of the adapters; everything else computes without it
-        split = Split(self.forward, self.config.train.tokens_per_microbatch)
-        for micro in self.ranks.even([micro for _, micro in split(minibatch)]):
+        for micro in self.ranks.even(micros):
             outputs = self.forward(micro)
             loss, metrics = self.algorithm.loss(outputs, micro, totals)
             self.numbers.observe_loss(loss, outputs, micro, step)
@@ -86,8 +103,27 @@ class Trainer:
         log.add(self.add_gradient(step, number))
         self.loaded.model.eval()
         log.add({"loss": Mean(loss_sum, 1.0)})
-        log.add(self.optimizer.step(step, on_norm=partial(self._check_gradient, minibatch, totals, step)))
-        return self.ranks.merge(log.merged)
+        return log
+
+    def rehearse(self, longest: Batch) -> None:
+        """Meet the end of memory now, and not in the step that has the longest rows; changes nothing.
+
+        Of these rows the micro-batch with most tokens goes through the model and back, beside as much memory as the
+        optimizer is going to hold.
+        """
+        to_come = self.optimizer.memory_to_come()
+
+        def compute(micros: Sequence[Batch]) -> int:
+            self.loaded.model.train()
+            outputs = self.forward(max(micros, key=tokens_of))
+            found = (outputs.logprobs_BT, outputs.entropy_BT, outputs.values_BT, outputs.scores_B, outputs.scores_BT)
+            torch.stack([one.float().sum() for one in found if one is not None and one.requires_grad]).sum().backward()
+            return len(to_come)
+
+        with torch.random.fork_rng(devices=[]), self.loaded.compute.scope():
+            self.room.attempt(partial(self._micros, longest), compute, undo=self.optimizer.clear)
+        self.optimizer.clear()
+        self.loaded.model.eval()
 
     def _check_gradient(self, minibatch: Batch, totals: Totals, step: int, norm: float) -> None:
         """Raise `NonFiniteError` for a gradient that is not finite; rows are tried one by one to name the worst."""
@@ -127,6 +163,7 @@ class Trainer:
             "algorithm": self.advantages.state_dict(),
             "published": self.held.version if self.held else step,
             "adapters": self._adapters(),
+            "tokens_per_microbatch": self.room.state(),
         }
 
     def restore(self, tensors: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
@@ -136,6 +173,7 @@ class Trainer:
             take_over(self.critic.parameters, tensors.get("critic", {}), path, "weights than this critic")
         require_same_adapters(state.get("adapters", {}), self._adapters(), path)
         self.optimizer.restore(tensors["optimizer"])
+        self.room.load_state(state.get("tokens_per_microbatch", self.room.tokens))
         self.advantages.load_state_dict(state["algorithm"])
         if self.held and "held" in tensors:
             self.held.restore(tensors["held"], state["published"])

@@ -10,7 +10,7 @@ import posttrain as pt
 from posttrain.algorithms import ALGORITHMS
 from posttrain.config import RunConfig, load_config
 from posttrain.config.pipeline import holds_stages, read_pipeline
-from posttrain.lab.advise.conditions import names_in
+from posttrain.lab.advise.guides import names_in
 from posttrain.lab.advise.ranges import Range, facts_of, ranges, remarks
 from posttrain.lab.advise.starter import defaults_of
 

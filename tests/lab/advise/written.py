@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.lab.advise.advisor import advise
-from posttrain.lab.advise.conditions import in_words
 from posttrain.lab.advise.facts import Facts
-from posttrain.lab.advise.guides import Rule, guides
-from posttrain.lab.advise.questions import QUESTIONS
+from posttrain.lab.advise.guides import Rule, guides, in_words
+from posttrain.lab.advise.questions import questions
 from posttrain.lab.advise.ranges import ranges
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -68,18 +67,25 @@ def _several(keys: Sequence[str]) -> str:
 
 
 def _before() -> str:
-    rows = [(f"`{entry.id}`", in_words(entry.when), entry.do, _cited(entry.source)) for entry in guides().before]
+    rows = [(f"`{entry.id}`", in_words(entry.when), entry.text, _cited(entry.source)) for entry in guides().before]
     return _table(("", "when", "do", "source"), rows)
 
 
 def _contradictions() -> str:
     entries = guides().contradictions
-    return _table(("wishes", "the honest answer", "source"), [(e.wishes, e.answer, _cited(e.source)) for e in entries])
+    return _table(
+        ("wishes", "the honest answer", "source"),
+        [(e.told["wishes"], e.told["answer"], _cited(e.source)) for e in entries],
+    )
 
 
 def _disagreements() -> str:
     rows = [
-        (entry.question, "; ".join(f"{s.says} ({_cited((s.source,))})" for s in entry.sides), entry.here)
+        (
+            entry.told["question"],
+            "; ".join(f"{side['says']} ({_cited((side['source'],))})" for side in entry.told["sides"]),
+            entry.told["here"],
+        )
         for entry in guides().disagreements
     ]
     return _table(("question", "what is said", "here"), rows)
@@ -116,7 +122,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _questions() -> str:
     """As they stand on the screen, each with Enter for an answer."""
-    return "```text\n" + "\n".join(f"{question.asks}\n>" for question in QUESTIONS) + "\n```"
+    return "```text\n" + "\n".join(f"{question.asks}\n>" for question in questions()) + "\n```"
 
 
 def _facts() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from posttrain.lab.experiments.children import ChildResult, run_child, start_child
+from posttrain.lab.experiments.children import ChildResult, start_child
 from posttrain.report.store import read_run
 
 RUN = {
@@ -36,7 +36,7 @@ def until(true, seconds: float = 1800.0) -> None:
 
 
 def test_a_run_that_cannot_be_meant_says_why(tmp_path: Path):
-    result = run_child({**RUN, "algorithm": "grpoo"}, tmp_path / "run")
+    result = start_child({**RUN, "algorithm": "grpoo"}, tmp_path / "run").wait()
     assert (result.exit_code, result.ok) == (2, False)
     assert result.reason.startswith("ConfigError: algorithm.name = grpoo")
     assert not (tmp_path / "run").exists()
@@ -74,8 +74,8 @@ def test_a_killed_child_goes_on_and_ends(tmp_path: Path):
 @pytest.mark.slow
 def test_a_child_dies_with_whoever_started_it(tmp_path: Path):
     script = (
-        "import sys, json; from pathlib import Path; from posttrain.lab.experiments.children import run_child;"
-        "run_child(json.loads(sys.argv[1]), Path(sys.argv[2]))"
+        "import sys, json; from pathlib import Path; from posttrain.lab.experiments.children import start_child;"
+        "start_child(json.loads(sys.argv[1]), Path(sys.argv[2])).wait()"
     )
     settings = '{"model": "tiny:sort", "algorithm": "grpo", "data": {"train": "task:sort"}, "rewards": '
     settings += '[{"name": "exact_match"}], "train": {"steps": 100000}, "evaluation": {"prompts": 16}}'

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from posttrain.algorithms import ALGORITHMS
-from posttrain.lab.explore.choices import Choice, choices
+from posttrain.lab.explore.choices import Choice, choices, devices_of, settings_of
 from posttrain.lab.explore.plan_numbers import PHASES
-from posttrain.lab.explore.selections import devices_of, settings_of
 from posttrain.lab.plan.api import make_plan
 
 GIB = 2**30

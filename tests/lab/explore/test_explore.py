@@ -13,11 +13,10 @@ import pytest
 from tests.lab.explore.planned import planned, random_selection
 
 from posttrain.algorithms import ALGORITHMS
-from posttrain.algorithms.base import NEEDS as ALL_NEEDS
+from posttrain.algorithms.base import NEEDS
 from posttrain.cli import run
 from posttrain.lab.advise.advisor import advise
-from posttrain.lab.explore.choices import GROUPS, choices
-from posttrain.lab.explore.facts import NEEDS
+from posttrain.lab.explore.choices import GROUPS, choices, words
 from posttrain.lab.explore.page import render
 from posttrain.lab.explore.plan_numbers import PHASES, ROLES
 from posttrain.lab.explore.walk import questions
@@ -202,7 +201,7 @@ def test_no_question_is_asked_whose_answer_does_not_matter(told):
 def test_every_algorithm_can_be_shown(told, html):
     assert [shown["key"] for shown in told["algorithms"]] == list(ALGORITHMS)
     assert all(html.count(f'<option value="{key}"') == 2 for key in ALGORITHMS)
-    assert set(NEEDS) == set(ALL_NEEDS)
+    assert set(words()["needs"]) == set(NEEDS)
     assert all(kind().group_size_needed <= min(GROUPS) for kind in ALGORITHMS.values() if kind.data_kind == "prompts")
     assert {part["role"] for part in told["parts"]} <= set(ROLES)
 

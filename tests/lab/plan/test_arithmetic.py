@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.lab.plan.arithmetic import Step
+from posttrain.lab.plan.layout import Step
 from posttrain.models.microbatches import plan_units
 from posttrain.models.packing import LEAST_SAVING, Family
 

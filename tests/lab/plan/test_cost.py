@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from posttrain.lab.plan import cost
 from posttrain.lab.plan.architecture import architecture_of, read_architecture
-from posttrain.lab.plan.arithmetic import Step
 from posttrain.lab.plan.cost import Trained, Work
 from posttrain.lab.plan.hardware import Efficiency, find_hardware, this_processor
+from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.records import Adapters, Workload
 from posttrain.lab.plan.timing import cost_of_step, step_of, useful_devices
 

@@ -8,9 +8,8 @@ import torch
 from posttrain.config import load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.plan.api import plan_for
-from posttrain.lab.plan.available import available_memory, free_disk
 from posttrain.lab.plan.hardware import devices, find_hardware, has_bfloat16, known_device, this_gpu, this_processor
-from posttrain.lab.plan.target import Target
+from posttrain.lab.plan.target import Target, available_memory, free_disk
 from posttrain.models import compute
 
 

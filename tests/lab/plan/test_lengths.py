@@ -10,7 +10,7 @@ import pytest
 
 from posttrain.config import load_config
 from posttrain.lab.plan.api import make_plan
-from posttrain.lab.plan.lengths import MOST_ROWS, row_lengths
+from posttrain.lab.plan.workload import MOST_ROWS, row_lengths
 
 SHORT, LONG = "abc:", "abcdefghi:"
 """Prompts of 4 and 10 tokens, each character one; BOS comes before them. EOS comes after an answer."""

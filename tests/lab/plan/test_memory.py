@@ -17,7 +17,8 @@ from posttrain.lab.plan.generate import columns
 from posttrain.lab.plan.layout import Grid, lay_out, microbatches
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Adapters, MemoryPlan, Workload
-from posttrain.lab.plan.workload import Computing, model_architecture, workload_of
+from posttrain.lab.plan.workload import model_architecture, workload_of
+from posttrain.models.compute import DTYPES, Compute
 
 RUN: dict[str, Any] = {
     "model": "tiny:sort",
@@ -49,7 +50,7 @@ def test_the_old_pass_is_planned_where_training_makes_it() -> None:
 
     def planned(name: str, precision: Literal["float32", "bfloat16"], **changes: Any) -> bool:
         config = load_config(RUN | {"algorithm": name}, changes).config
-        return workload_of(config, computing=Computing(precision=precision)).old_pass
+        return workload_of(config, computing=Compute(dtype=DTYPES[precision])).old_pass
 
     several = {"train.minibatches": 2}
     assert [planned("grpo", "float32", **how) for how in ({}, several, {"lora.dropout": 0.1})] == [False, True, True]
@@ -247,7 +248,7 @@ def test_a_configuration_becomes_the_workload_of_its_run() -> None:
     assert (found.critic, found.lora, found.old_pass) == ("lora", Adapters(rank=4), True)
     assert (found.prompt_tokens, found.completion_tokens, found.rows) == (24, 8, 16)
     assert found.precision == "float32"
-    assert workload_of(config, computing=Computing(precision="bfloat16", packed=True)).engine == "copy"
+    assert workload_of(config, computing=Compute(dtype=DTYPES["bfloat16"], sampler="packed")).engine == "copy"
 
 
 @pytest.mark.parametrize("name", ["tiny:sort", "tiny-moe:sort"])

@@ -12,11 +12,10 @@ import posttrain as pt
 from posttrain.cli import run
 from posttrain.config import CheckpointConfig
 from posttrain.errors import ConfigError
-from posttrain.lab.plan.api import make_plan
+from posttrain.lab.plan.api import make_plan, plan_pipeline
 from posttrain.lab.plan.architecture import read_architecture
-from posttrain.lab.plan.disk import disk_of
-from posttrain.lab.plan.pipeline import plan_pipeline
 from posttrain.lab.plan.records import Adapters, Workload
+from posttrain.lab.plan.verdict import disk_of
 
 CONFIG = {
     "model": "tiny:sort",

@@ -10,12 +10,10 @@ import torch
 
 from posttrain.config import load_config
 from posttrain.lab.plan import probe as probing
-from posttrain.lab.plan import probe_run
 from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.architecture import read_architecture
-from posttrain.lab.plan.available import processor_here
-from posttrain.lab.plan.calibration import Calibration, corrected, processor, save, saved
 from posttrain.lab.plan.records import MemoryPlan, Part, Phase, Workload
+from posttrain.lab.plan.target import Calibration, corrected, processor, processor_here, save, saved
 
 CONFIG = {
     "model": "tiny:sort",
@@ -66,9 +64,9 @@ def test_only_what_is_not_exactly_known_is_corrected():
 
 
 def test_a_large_model_is_stood_for_by_a_small_one_of_its_kind(tmp_path):
-    probe_run.build_model(read_architecture("30b-a3b"), tmp_path / "model", torch.device("cpu"))
+    probing.build_model(read_architecture("30b-a3b"), tmp_path / "model", torch.device("cpu"))
     built = read_architecture(str(tmp_path / "model"))
-    assert 1e6 < built.parameters < probe_run.LARGEST["cpu"]
+    assert 1e6 < built.parameters < probing.LARGEST["cpu"]
 
 
 @pytest.mark.slow

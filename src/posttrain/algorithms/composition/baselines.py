@@ -26,7 +26,6 @@ from posttrain.functional.baselines import (
     nonzero_share,
     optimal_token_baseline,
     pass_at_k_advantages,
-    place_on_last_token,
     reaches,
     return_to_go,
     runner_up,
@@ -50,8 +49,7 @@ def compared_with(baseline: Callable[[Scored], Tensor | float]) -> Callable[[Sco
 
     def advantages(s: Scored) -> Tensor:
         mask_BT, zero_PG = s.experience.scored_mask_BT, torch.zeros_like(s.experience.rewards_PG)
-        placed_BT = place_on_last_token(s.rewards_B, mask_BT, s.experience.token_rewards_BT)
-        returns_BT = return_to_go(placed_BT, mask_BT, s.values["gamma"])
+        returns_BT = return_to_go(s.rewards_BT, mask_BT, s.values["gamma"])
         baseline_B1, scale_B1 = ((x + zero_PG).reshape(-1, 1) for x in (baseline(s), s.scale_PG))
         return s.with_penalties(masked((returns_BT - baseline_B1) / scale_B1, mask_BT))
 
@@ -101,22 +99,18 @@ def optimal_token(s: Scored) -> Tensor:
             allowed="old_logprobs_BT and squared_probs_BT, the sum over the vocabulary of p^2",
             fix="Pass both, or set baseline = group_mean.",
         )
-    returns_BT = return_to_go(
-        place_on_last_token(s.rewards_B, mask_BT, experience.token_rewards_BT), mask_BT, s.values["gamma"]
-    )
+    returns_BT = return_to_go(s.rewards_BT, mask_BT, s.values["gamma"])
     baseline_BT = optimal_token_baseline(returns_BT, old_BT, squared_BT, mask_BT, experience.group_size)
-    signal_P1 = has_signal(experience.rewards_PG, experience.scored_PG)
-    if experience.token_rewards_BT is not None:
-        signal_P1 = signal_P1 | (returns_BT != 0).reshape(len(signal_P1), -1).any(dim=-1, keepdim=True)
-    signal_B1 = signal_P1.expand(experience.rewards_PG.shape).reshape(-1, 1)
-    return s.with_penalties(masked(returns_BT - baseline_BT, mask_BT & signal_B1))
+    if experience.token_rewards_BT is None:
+        signal_P1 = has_signal(experience.rewards_PG, experience.scored_PG)
+        mask_BT = mask_BT & signal_P1.expand(experience.rewards_PG.shape).reshape(-1, 1)
+    return s.with_penalties(masked(returns_BT - baseline_BT, mask_BT))
 
 
 def critic_estimates(s: Scored) -> tuple[Tensor, Tensor]:
     """`[B, T]` advantages and returns by generalised advantage estimation, the KL in the rewards included."""
     mask_BT = s.experience.scored_mask_BT
-    rewards_BT = place_on_last_token(s.rewards_B, mask_BT, s.experience.token_rewards_BT)
-    rewards_BT = rewards_BT if s.penalty_BT is None else rewards_BT + s.penalty_BT
+    rewards_BT = s.rewards_BT if s.penalty_BT is None else s.rewards_BT + s.penalty_BT
     values_BT = old_values(Batch.from_experience(s.experience))
     return gae(rewards_BT, values_BT, mask_BT, s.values["gamma"], s.values["gae_lambda"])
 
@@ -124,14 +118,17 @@ def critic_estimates(s: Scored) -> tuple[Tensor, Tensor]:
 GAMMA = {"gamma": 1.0}
 CRITIC = GAMMA | {"gae_lambda": 0.95, "value_coef": 1.0, "value_clip": None}
 BASELINES = {
-    "none": Baseline(advantages=compared_with(lambda s: 0.0), reads=GAMMA),
-    "batch_mean": Baseline(advantages=compared_with(batch_mean_of), reads=GAMMA),
-    "moving_average": Baseline(advantages=compared_with(moving_average), reads=GAMMA | {"baseline_decay": 0.9}),
+    "none": Baseline(advantages=compared_with(lambda s: 0.0), reads=GAMMA, reads_token_rewards=True),
+    "batch_mean": Baseline(advantages=compared_with(batch_mean_of), reads=GAMMA, reads_token_rewards=True),
+    "moving_average": Baseline(
+        advantages=compared_with(moving_average), reads=GAMMA | {"baseline_decay": 0.9}, reads_token_rewards=True
+    ),
     "greedy": Baseline(
         advantages=compared_with(lambda s: greedy_rewards_of(s.experience)),
         comparable=with_baseline,
         reads=GAMMA,
         needs=frozenset({"greedy_reward"}),
+        reads_token_rewards=True,
     ),
     "group_mean": Baseline(advantages=within_group(lambda r, scored, x: group_mean(r, scored)), group=2),
     "runner_up": Baseline(advantages=within_group(lambda r, scored, x: runner_up(r, scored)), group=2),
@@ -145,6 +142,7 @@ BASELINES = {
         needs=frozenset({"old_for_advantages", "squared_probs"}),
         group=2,
         per_token=True,
+        reads_token_rewards=True,
     ),
     "constant": Baseline(advantages=constant, reads={"constant": 0.0}),
     "pass_at_k": Baseline(advantages=pass_at_k, reads={"k": 4, "correct_at": 1.0}, group=2),
@@ -161,6 +159,7 @@ BASELINES = {
         reads=CRITIC,
         needs=frozenset({"values"}),
         per_token=True,
+        reads_token_rewards=True,
     ),
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from posttrain.algorithms.base import Need
-from posttrain.functional.baselines import return_to_go
+from posttrain.functional.baselines import place_on_last_token, return_to_go
 from posttrain.types import Batch, Experience, Outputs, Tensor, Totals
 
 Values = Mapping[str, Any]
@@ -40,6 +40,12 @@ class Scored:
     def rewards_B(self) -> Tensor:
         return self.experience.rewards_PG.reshape(-1)
 
+    @property
+    def rewards_BT(self) -> Tensor:
+        """Of the completion on its last token, beside those of single tokens."""
+        experience = self.experience
+        return place_on_last_token(self.rewards_B, experience.scored_mask_BT, experience.token_rewards_BT)
+
     def per_completion(self, compared_PG: Tensor) -> Tensor:
         """`[B, T]`: one number per completion, scaled, and the return of the penalties from each token on."""
         scaled_PG = compared_PG if isinstance(self.scale_PG, float) else compared_PG / self.scale_PG
@@ -63,6 +69,7 @@ class Baseline(Option):
     per_token: bool = False
     """Do the tokens of a completion have different advantages?"""
     from_rewards: bool = True
+    reads_token_rewards: bool = False
     comparable: Callable[[Experience], Experience] = lambda experience: experience
     """Without the completions that there is nothing to compare with."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posttrain.errors import ConfigError, ModelError
 from posttrain.export.origin import Origin
-from posttrain.export.writing import Written
+from posttrain.export.target import Written
 from posttrain.models.load import LoadedModel
 
 

@@ -14,11 +14,9 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.advice import Advice, Change, Point, Reason, Recommendation, RunnerUp
-from posttrain.lab.advise.conditions import met, names_in
-from posttrain.lab.advise.costs import changes_to_fit, cost_of
 from posttrain.lab.advise.facts import Facts
-from posttrain.lab.advise.guides import Before, Contradiction, Disagreement, Rule, guides
-from posttrain.lab.advise.starter import COLUMNS, settings_for, starter
+from posttrain.lab.advise.guides import Entry, Rule, guides, met, names_in
+from posttrain.lab.advise.starter import COLUMNS, changes_to_fit, cost_of, settings_for, starter
 
 RECOMMENDED = 3
 RUNNERS_UP = 4
@@ -69,11 +67,11 @@ def advise(facts: Facts | Mapping[str, Any] | None = None, **given: Any) -> Advi
     return Advice(
         facts=full,
         assumed=assumed,
-        before=tuple(_before(entry) for entry in said.before if met(entry.when, known)),
-        contradictions=tuple(_contradicted(entry) for entry in said.contradictions if met(entry.when, known)),
+        before=_points(said.before, known),
+        contradictions=_points(said.contradictions, known),
         recommendations=tuple(_recommended(standing, full) for standing in chosen),
         runners_up=tuple(_runners_up(ranked, chosen, possible)),
-        disagreements=tuple(_disagreed(entry) for entry in said.disagreements if met(entry.when, known)),
+        disagreements=_points(said.disagreements, known),
         would_change=tuple(_would_change(told.shaped()[0], possible[0].algorithm if possible else None)),
     )
 
@@ -170,17 +168,13 @@ def _runner_up(standing: Standing, first: Standing | None) -> RunnerUp:
     )
 
 
-def _before(entry: Before) -> Point:
-    return Point(id=entry.id, text=entry.do, sources=guides().cited(entry.source), blocks=entry.blocks)
-
-
-def _contradicted(entry: Contradiction) -> Point:
-    return Point(id=entry.id, text=f"{entry.wishes}. {entry.answer}", sources=guides().cited(entry.source))
-
-
-def _disagreed(entry: Disagreement) -> Point:
-    sides = "; ".join(f"{side.says} ({guides().cited((side.source,))[0]})" for side in entry.sides)
-    return Point(id=entry.id, text=f"{entry.question} {sides}. Here: {entry.here}", sources=())
+def _points(entries: Iterable[Entry], known: Mapping[str, Any]) -> tuple[Point, ...]:
+    """Those whose condition is met."""
+    return tuple(
+        Point(id=entry.id, text=entry.text, sources=guides().cited(entry.source), blocks=entry.blocks)
+        for entry in entries
+        if met(entry.when, known)
+    )
 
 
 def _would_change(facts: Facts, best: str | None) -> Iterator[Change]:

@@ -1,9 +1,22 @@
-"""The rules of the advisor, read from `guides.yaml` and checked: facts, values, algorithms and sources must exist."""
+"""The rules of the advisor, read from `guides.yaml` and checked: facts, values, algorithms and sources must exist.
+
+Conditions as data: `{data: verifier, size: {at_least: 7}}`, asked of facts, of a card or of a configuration.
+
+    value           it is that, or has it among its values
+    [a, b]          one of them
+    {all: [a, b]}   all of them among its values
+    {not: ...}      anything else, also where it is not known
+    {at_least: n} {above: n} {at_most: n} {below: n}      a number, several of them for a range
+    known, unknown  something is known, or nothing
+
+What is not known meets only `unknown` and `not`. A list of conditions is met when one of them is.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +24,79 @@ from typing import Any
 import yaml
 
 from posttrain.algorithms import ALGORITHMS, Algorithm
-from posttrain.lab.advise.conditions import Condition, met
+
+Condition = Mapping[str, Any] | list[Mapping[str, Any]]
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
+}
+
+
+def met(condition: Condition, known: Mapping[str, Any]) -> bool:
+    """Is the condition met by what is known? Raises KeyError for a name that nothing is known by.
+
+    >>> met({"size": {"at_least": 7}, "data": ["pairs", "thumbs"]}, {"size": 8, "data": ("pairs", "verifier")})
+    True
+    """
+    cases = condition if isinstance(condition, list) else [condition]
+    return any(all(_meets(known[name], wanted) for name, wanted in case.items()) for case in cases)
+
+
+def names_in(condition: Condition) -> Iterator[str]:
+    """What a condition asks for."""
+    for case in condition if isinstance(condition, list) else [condition]:
+        yield from case
+
+
+def _meets(value: Any, wanted: Any) -> bool:
+    has = list(value) if isinstance(value, (tuple, list, set, frozenset)) else [] if value is None else [value]
+    if wanted in ("known", "unknown"):
+        return bool(has) == (wanted == "known")
+    if isinstance(wanted, list):
+        return any(one in has for one in wanted)
+    if isinstance(wanted, Mapping):
+        return all(_compares(how, has, limit) for how, limit in wanted.items())
+    return wanted in has
+
+
+def _compares(how: str, has: list[Any], limit: Any) -> bool:
+    if how == "not":
+        return not _meets(has, limit)
+    if how == "all":
+        return all(one in has for one in limit)
+    return bool(has) and COMPARISONS[how](has[0], limit)
+
+
+def in_words(condition: Condition) -> str:
+    """The condition for a table: `data = verifier, size >= 7`."""
+    cases = condition if isinstance(condition, list) else [condition]
+    return "; or ".join(", ".join(_words(name, wanted) for name, wanted in case.items()) or "always" for case in cases)
+
+
+def _words(name: str, wanted: Any) -> str:
+    if wanted in ("known", "unknown"):
+        return f"{name} {wanted}"
+    if isinstance(wanted, list):
+        return f"{name} = {' or '.join(map(_plain, wanted))}"
+    if not isinstance(wanted, Mapping):
+        return f"{name} = {_plain(wanted)}"
+    signs = {"at_least": ">=", "above": ">", "at_most": "<=", "below": "<"}
+    parts = []
+    for how, limit in wanted.items():
+        if how == "not":
+            parts.append(f"not ({_words(name, limit)})")
+        elif how == "all":
+            parts.append(f"{name} = {' and '.join(map(_plain, limit))}")
+        else:
+            parts.append(f"{name} {signs[how]} {limit}")
+    return ", ".join(parts)
+
+
+def _plain(value: Any) -> str:
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
 
 FILE = Path(__file__).with_name("guides.yaml")
 OWN = "own"
@@ -63,46 +148,19 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contradiction:
-    """Wishes that cannot all be had, and what is given up."""
+class Entry:
+    """What is said where its condition is met: something to do first, wishes that cannot all be had, or a question on
+    which guides disagree."""
 
     id: str
     when: Condition
-    wishes: str
-    answer: str
+    text: str
     source: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """What one source says to a question."""
-
-    says: str
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Disagreement:
-    """A question on which guides disagree."""
-
-    id: str
-    when: Condition
-    question: str
-    sides: tuple[Side, ...]
-    here: str
-    """What is advised here, and why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """Something to do before a run is paid for."""
-
-    id: str
-    when: Condition
-    do: str
-    source: tuple[str, ...]
+    """Keys of `Guides.sources`; none where the text names them itself."""
     blocks: bool = False
-    """Is learning from rewards in vain until it is done?"""
+    """Of what has to be done first: is learning from rewards in vain until it is done?"""
+    told: Mapping[str, Any]
+    """As guides.yaml has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +170,9 @@ class Guides:
     sources: Mapping[str, str]
     rules: tuple[Rule, ...]
     failures: tuple[Failure, ...]
-    contradictions: tuple[Contradiction, ...]
-    disagreements: tuple[Disagreement, ...]
-    before: tuple[Before, ...]
+    contradictions: tuple[Entry, ...]
+    disagreements: tuple[Entry, ...]
+    before: tuple[Entry, ...]
     well_known: tuple[str, ...]
     """Of those that are ruled out, the algorithms that people ask about."""
     samples: Mapping[str, tuple[Any, ...]]
@@ -137,15 +195,24 @@ def guides() -> Guides:
         failures=tuple(
             Failure(**{**_cited(entry), "of": frozenset(_resolved(entry["of"], groups))}) for entry in told["failures"]
         ),
-        contradictions=tuple(Contradiction(**_cited(entry)) for entry in told["contradictions"]),
-        disagreements=tuple(
-            Disagreement(**{**entry, "sides": tuple(Side(**side) for side in entry["sides"])})
-            for entry in told["disagreements"]
-        ),
-        before=tuple(Before(**_cited(entry)) for entry in told["before"]),
+        contradictions=tuple(_entry(one, f"{one['wishes']}. {one['answer']}") for one in told["contradictions"]),
+        disagreements=tuple(_entry(one, _both_sides(one, told["sources"])) for one in told["disagreements"]),
+        before=tuple(_entry(one, one["do"]) for one in told["before"]),
         well_known=tuple(told["well_known"]),
         samples={name: tuple(values) for name, values in told["samples"].items()},
     )
+
+
+def _entry(told: Mapping[str, Any], text: str) -> Entry:
+    source = _cited(told)["source"] if "source" in told else ()
+    return Entry(
+        id=told["id"], when=told["when"], text=text, source=source, blocks=told.get("blocks", False), told=told
+    )
+
+
+def _both_sides(told: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    sides = "; ".join(f"{side['says']} ({sources[side['source']]})" for side in told["sides"])
+    return f"{told['question']} {sides}. Here: {told['here']}"
 
 
 def _members(where: Condition) -> Iterator[str]:

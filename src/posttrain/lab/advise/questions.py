@@ -5,13 +5,17 @@ What to ask is data, too; an empty answer skips a question.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from posttrain.errors import ConfigError
-from posttrain.lab.advise.conditions import Condition, met
 from posttrain.lab.advise.facts import GIGABYTE, Facts
+from posttrain.lab.advise.guides import Condition, met
 from posttrain.lab.plan.hardware import find_hardware
 
 Ask = Callable[[str], str]
@@ -60,52 +64,28 @@ class Question:
     when: Condition = field(default_factory=dict)
 
 
-QUESTIONS = (
-    Question(
-        asks="What says that an answer is good? verifier, pairs, thumbs, ratings, steps, demonstrations, nothing\n"
-        "(a program checks it; one of two was preferred; up or down; a number; right or wrong steps; answers to\n"
-        "imitate); several with commas",
-        fact="data",
-    ),
-    Question(
-        asks="Is the verifier always right? yes, or no: it is wrong at times",
-        fact="reward",
-        read=lambda text: "exact" if yes_or_no(text) else "noisy",
-        when={"data": "verifier"},
-    ),
-    Question(
-        asks="Can new answers be scored otherwise? judge (a language model), model (a trained reward model)",
-        fact="reward",
-        when={"data": {"not": "verifier"}},
-    ),
-    Question(
-        asks="Can the model be sampled from while it trains? yes or no",
-        fact="online",
-        read=yes_or_no,
-        when={"data": ["verifier", "pairs", "ratings"]},
-    ),
-    Question(asks="What is to get better? reasoning, style, format, chat, or a scorer itself", fact="goal"),
-    Question(asks="How large is the model? 0.6b, 7b, 30b ...", fact="size"),
-    Question(asks="Is it a mixture of experts? yes or no", fact="moe", read=yes_or_no),
-    Question(asks="Which machine? 8xH100, 8x80 (eight GPUs of 80 GB), cpu", fact="gpus", read=machine),
-    Question(asks="What matters most? quality, memory, speed, stability; several with commas", fact="priority"),
-    Question(
-        asks="Was the model fine-tuned on instructions already? yes or no",
-        fact="sft_done",
-        read=yes_or_no,
-        when={"data": ["pairs", "thumbs"]},
-    ),
-    Question(
-        asks="Which share of its answers is right now? 0.3 or 30%",
-        fact="base_score",
-        when={"data": "verifier"},
-    ),
-)
+def _exact_or_noisy(text: str) -> str:
+    return "exact" if yes_or_no(text) else "noisy"
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "text": str,
+    "yes_or_no": yes_or_no,
+    "machine": machine,
+    "exact_or_noisy": _exact_or_noisy,
+}
+
+
+@functools.cache
+def questions() -> tuple[Question, ...]:
+    """Those of questions.yaml."""
+    told = yaml.safe_load(Path(__file__).with_name("questions.yaml").read_text(encoding="utf-8"))
+    return tuple(Question(**{**entry, "read": _READ[entry.get("read", "text")]}) for entry in told)
 
 
 def ask_for(facts: Facts, ask: Ask, complain: Callable[[str], None]) -> Facts:
     """The facts with what was answered; a wrong answer is explained and asked again. The end of the input ends it."""
-    for question in QUESTIONS:
+    for question in questions():
         if met(question.when, facts.known()) and met({question.fact: "unknown"}, facts.known()):
             try:
                 facts = _answered(facts, question, ask, complain)

@@ -15,7 +15,7 @@ import yaml
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.errors import PosttrainError
-from posttrain.lab.advise.conditions import Condition, met
+from posttrain.lab.advise.guides import Condition, met
 from posttrain.lab.plan.architecture import read_architecture
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """A run in a process of its own: started or gone on with, watched, and read back, whatever became of it.
 
-    result = run_child(settings, folder)          waits; `settings` is a config file, or the settings themselves
-    child = start_child(settings, folder)         does not; child.running, child.stop(), child.wait() -> ChildResult
+    child = start_child(settings, folder)     `settings` is a config file, or the settings themselves
+    child.running, child.stop(), child.wait() -> ChildResult
 
 The child does what `posttrain train` or, where the folder holds a run, `posttrain resume` do. It never outlives this
 process. What it says goes to `FOLDER.log`, and what it failed of is in `ChildResult.error`; nothing is raised for that.
@@ -138,14 +138,3 @@ def start_child(
             start_new_session=True,  # a Ctrl-C is for this process, which stops its children itself, and once
         )
     return Child(folder, process, answer)
-
-
-def run_child(
-    settings: Path | Mapping[str, Any],
-    folder: Path,
-    *,
-    steps: int | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> ChildResult:
-    """`start_child`, and wait for it."""
-    return start_child(settings, folder, steps=steps, environment=environment).wait()

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from posttrain.algorithms import ALGORITHMS, Algorithm
+from posttrain.config import load_config
+from posttrain.config.text import show
+from posttrain.lab.advise.guides import from_rewards, samples
+from posttrain.lab.advise.starter import defaults_of
+from posttrain.lab.plan.api import from_flags, target_of, workload_for
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.hardware import devices
+from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.workload import ASSUMED_PROMPT
 
 MODELS = ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "70b", "30b-a3b", "235b-a22b")
 TOKENS = (512, 2048, 8192, 32768)
@@ -45,82 +59,101 @@ def model_label(size: str) -> str:
     return f"{total}{f', {active} active' if active else ''}: {known['model'].partition('/')[2]}"
 
 
-OFFERED = (
-    Choice(name="model", label="Model", values={size: model_label(size) for size in MODELS}, start="7b"),
-    Choice(
-        name="weights",
-        label="Training",
-        values={"all": "all weights", "lora": "LoRA"},
-        start="all",
-        switch=True,
-    ),
-    Choice(
-        name="precision",
-        label="Computed in",
-        values={"bfloat16": "bfloat16", "float32": "float32"},
-        start="bfloat16",
-        switch=True,
-    ),
-    Choice(
-        name="checkpointing",
-        label="Checkpointing",
-        values={"off": "off", "on": "on"},
-        start="on",
-        said="checkpointing {}",
-        switch=True,
-    ),
-    Choice(
-        name="tokens",
-        label="Longest completion",
-        values={str(tokens): f"{tokens:,} tokens" for tokens in TOKENS},
-        start="2048",
-        said="completions of {}",
-    ),
-    Choice(
-        name="group",
-        label="Group size",
-        values={str(size): str(size) for size in GROUPS},
-        start="8",
-        said="groups of {}",
-        online=True,
-    ),
-    Choice(
-        name="reward",
-        label="Rewards from",
-        values={"program": "program", "model": "model"},
-        start="program",
-        said="rewards from a {}",
-        switch=True,
-        online=True,
-    ),
-    Choice(
-        name="kl",
-        label="KL to a reference",
-        values={"default": "by default", "on": "always"},
-        start="default",
-        said="KL to a reference {}",
-        switch=True,
-        online=True,
-    ),
-    Choice(
-        name="gpus",
-        label="How many",
-        values={str(count): f"{count} GPU{'s' * (count > 1)}" for count in GPUS},
-        start="8",
-        hardware=True,
-    ),
-    Choice(
-        name="device",
-        label="GPU",
-        values={key: devices()[key].title.removeprefix("NVIDIA ") for key in DEVICES},
-        start="h100",
-        said="{} each",
-        hardware=True,
-    ),
-)
-"""In the order of the form."""
+@functools.cache
+def words() -> Mapping[str, Any]:
+    """words.yaml as it is written."""
+    return yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 
 
+@functools.cache
 def choices() -> Mapping[str, Choice]:
-    """Name -> choice."""
-    return {choice.name: choice for choice in OFFERED}
+    """Name -> choice, in the order of the form."""
+    counted = {
+        "model": {size: model_label(size) for size in MODELS},
+        "tokens": {str(tokens): f"{tokens:,} tokens" for tokens in TOKENS},
+        "group": {str(size): str(size) for size in GROUPS},
+        "gpus": {str(count): f"{count} GPU{'s' * (count > 1)}" for count in GPUS},
+        "device": {key: devices()[key].title.removeprefix("NVIDIA ") for key in DEVICES},
+    }
+    offered = words()["choices"].items()
+    return {name: Choice(name=name, **{**told, "values": told["values"] or counted[name]}) for name, told in offered}
+
+
+# --- what a selection means for the planner --------------------------------------------------------------------------
+
+
+Selection = Mapping[str, str]
+"""Name of a choice -> value."""
+
+LORA_RANK = 16
+KL_COEF = 0.04
+"""Any weight that is not 0 brings a reference."""
+SCALES = ("checkpointing", "group", "gpus")
+"""Choices that are one field of the workload each; for the others a configuration is read."""
+
+Settings = Mapping[str, Any]
+
+
+def settings_by_value(kind: type[Algorithm]) -> dict[str, dict[str, Settings]]:
+    """Choice -> value -> what is set for it beside model and algorithm; `SIZE` stands for that of the model."""
+    found: dict[str, dict[str, Settings]] = {
+        "precision": {name: {"model.precision": name} for name in ("bfloat16", "float32")},
+        "weights": {"lora": {"lora.rank": LORA_RANK}},
+        "checkpointing": {"on": {"train.gradient_checkpointing": True}},
+        "tokens": {str(tokens): _lengths(kind, tokens) for tokens in TOKENS},
+    }
+    if samples(kind):
+        found["group"] = {str(size): {"sampling.group_size": size} for size in GROUPS}
+    if from_rewards(kind):
+        found["reward"] = {"model": {"rewards": [{"model": "SIZE"}]}}
+    if "kl_coef" in defaults_of(kind) and "reference" not in kind().needs:
+        found["kl"] = {"on": {"algorithm.kl_coef": KL_COEF}}
+    if "teacher" in kind().needs:
+        found["model"] = {size: {"teacher.path": "SIZE"} for size in MODELS}
+    return found
+
+
+def _lengths(kind: type[Algorithm], tokens: int) -> Settings:
+    if samples(kind):
+        return {"sampling.max_completion_length": tokens}
+    return {"data.max_length": ASSUMED_PROMPT + tokens}
+
+
+def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
+    """What a selection sets beside model and algorithm, as `posttrain plan` takes it."""
+    told: dict[str, Any] = {}
+    for choice, values in settings_by_value(ALGORITHMS[key]).items():
+        told |= values.get(chosen[choice], {})
+    return yaml.safe_load(yaml.safe_dump(told).replace("SIZE", chosen["model"]))
+
+
+def written(settings: Settings) -> str:
+    """As on the command line."""
+    return " ".join(shlex.quote(f"{name}={show(value)}") for name, value in settings.items())
+
+
+def devices_of(chosen: Selection) -> str:
+    """As `posttrain plan --gpus` takes it."""
+    return f"{chosen['gpus']}x{chosen['device']}"
+
+
+def workload(key: str, chosen: Selection) -> Workload:
+    """What the planner makes of a selection; only once for all that is but a size of the same run."""
+    read = {name: value for name, value in chosen.items() if name not in SCALES}
+    made = _read(key, tuple(sorted(read.items())))
+    ranks, online = int(chosen["gpus"]), made.data_kind == "prompts"
+    return replace(
+        made,
+        gradient_checkpointing=chosen["checkpointing"] == "on",
+        group_size=int(chosen["group"]) if online else made.group_size,
+        ranks=ranks,
+        sharding="full" if ranks > 1 else "none",
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _read(key: str, chosen: tuple[tuple[str, str], ...]) -> Workload:
+    """Of one device. The grid is walked so that the choices in `SCALES` change fastest: one memory is enough."""
+    selection = {**dict(chosen), "checkpointing": "off", "group": "8", "gpus": "1"}
+    config = load_config(from_flags(selection["model"], key), settings_of(key, selection)).config
+    return workload_for(config, target_of(config, devices_of(selection)))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib.resources
+import inspect
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms import ALGORITHMS, Algorithm
+from posttrain.explain import NeedFact, explain, options_of_choices
 from posttrain.files import write_atomically
-from posttrain.lab.explore.choices import Choice, choices
-from posttrain.lab.explore.facts import facts_of, family_of
+from posttrain.lab.advise.guides import from_rewards, guides, samples
+from posttrain.lab.explore.choices import Choice, choices, settings_by_value, words, written
 from posttrain.lab.explore.plan_numbers import Numbers, device_of
 from posttrain.lab.explore.walk import Question, Walk, questions
+from posttrain.report.document import hash_of
 from posttrain.report.text import escaped, script_json
 
 SCRIPTS = ("explore.js", "memory.js", "facts.js", "walk.js")
@@ -41,7 +42,7 @@ def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question
     asked = questions() if asked is None else asked
     style, script = _asset("explore.css"), "\n".join(_asset(name) for name in SCRIPTS)
     return Template(_asset("page.html")).substitute(
-        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        policy=f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; base-uri 'none'; "
         "form-action 'none'",
         style=style,
         script=script,
@@ -106,5 +107,63 @@ def _asset(name: str) -> str:
     return (importlib.resources.files("posttrain.lab.explore") / name).read_text(encoding="utf-8")
 
 
-def _hash(source: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
+# --- one algorithm as the page shows it ------------------------------------------------------------------------------
+
+
+REWARD_MODELS = "To become a reward"
+
+
+def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
+    """One algorithm as the page shows it."""
+    told, online, options = explain(kind.key), samples(kind), options_of_choices()
+    return {
+        "key": told.key,
+        "name": told.title.partition(":")[0],
+        "title": told.title,
+        "paper": told.paper,
+        "summary": told.summary,
+        "online": online,
+        "learns": "online: it samples its own answers" if online else "offline: nothing is sampled",
+        "data": words()["data"][told.data_kind],
+        "reward": reward_source(kind),
+        "group": group_of(kind),
+        "models": list(told.models),
+        "needs": [_need(need) for need in told.needs],
+        "choices": {name: [option, options.get(name, {}).get(option, "")] for name, option in told.choices.items()},
+        "use_when": told.use_when,
+        "avoid_when": told.avoid_when,
+        "failures": [failure.what for failure in guides().failures if told.key in failure.of],
+        "plan": {
+            choice: {value: written(settings) for value, settings in values.items()}
+            for choice, values in settings_by_value(kind).items()
+        },
+        "formula": inspect.cleandoc(f"\n{told.formula}"),
+        "settings": [f"{setting.name} = {_value(setting.default)}" for setting in told.settings],
+    }
+
+
+def family_of(kind: type[Algorithm]) -> str:
+    """The heading under which it can be chosen."""
+    return REWARD_MODELS if "scores" in kind().needs else words()["families"][kind.data_kind]
+
+
+def reward_source(kind: type[Algorithm]) -> str:
+    if "scores" in kind().needs:
+        return "none: it is trained to give rewards"
+    if not samples(kind):
+        return words()["reward"][kind.data_kind]
+    return "a verifier, a reward model, a judge or any function" if from_rewards(kind) else "none: a teacher model"
+
+
+def group_of(kind: type[Algorithm]) -> str:
+    least = kind().group_size_needed
+    return "none are sampled" if not samples(kind) else "one is enough" if least == 1 else f"at least {least}"
+
+
+def _need(need: NeedFact) -> str:
+    switched = "" if need.by_default else f" (with {' or '.join(need.decided_by)})"
+    return words()["needs"][need.name] + switched
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -16,8 +16,7 @@ import numpy as np
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.lab.advise.guides import samples
-from posttrain.lab.explore.choices import Choice
-from posttrain.lab.explore.selections import Selection, workload
+from posttrain.lab.explore.choices import Choice, Selection, workload
 from posttrain.lab.plan.api import ERROR
 from posttrain.lab.plan.hardware import find_hardware
 from posttrain.lab.plan.phases import predict

@@ -16,9 +16,8 @@ from typing import Any
 import yaml
 
 from posttrain.lab.advise.advisor import RECOMMENDED, Standing, rank
-from posttrain.lab.advise.conditions import Condition, met
 from posttrain.lab.advise.facts import Facts
-from posttrain.lab.advise.guides import Before, Contradiction, guides
+from posttrain.lab.advise.guides import Condition, Entry, guides, met
 
 FILE = Path(__file__).with_name("questions.yaml")
 Given = Mapping[str, Any]
@@ -97,12 +96,8 @@ class Walk:
         possible = [standing for standing in rank(facts) if standing.possible]
         return {
             "ranked": [self._ranked(standing) for standing in possible[:RECOMMENDED]],
-            "before": [self._cited(entry, entry.do) for entry in said.before if met(entry.when, known)],
-            "contradictions": [
-                self._cited(entry, f"{entry.wishes}. {entry.answer}")
-                for entry in said.contradictions
-                if met(entry.when, known)
-            ],
+            "before": self._cited(said.before, known),
+            "contradictions": self._cited(said.contradictions, known),
         }
 
     def _ranked(self, standing: Standing) -> int:
@@ -113,8 +108,8 @@ class Walk:
         }
         return self._once(self.standings, told)
 
-    def _cited(self, entry: Before | Contradiction, text: str) -> int:
-        return self._text(text, guides().cited(entry.source))
+    def _cited(self, entries: Iterable[Entry], known: Mapping[str, Any]) -> list[int]:
+        return [self._text(one.text, guides().cited(one.source)) for one in entries if met(one.when, known)]
 
     def _text(self, text: str, sources: Iterable[str]) -> int:
         return self._once(self.texts, (text, "; ".join(sources)))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
-from posttrain.lab.init.questions import Answers
-from posttrain.lab.init.readme import commands_of, readme_text
-from posttrain.lab.init.samples import Row, sample
+from posttrain.lab.init.questions import CATALOGUE, QUESTIONS, Answers
+from posttrain.lab.init.samples import Row, Sample, sample
 from posttrain.lab.init.settings import SAMPLED, Recommendation, config_text, lines_of, recommend, settings_of
 
 
@@ -30,13 +30,7 @@ class Project:
     """What to type next, in its order."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "files": list(self.files),
-            "algorithm": self.algorithm,
-            "reason": self.reason,
-            "commands": list(self.commands),
-        }
+        return {**asdict(self), "folder": str(self.folder)}
 
     def render(self) -> str:
         written = f"{self.folder}: {', '.join(self.files)}"
@@ -88,3 +82,47 @@ def _reward(answers: Answers) -> str:
 
 def _json_lines(rows: Sequence[Row] | Sequence[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+# --- README.md -------------------------------------------------------------------------------------------------------
+
+
+_REAL = (
+    "So few rows show that everything works, for which `train.steps=2 train.warmup_steps=0` is enough; they do not\n"
+    "make a better model. Put your own data in before you judge what it learns."
+)
+_TESTS = (
+    "`reward test` shows that the reward tells\nright from wrong, and whether this model will learn anything from it. "
+)
+_MEMORY = "`posttrain plan config.yaml` says beforehand whether it fits and what it will take.\n"
+
+
+def commands_of(answers: Answers) -> tuple[str, ...]:
+    """What to type in the project's folder, in its order."""
+    tried = ("posttrain reward test config.yaml",) if answers.data in SAMPLED else ()
+    return ("posttrain data check train.jsonl", *tried, "posttrain train config.yaml")
+
+
+def readme_text(answers: Answers, found: Recommendation, rows: Sample) -> str:
+    """The page."""
+    words = CATALOGUE["kinds"][answers.data]
+    kind = next(question for question in QUESTIONS if question.key == "data").choices[answers.data]
+    page = (importlib.resources.files("posttrain.lab.init") / "templates" / "README.md").read_text(encoding="utf-8")
+    return Template(page).substitute(
+        name=answers.folder.resolve().name,
+        kind=kind[0].upper() + kind[1:],
+        model="the built-in tiny model" if answers.tiny else f"the model `{answers.model}`",
+        algorithm=found.algorithm,
+        reason=found.reason,
+        commands="\n".join(commands_of(answers)),
+        tests=_TESTS if answers.data in SAMPLED else "",
+        memory="" if answers.tiny else _MEMORY,
+        rows=len(rows.train),
+        held_out=len(rows.eval),
+        shows=words["shows"],
+        row=json.dumps(rows.train[0]),
+        expectation=f"The tiny model reads letters, one token each, and takes a minute on a CPU. {words['tiny']}"
+        if answers.tiny
+        else _REAL,
+        own=words["own"],
+    )

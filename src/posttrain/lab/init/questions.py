@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from posttrain.errors import ConfigError
 
@@ -21,7 +24,7 @@ class Question:
     key: str
     text: str
     default: str
-    choices: Mapping[str, str]
+    choices: Mapping[str, str] = field(default_factory=dict)
     """Allowed answer -> what it means; empty where any text may be given."""
     others: Mapping[str, str] = field(default_factory=dict)
     """Other words for an answer -> the answer."""
@@ -39,46 +42,8 @@ class Question:
         )
 
 
-QUESTIONS = (
-    Question(
-        key="data",
-        text="What do you have to learn from?",
-        default="answers",
-        choices={
-            "answers": "problems with right answers that can be checked",
-            "function": "prompts, and a function of your own that scores an answer",
-            "pairs": "pairs of answers of which one was preferred",
-            "thumbs": "single answers with a thumb up or down",
-            "demonstrations": "good answers to imitate",
-        },
-        others={"verifier": "answers"},
-    ),
-    Question(
-        key="model",
-        text="Which model? A folder, a Hugging Face name, or tiny, which learns in seconds on a CPU",
-        default=TINY,
-        choices={},
-    ),
-    Question(
-        key="where",
-        text="Where will it be trained?",
-        default="auto",
-        choices={"auto": "a GPU if there is one, else the CPU", "cpu": "this CPU", "gpu": "a GPU"},
-    ),
-    Question(
-        key="goal",
-        text="What matters most?",
-        default="balance",
-        choices={
-            "balance": "no one thing above the others",
-            "quality": "the best model, whatever it takes",
-            "stability": "a run that does not fall apart",
-            "speed": "soon done",
-            "memory": "small enough for the machine",
-        },
-    ),
-    Question(key="folder", text="Which folder shall it be written to?", default="my-run", choices={}),
-)
+CATALOGUE: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
+QUESTIONS = tuple(Question(**told) for told in CATALOGUE["questions"])
 """In the order in which they are asked."""
 
 

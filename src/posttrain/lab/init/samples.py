@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from posttrain.lab.init.questions import CATALOGUE
 from posttrain.tasks.base import split_of
 
 Row = dict[str, Any]
@@ -18,18 +19,7 @@ LIKED = frozenset("abcde")
 WORD = 5
 """Letters of a prompt and of an answer; odd, so that an answer has more liked letters or more others."""
 
-CAPITALS = {
-    "Argentina": "Buenos Aires", "Australia": "Canberra", "Austria": "Vienna", "Brazil": "Brasilia",
-    "Canada": "Ottawa", "Chile": "Santiago", "China": "Beijing", "Colombia": "Bogota", "Cuba": "Havana",
-    "Denmark": "Copenhagen", "Egypt": "Cairo", "Finland": "Helsinki", "France": "Paris", "Germany": "Berlin",
-    "Ghana": "Accra", "Greece": "Athens", "Hungary": "Budapest", "Iceland": "Reykjavik", "India": "New Delhi",
-    "Ireland": "Dublin", "Italy": "Rome", "Japan": "Tokyo", "Kenya": "Nairobi", "Mexico": "Mexico City",
-    "Morocco": "Rabat", "Nepal": "Kathmandu", "Norway": "Oslo", "Peru": "Lima", "Poland": "Warsaw",
-    "Portugal": "Lisbon", "Romania": "Bucharest", "Senegal": "Dakar", "Spain": "Madrid", "Sweden": "Stockholm",
-    "Thailand": "Bangkok", "Turkey": "Ankara", "Uganda": "Kampala", "Uruguay": "Montevideo", "Vietnam": "Hanoi",
-    "Zambia": "Lusaka",
-}  # fmt: skip
-SUBJECTS = ("the sea", "a train at night", "your favourite tool", "the first snow", "an old house", "bread", "a river")
+CAPITALS: Mapping[str, str] = CATALOGUE["capitals"]
 
 
 class Sample(NamedTuple):
@@ -106,7 +96,7 @@ def _lengths() -> Sample:
     rows = [
         {"prompt": f"Write one sentence about {subject}, with exactly {words} words.", "words": words}
         for words in range(5, 13)
-        for subject in SUBJECTS
+        for subject in CATALOGUE["subjects"]
     ]
     random.Random("init/lengths").shuffle(rows)
     return _split(rows)

@@ -18,21 +18,20 @@ from typing import Any
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.config import RunConfig, check, load_config
+from posttrain.config.pipeline import read_pipeline
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.advise.ranges import Remark, remarks
-from posttrain.lab.plan.arithmetic import Step
-from posttrain.lab.plan.calibration import corrected
-from posttrain.lab.plan.disk import DiskPlan, disk_of
+from posttrain.lab.plan import render as words
 from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
-from posttrain.lab.plan.lengths import row_lengths
+from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Workload
-from posttrain.lab.plan.target import Target, target_of
+from posttrain.lab.plan.target import Target, corrected, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
-from posttrain.lab.plan.verdict import Verdict
-from posttrain.lab.plan.workload import model_architecture, workload_of
+from posttrain.lab.plan.verdict import DiskPlan, Verdict, disk_of
+from posttrain.lab.plan.workload import model_architecture, row_lengths, workload_of
 
 ERROR = {"cpu": 0.25, "cuda": 0.25}
 """Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
@@ -107,21 +106,15 @@ class Plan:
 
     def line(self) -> str:
         """What `posttrain train` says before it loads anything."""
-        from posttrain.lab.plan.render import line
-
-        return line(self)
+        return words.line(self)
 
     def render(self) -> str:
         """For a terminal."""
-        from posttrain.lab.plan.render import render
-
-        return render(self)
+        return words.render(self)
 
     def to_json(self) -> dict[str, Any]:
         """For programs, and for plan.json of a run."""
-        from posttrain.lab.plan.render import to_json
-
-        return to_json(self)
+        return words.to_json(self)
 
 
 def make_plan(
@@ -271,3 +264,62 @@ def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware, held
     tokens = settings.max_completion_length or step_of(workload, longest=False).answer_tokens
     prompts = settings.prompts if heldout is None else min(settings.prompts, heldout)
     return number, evaluation_seconds(workload, hardware, prompts=prompts, samples=settings.samples, tokens=tokens)
+
+
+# --- a pipeline ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePlan:
+    """What every stage needs, in their order."""
+
+    stages: Mapping[str, Plan]
+
+    @property
+    def run_seconds(self) -> float:
+        return sum(plan.run_seconds for plan in self.stages.values())
+
+    @property
+    def dollars(self) -> tuple[float, float] | None:
+        """Of all stages; None where nothing is rented."""
+        parts = [plan.dollars for plan in self.stages.values() if plan.dollars is not None]
+        return (sum(low for low, _ in parts), sum(high for _, high in parts)) if parts else None
+
+    @property
+    def fits(self) -> bool:
+        """All of them do, as estimated."""
+        return all(plan.verdict.fits for plan in self.stages.values())
+
+    def render(self) -> str:
+        """A line for each stage and for all of them; then every stage by itself."""
+        width = max(map(len, self.stages))
+        lines = [f"{name:<{width}}  fits: {plan.verdict.answer}; {plan.line()}" for name, plan in self.stages.items()]
+        total = f"all {len(self.stages)} stages: at most about {words.duration(self.run_seconds)}"
+        total += f", {words.money(self.dollars)}" if self.dollars is not None else ""
+        each = [f"--- stage {name}\n\n{plan.render()}" for name, plan in self.stages.items()]
+        return "\n\n".join(["\n".join([*lines, total]), *each])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fits": self.fits,
+            "seconds": self.run_seconds,
+            "dollars": None if self.dollars is None else list(self.dollars),
+            "stages": [{"name": name, **plan.to_json()} for name, plan in self.stages.items()],
+        }
+
+
+def plan_pipeline(
+    source: str | PathLike[str] | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    gpus: str | None = None,
+    **how: Any,
+) -> PipelinePlan:
+    """As `make_plan`, for a file or mapping with `stages`."""
+    configs = read_pipeline(source, overrides).with_start_models()
+    return PipelinePlan(
+        stages={
+            name: plan_for(config, with_lengths(config, target_of(config, gpus, **how)))
+            for name, config in configs.items()
+        }
+    )

@@ -19,8 +19,7 @@ from typing import Any
 import yaml
 
 from posttrain.errors import ConfigError, ModelError
-from posttrain.lab.plan.families import FAMILIES, Experts, Family
-from posttrain.lab.plan.shape import Architecture, Block, Counts, Linear, Mixture
+from posttrain.lab.plan.shape import Architecture, Block, Counts, Experts, Family, Linear, Mixture, families
 
 __all__ = [
     "Architecture",
@@ -71,11 +70,11 @@ def read_architecture(model: str) -> Architecture:
 def architecture_of(config: Mapping[str, Any], *, name: str = "") -> Architecture:
     """From the content of a config.json; raises ModelError for an architecture that cannot be counted."""
     kind, config = _text_part(config)
-    family = FAMILIES.get(kind)
+    family = families().get(kind)
     if family is None:
         raise ModelError(
             given=f"{name or 'the model'} is of type {kind!r}, whose parameters the planner cannot count",
-            allowed=", ".join(sorted(FAMILIES)),
+            allowed=", ".join(sorted(families())),
             fix="Plan with a model of a similar size and shape that is of one of these types.",
         )
     read = _Reader(name or kind, family, config)

@@ -21,10 +21,10 @@ from posttrain.errors import DoesNotFit, PosttrainError
 from posttrain.lab.advise.ranges import remarks
 from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_lengths
 from posttrain.lab.plan.architecture import size_classes
-from posttrain.lab.plan.available import gpu_here, processor_here
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.target import gpu_here, processor_here
 from posttrain.lab.plan.verdict import Verdict, size
 from posttrain.models.load import choose_device
 from posttrain.models.reading import HUB_NAME

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from posttrain.functional.linear_logprobs import KEPT_BYTES
 from posttrain.lab.plan.architecture import Architecture
-from posttrain.lab.plan.arithmetic import Step
 from posttrain.lab.plan.hardware import Hardware
+from posttrain.lab.plan.layout import Step
 
 MASTER_BYTES = 4
 """Of a weight: the trainer keeps float32."""
@@ -41,20 +41,10 @@ class Work:
     """That come in from other devices."""
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            flops=self.flops + other.flops,
-            bytes=self.bytes + other.bytes,
-            layer_calls=self.layer_calls + other.layer_calls,
-            link_bytes=self.link_bytes + other.link_bytes,
-        )
+        return Work(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def __mul__(self, times: float) -> Work:
-        return Work(
-            flops=self.flops * times,
-            bytes=self.bytes * times,
-            layer_calls=self.layer_calls * times,
-            link_bytes=self.link_bytes * times,
-        )
+        return Work(**{name: value * times for name, value in vars(self).items()})
 
     def seconds(self, hardware: Hardware, precision: str) -> float:
         """On a device of this hardware."""

@@ -98,15 +98,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             for phase in plan.memory.phases
         },
         "disk": {**asdict(plan.disk), "checkpoint": plan.disk.checkpoint, "total": plan.disk.total},
-        "changes": [
-            {
-                "settings": dict(change.settings),
-                "costs": list(change.costs),
-                "bytes": change.bytes,
-                "seconds": change.seconds,
-            }
-            for change in plan.changes
-        ],
+        "changes": [asdict(change) for change in plan.changes],
         "fits_on": list(plan.elsewhere),
         "remarks": [remark.to_json() for remark in plan.remarks],
         "notes": list(plan.memory.notes),

@@ -5,10 +5,73 @@ D width of the hidden state, V vocabulary, H heads for queries, K for keys and v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from posttrain.lab.plan.families import Family
+import yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The names under which a family's config keeps its mixture of experts."""
+
+    number: str = "num_experts"
+    per_token: str = "num_experts_per_tok"
+    width: str = "moe_intermediate_size"
+    shared_width: str = ""
+    """Of the MLP that every token passes beside its experts."""
+    shared_number: str = ""
+    """Where that width is given as a number of experts."""
+    shared_gate: bool = False
+    """One number per token weighs the shared MLP."""
+    dense_layers: str = ""
+    """How many of the first layers have a plain MLP."""
+    biases: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A decoder architecture, beside its sizes."""
+
+    norm: Literal["rms", "layer", "layer without bias"] = "rms"
+    norms: int = 2
+    """Per layer, over the width of the hidden state."""
+    final_norm: bool = True
+    qk_norm: Literal["", "head", "width"] = ""
+    """Norms of queries and keys: over one head, or over all of them."""
+    qkv_bias: bool | str = False
+    """Yes, no, or the setting that says so."""
+    out_bias: bool | str = False
+    fused_qkv: bool = False
+    """Queries, keys and values come from one matrix."""
+    latent: bool = False
+    """Queries, keys and values pass through narrow latent states (arXiv:2405.04434)."""
+    sinks: bool = False
+    """One number per head takes part in the softmax."""
+    mlp: Literal["gated", "fused gated", "plain"] = "gated"
+    mlp_bias: bool | str = False
+    experts: Experts | None = None
+    positions: str = ""
+    """The setting with the number of learned positions."""
+    head_bias: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Settings that have another name here."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What config.json may leave out."""
+
+
+@functools.cache
+def families() -> Mapping[str, Family]:
+    """`model_type` of a config.json -> what the planner has to know of it."""
+    told = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
+    return {key: _family(**row) for key, row in told.items()}
+
+
+def _family(experts: Mapping[str, Any] | None = None, **row: Any) -> Family:
+    return Family(experts=None if experts is None else Experts(**experts), **row)
 
 
 class Linear(NamedTuple):

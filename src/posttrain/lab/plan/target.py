@@ -1,18 +1,187 @@
-"""Where a run is planned to run: hardware, and what its config does not say about it."""
+"""Where a run is planned to run: hardware, and what its config does not say about it.
+
+What a probe has measured on this machine, kept for the plans that are made on it later.
+
+A file in the cache folder, one entry for each processor or GPU. An entry replaces the peaks of the table and the
+assumed shares; a file that cannot be read counts as none.
+
+How much memory and disk a run may use on this machine, without torch: the least of what every limit leaves.
+
+A container may have less than the machine, in a control group of either version; `ulimit -v` bounds a process. What the
+kernel would give back (file cache) counts as free. Swap is told apart: a run that needs it fits, and crawls.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import platform
+import resource
+import shutil
+import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
+import psutil
+
+from posttrain.cache import cache_folder
 from posttrain.config import RunConfig
+from posttrain.control_groups import CONTROL_GROUPS, OWN_GROUPS, cores, memory_left
 from posttrain.errors import ConfigError
-from posttrain.lab.plan.available import this_machine
-from posttrain.lab.plan.hardware import Hardware, find_hardware
-from posttrain.lab.plan.lengths import RowLengths
-from posttrain.lab.plan.records import Engine, Sharding
+from posttrain.files import write_durably
+from posttrain.lab.plan.hardware import Hardware, find_hardware, processor_facts, this_gpu, this_processor
+from posttrain.lab.plan.records import Engine, MemoryPlan, Phase, Sharding
+from posttrain.lab.plan.workload import RowLengths
+
+EXACT = ("weights", "adapters", "gradients", "optimizer state", "copy of the weights")
+"""Kinds of memory whose bytes are known; a probe corrects the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Measured on one machine, with random weights."""
+
+    machine: str
+    date: str
+    what: str
+    """What was run."""
+    float32: float
+    """Operations per second of matrix products."""
+    bfloat16: float | None
+    bandwidth: float
+    """Bytes per second of copying in memory."""
+    compute: float
+    """Share of `float32` or `bfloat16` that training reached."""
+    layer_call: float
+    """Seconds of a layer's forward pass that no work hides."""
+    memory: float
+    """Measured over predicted bytes, of what is not exactly known."""
+
+
+def apply_to(hardware: Hardware, found: Calibration) -> Hardware:
+    """The hardware as it was measured."""
+    device = replace(hardware.device, float32=found.float32, bfloat16=found.bfloat16, bandwidth=found.bandwidth)
+    shares = replace(
+        hardware.efficiency,
+        compute=found.compute,
+        bandwidth=1.0,
+        layer_call=found.layer_call,
+        source=f"measured on {found.date} with {found.what}",
+    )
+    return replace(hardware, device=device, efficiency=shares, memory_factor=found.memory)
+
+
+def corrected(memory: MemoryPlan, factor: float) -> int:
+    """Bytes of the largest phase on the devices that train, what is not exactly known times `factor`."""
+
+    def of(phase: Phase) -> float:
+        return sum(part.bytes * (1 if part.what in EXACT else factor) for part in phase.parts)
+
+    return round(max(of(phase) for phase in memory.phases if phase.place == "trainer"))
+
+
+def saved(machine: str) -> Calibration | None:
+    """What was measured on it before."""
+    told = _entries().get(machine)
+    try:
+        return None if told is None else Calibration(**told)
+    except TypeError:  # of another version
+        return None
+
+
+def save(found: Calibration) -> Path:
+    """Keep it, in place of an older one of the same machine; returns the file."""
+    file = _file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(file, json.dumps({**_entries(), found.machine: asdict(found)}, indent=1) + "\n")
+    return file
+
+
+def _file() -> Path:
+    return cache_folder("plan") / "calibration.json"
+
+
+def _entries() -> Mapping[str, Any]:
+    try:
+        told = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, Mapping) else {}
+
+
+@functools.cache
+def processor() -> str:
+    """This processor by its name, what it can do, and how many cores a run may use."""
+    told = processor_facts()
+    flags = hashlib.sha256(told.get("flags", "").encode()).hexdigest()[:8]
+    name = told.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (instructions {flags}), {cores()} cores"
+
+
+# --- this machine now ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Available:
+    """Bytes that a new run may use."""
+
+    memory: int
+    swap: int
+    limit: str
+    """What bounds the memory."""
+
+
+def available_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> Available:
+    """Of main memory: what the machine, its control groups and the limit of this process leave, the least of them."""
+    free = psutil.virtual_memory().available
+    limits = [(free, "what the machine has free")]
+    limits += [(left, "the limit of the control group") for left in memory_left(groups, own)]
+    bound, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if bound != resource.RLIM_INFINITY:
+        limits.append((max(0, bound - psutil.Process().memory_info().vms), "the limit of this process (ulimit -v)"))
+    memory, limit = min(limits)
+    return Available(memory=memory, swap=psutil.swap_memory().free if memory == free else 0, limit=limit)
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that are free where this folder is, or would be made."""
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(place).free
+
+
+def this_machine(device: str = "auto") -> Hardware:
+    """What a run with `model.device` would use here: the first GPU that the driver reports, else the processor."""
+    gpu = None if device == "cpu" else _reported_gpu()
+    return gpu_here(*gpu) if gpu is not None else processor_here()
+
+
+def processor_here() -> Hardware:
+    """As a probe has measured it, else as a few milliseconds show it to be."""
+    free, found = available_memory(), saved(processor())
+    rates = None if found is None else (found.float32, found.bandwidth)
+    hardware = replace(this_processor(free.memory, rates), swap=free.swap)
+    return hardware if found is None else apply_to(hardware, found)
+
+
+def gpu_here(name: str, total: int, free: int) -> Hardware:
+    """As a probe has measured it, else as the table has it."""
+    hardware, found = this_gpu(name, total, free), saved(name)
+    return hardware if found is None else apply_to(hardware, found)
+
+
+def _reported_gpu() -> tuple[str, int, int] | None:
+    """(name, bytes, free bytes) of the first GPU as nvidia-smi has it: asking torch would take seconds."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        name, total, free = next(iter(told.splitlines())).rsplit(", ", 2)
+        return name, int(total) * 2**20, int(free) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, StopIteration):  # no driver, or none that answers
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,17 @@
 Phases follow one another, as in the loop: generate, score, train, publish. Not counted are reward functions of your
 own, judges, reading data and writing checkpoints. The prompts of a step are dealt out among the devices that train, and
 a phase takes as long as the device with most of them: one without a prompt waits.
+
+What devices that work together tell each other: bytes that each of them receives, of n that divide something.
+
+    gathering what is divided     (n - 1) / n of it                   all-gather; scattering sums of gradients the same
+    summing what each one has     2 (n - 1) / n of it                 all-reduce: scatter, then gather
+
+With the weights divided (FSDP, arXiv:2304.11277) every pass gathers them, sampling and scoring included, and each
+backward pass gathers them again and scatters its gradients. With gradients divided (ZeRO's second stage,
+arXiv:1910.02054) each backward pass scatters them, and the updated weights are gathered. With moments divided, or
+nothing, gradients are summed once per update. An engine that divides its matrices sums the output of attention and of
+the MLP of every layer (arXiv:1909.08053).
 """
 
 from __future__ import annotations
@@ -11,11 +22,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posttrain.lab.plan import cost, traffic
+from posttrain.lab.plan import cost
 from posttrain.lab.plan.architecture import Architecture
-from posttrain.lab.plan.arithmetic import Step
-from posttrain.lab.plan.cost import Trained, Work
+from posttrain.lab.plan.cost import MASTER_BYTES, Trained, Work, bytes_of
 from posttrain.lab.plan.hardware import Hardware
+from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.records import PhaseName, Workload
 
 
@@ -110,8 +121,8 @@ def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_t
     if apart:
         tokens = own * (w.prompt_tokens + per_prompt * answer_tokens)
         divided = replace(work, flops=work.flops / w.engine_ranks, bytes=work.bytes / w.engine_ranks)
-        return divided + traffic.engine(model, tokens, w)
-    return traffic.with_gathering(work, model, w) if w.engine == "shared" else work
+        return divided + _engine_sums(model, tokens, w)
+    return _with_gathering(work, model, w) if w.engine == "shared" else work
 
 
 _Named = tuple[PhaseName, str, Work]
@@ -139,7 +150,7 @@ def _generate(workload: Workload, step: Step) -> Iterator[_Named]:
 
 
 def _scored(workload: Workload, model: Architecture, step: Step, **how: Any) -> Work:
-    return traffic.with_gathering(cost.scoring(model, step, workload.precision, **how), model, workload)
+    return _with_gathering(cost.scoring(model, step, workload.precision, **how), model, workload)
 
 
 def _score(workload: Workload, step: Step) -> Iterator[_Named]:
@@ -173,11 +184,11 @@ def _train(workload: Workload, step: Step) -> Iterator[_Named]:
     told = Work()
     for role, model, how in _trained(w):
         yield "train", role, cost.training(model, step, precision, how, with_head=role == "policy")
-        told += traffic.updates(model, how.trained_parameters, step, w)
+        told += _update_traffic(model, how.trained_parameters, step, w)
     if w.ranks > 1:
         yield "train", "between devices", told
     if w.data_kind == "prompts" and w.engine != "shared":
-        yield "train", "weights to the sampler", cost.publishing(policy, precision) + traffic.publishing(policy, w)
+        yield "train", "weights to the sampler", cost.publishing(policy, precision) + _sent_weights(policy, w)
 
 
 def _trained(workload: Workload) -> Iterator[tuple[str, Architecture, Trained]]:
@@ -202,3 +213,48 @@ def _trained(workload: Workload) -> Iterator[tuple[str, Architecture, Trained]]:
 def _adapter_parameters(workload: Workload) -> int:
     lora = workload.lora
     return 0 if lora is None else workload.architecture.lora_parameters(lora.rank, lora.targets)
+
+
+# --- between devices -------------------------------------------------------------------------------------------------
+
+
+def _with_gathering(work: Work, model: Architecture, workload: Workload) -> Work:
+    """Passes without gradient, with the weights that each of them has to gather."""
+    if workload.sharding != "full":
+        return work
+    passes = work.layer_calls / model.layers
+    return work + Work(link_bytes=passes * _received_share(workload.ranks) * _weights(model, workload))
+
+
+def _update_traffic(model: Architecture, trained_parameters: int, step: Step, workload: Workload) -> Work:
+    """Of all _update_traffic of a step, whose share of one device `step` is."""
+    passes, gradients = step.epochs * step.microbatches, MASTER_BYTES * trained_parameters
+    received = {
+        "none": step.updates * 2 * gradients,
+        "optimizer": step.updates * 2 * gradients,
+        "gradients": (passes + step.updates) * gradients,
+        "full": passes * (2 * _weights(model, workload) + gradients),
+    }[workload.sharding]
+    return Work(link_bytes=_received_share(workload.ranks) * received)
+
+
+def _engine_sums(model: Architecture, tokens: int, workload: Workload) -> Work:
+    """Of an _engine_sums of its own, which divides its matrices, for so many tokens that go through it."""
+    sums = 2 * model.layers * tokens * model.hidden * bytes_of(workload.precision)
+    return Work(link_bytes=2 * _received_share(workload.engine_ranks) * sums)
+
+
+def _sent_weights(model: Architecture, workload: Workload) -> Work:
+    """The trained weights on their way to the sampler: gathered where they are divided, or sent to its devices."""
+    sent = _weights(model, workload)
+    if workload.engine == "separate":
+        return Work(link_bytes=sent / workload.engine_ranks)
+    return Work(link_bytes=_received_share(workload.ranks) * sent if workload.sharding == "full" else 0.0)
+
+
+def _weights(model: Architecture, workload: Workload) -> int:
+    return model.parameters * bytes_of(workload.precision)
+
+
+def _received_share(devices: int) -> float:
+    return (devices - 1) / devices

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from posttrain.config import REWARD_MODEL
+from posttrain.config import REWARD_MODEL, RunConfig
 from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
-from posttrain.lab.plan.lengths import RowLengths
 from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
-from posttrain.models.compute import SMALL
+from posttrain.models.compute import DTYPES, SMALL, Compute, dtype_name
 from posttrain.tasks.base import EXPERTS
 from posttrain.tasks.catalogue import find_builtin
 
 if TYPE_CHECKING:
-    from posttrain.config import RunConfig
+    from transformers import PreTrainedTokenizerBase
+
 
 ASSUMED_PROMPT = 256
 """Tokens of the longest prompt where neither the configuration nor the caller says."""
@@ -25,37 +24,25 @@ ASSUMED_ROW = 512
 """The same for rows of given data, prompt and answer together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Computing:
-    """How products run, which on a CPU is measured when a run begins (models/compute.py)."""
-
-    precision: Literal["float32", "bfloat16"]
-    onednn: bool = False
-    packed: bool = False
-    """The sampler decodes with a copy whose weights are packed."""
-
-    @staticmethod
-    def read(path: Path) -> Computing:
-        """Of the compute.json in the folder of a run."""
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        packed, onednn = saved["sampler"] == "packed", saved["matmul"] == "onednn"
-        return Computing(precision=saved["dtype"], onednn=onednn, packed=packed)
-
-    @staticmethod
-    def assumed(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Computing:
-        """What a run chooses mostly: bfloat16 where the device has it (`bfloat16`). On a CPU only for models that are
-        worth a measurement, which decode from a copy, and whose float32 products go through oneDNN."""
-        asked, on_cpu = config.model.precision, device == "cpu"
-        measured = on_cpu and parameters >= SMALL
-        half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (measured or not on_cpu))
-        return Computing(precision="bfloat16" if half else "float32", onednn=measured and not half, packed=measured)
+def assumed_compute(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Compute:
+    """What a run chooses mostly, which on a CPU is measured when it begins: bfloat16 where the device has it
+    (`bfloat16`). On a CPU only for models that are worth a measurement, which decode from a copy, and whose float32
+    products go through oneDNN."""
+    asked, on_cpu = config.model.precision, device == "cpu"
+    measured = on_cpu and parameters >= SMALL
+    half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (measured or not on_cpu))
+    return Compute(
+        dtype=DTYPES["bfloat16" if half else "float32"],
+        matmul="onednn" if measured and not half else "plain",
+        sampler="packed" if measured else "shared",
+    )
 
 
 def workload_of(
     config: RunConfig,
     *,
     device: Literal["cpu", "cuda"] = "cpu",
-    computing: Computing | None = None,
+    computing: Compute | None = None,
     bfloat16: bool = True,
     lengths: RowLengths | None = None,
     **known: Any,
@@ -68,8 +55,9 @@ def workload_of(
     """
     algorithm, train, sampling = config.algorithm.build(), config.train, config.sampling
     architecture = known.pop("architecture", None) or model_architecture(config.model.path)
-    computing = computing or Computing.assumed(config, architecture.parameters, device, bfloat16=bfloat16)
-    algorithm = algorithm.with_decided_correction(exact=train.samples_exactly(computing.precision))
+    computing = computing or assumed_compute(config, architecture.parameters, device, bfloat16=bfloat16)
+    precision = dtype_name(computing.dtype)
+    algorithm = algorithm.with_decided_correction(exact=train.samples_exactly(precision))
     kind: DataKind = "pairs" if config.sampled_pairs is not None else algorithm.data_kind
     online = kind == "prompts"
     prompt, completion = _lengths(config, architecture, lengths, online=online)
@@ -91,10 +79,10 @@ def workload_of(
         "max_batch_rows": sampling.max_batch_rows,
         "steps": train.steps,
         "device": device,
-        "precision": computing.precision,
+        "precision": precision,
         "attention": config.model.attention,
-        "packed_sampler": online and computing.packed,
-        "onednn": computing.onednn,
+        "packed_sampler": online and computing.sampler == "packed",
+        "onednn": computing.matmul == "onednn",
         "gradient_checkpointing": train.gradient_checkpointing,
         "lora": _adapters(config),
         "critic": _critic(config),
@@ -148,8 +136,8 @@ def _critic(config: RunConfig) -> CriticKind:
     return (config.critic or CriticConfig()).kind_beside(config.lora)
 
 
-def _engine(config: RunConfig, computing: Computing) -> Engine:
-    return "copy" if computing.packed or config.train.publish_every > 1 else "shared"
+def _engine(config: RunConfig, computing: Compute) -> Engine:
+    return "copy" if computing.sampler == "packed" or config.train.publish_every > 1 else "shared"
 
 
 def _other_models(config: RunConfig, policy: Architecture, *, online: bool) -> dict[str, Any]:
@@ -173,3 +161,112 @@ def _reward_models(config: RunConfig, policy: Architecture) -> Iterator[Architec
     for entry in config.rewards:
         if entry.model is not None:
             yield policy if entry.model == REWARD_MODEL else model_architecture(entry.model)
+
+
+# --- how long the rows of data on this machine are -------------------------------------------------------------------
+
+
+MOST_ROWS = 500
+"""That are read: enough for lengths, and done in a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLengths:
+    """In tokens. Of prompts that the model answers itself, the completion is not known, and 0."""
+
+    rows: int
+    whole: bool
+    """All rows of the data; else the first ones."""
+    heldout: int | None
+    """Rows that are held out; None where not all were read."""
+    prompt: int
+    """Of the longest row, where it has the longest completion."""
+    completion: int
+    mean_prompt: int
+    mean_completion: int
+
+    def __str__(self) -> str:
+        rows = f"{'all' if self.whole else 'the first'} {self.rows:,} rows"
+        if not self.completion:
+            return (
+                f"prompts of up to {self.prompt:,} tokens ({self.mean_prompt:,} on average), as in {rows} of the data"
+            )
+        longest, mean = self.prompt + self.completion, self.mean_prompt + self.mean_completion
+        return f"rows of up to {longest:,} tokens ({mean:,} on average), as in {rows} of the data"
+
+
+def row_lengths(config: RunConfig, context: int | None = None) -> RowLengths | None:
+    """None where data or tokenizer are not on this machine, or not as they should be: whoever trains says why."""
+    train = [config.data.train] if isinstance(config.data.train, str) else config.data.train
+    if config.sampled_pairs is not None or not all(Path(name).expanduser().is_file() for name in train):
+        return None
+    try:
+        return _read(config, context)
+    except Exception:  # an estimate has no say in whether a run begins
+        return None
+
+
+def _read(config: RunConfig, context: int | None) -> RowLengths | None:
+    from posttrain.data.dataset import Sequences
+    from posttrain.data.looks import LOOKS, Looking
+    from posttrain.data.prompts import Renderer
+    from posttrain.data.split import read_split
+
+    tokenizer = _tokenizer(config)
+    if tokenizer is None:
+        return None
+    asked = config.data.max_rows
+    most = min(asked or MOST_ROWS, MOST_ROWS)
+    settings = config.data.model_copy(update={"max_rows": most, "streaming": False, "max_dropped": 1.0})
+    split = read_split(settings, config.seed)
+    kind = config.algorithm.build().data_kind
+    room = (context or 2**31) - (config.sampling.max_completion_length if kind == "prompts" else 0)
+    look = Looking(
+        rows=split.train,
+        settings=settings,
+        renderer=Renderer.of(settings, tokenizer, config.model.chat_template_kwargs),
+        eos_ids=frozenset({int(tokenizer.eos_token_id)} if isinstance(tokenizer.eos_token_id, int) else ()),
+        max_length=room if kind == "prompts" else min(room, settings.max_length or room),
+        unit="tokens",
+    )
+    records, _, _ = LOOKS[kind].render(look)
+    if kind == "prompts":
+        pairs = [(len(record.ids), 0) for record in records]
+    else:
+        rows = ((len(row.input_ids), sum(row.completion_mask)) for row in Sequences(records))
+        pairs = [(tokens - trained, trained) for tokens, trained in rows]
+    longest, completion = max(map(sum, pairs)), max(trained for _, trained in pairs)
+    means = [round(sum(side) / len(pairs)) for side in zip(*pairs, strict=True)]
+    read = len(split.train) + len(split.heldout)
+    whole = read < most or asked == most
+    return RowLengths(
+        rows=read,
+        whole=whole,
+        heldout=len(split.heldout) if whole else None,
+        prompt=max(1, longest - completion),
+        completion=completion,
+        mean_prompt=max(1, means[0]),
+        mean_completion=means[1],
+    )
+
+
+def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
+    """That of a folder, of a model in the cache of the Hub, or of the built-in models; nothing is downloaded."""
+    form, colon, _ = config.model.path.partition(":")
+    if colon and form in ("tiny", "tiny-moe"):
+        from posttrain.tasks.tiny import build_tokenizer
+
+        return build_tokenizer()
+    from huggingface_hub import try_to_load_from_cache
+    from transformers import AutoTokenizer
+
+    folder = Path(config.model.path).expanduser()
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(config.model.path, "tokenizer_config.json", revision=config.model.revision)
+        if not isinstance(cached, str):
+            return None
+        folder = Path(cached).parent
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if config.model.chat_template is not None:
+        tokenizer.chat_template = Path(config.model.chat_template).read_text(encoding="utf-8")
+    return tokenizer

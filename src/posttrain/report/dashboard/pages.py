@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from posttrain.report.chart import Chart, draw
+from posttrain.report.chart import Chart, Plot, draw, plots
 from posttrain.report.charts import heldout_points
 from posttrain.report.dashboard.runs import Place, Standing
 from posttrain.report.document import cards, document
-from posttrain.report.plots import PLOTS, Plot
 from posttrain.report.samples import Group, group_html, groups_of, largest_advantage, legend, token_pieces
 from posttrain.report.spans import show_span, show_value
 from posttrain.report.store import RunRecord, read_rollouts
@@ -139,7 +138,7 @@ def overlay(runs: Mapping[str, RunRecord]) -> str:
     """The same metrics of several runs on the same plots; what only one of them has is not drawn."""
     drawn = [
         _heldout_chart(runs),
-        *(_metric_chart(runs, plot, name) for plot in (_REWARD, *PLOTS) for name in plot.metrics),
+        *(_metric_chart(runs, plot, name) for plot in (_REWARD, *plots()) for name in plot.metrics),
     ]
     charts = [chart for chart in drawn if chart is not None]
     links = "".join(

@@ -13,9 +13,8 @@ from typing import Any
 
 from posttrain.report.alarms import alarms_of
 from posttrain.report.charts import heldout_points
-from posttrain.report.living import State, state_of
 from posttrain.report.spans import Span
-from posttrain.report.store import RunRecord, Status, number, read_run
+from posttrain.report.store import RunRecord, State, Status, number, read_run, state_of
 from posttrain.report.verdict import verdict
 
 DEEPEST = 6
@@ -45,20 +44,20 @@ class Place:
 class Brief:
     """One line about a run; None and empty where nothing is on file."""
 
-    model: str
-    algorithm: str
+    model: str = ""
+    algorithm: str = ""
     status: Status
-    step: int
-    steps: int | None
-    measure: str
-    baseline: Span | None
-    newest: Span | None
+    step: int = 0
+    steps: int | None = None
+    measure: str = ""
+    baseline: Span | None = None
+    newest: Span | None = None
     """The last held-out measurement, where there is one besides the baseline."""
-    reward: float | None
-    headline: str
-    alarms: int
-    warnings: int
-    error: str
+    reward: float | None = None
+    headline: str = ""
+    alarms: int = 0
+    warnings: int = 0
+    error: str = ""
     interrupted: bool = False
     """By a person, or to wait for one."""
 
@@ -135,30 +134,10 @@ def standing(name: str, folder: Path, read: Read = read_brief) -> Standing:
 
 def as_json(found: Standing) -> dict[str, Any]:
     """For programs: what the page of all runs shows."""
-    brief = found.brief
-    spans = {name: None if span is None else span._asdict() for name, span in _spans(brief)}
-    return {
-        "name": found.name,
-        "folder": str(found.folder),
-        "state": found.state,
-        "seconds_since_change": round(found.age, 1),
-        "model": brief.model,
-        "algorithm": brief.algorithm,
-        "step": brief.step,
-        "steps": brief.steps,
-        "measure": brief.measure,
-        **spans,
-        "reward": brief.reward,
-        "headline": brief.headline,
-        "alarms": brief.alarms,
-        "warnings": brief.warnings,
-        "error": brief.error,
-    }
-
-
-def _spans(brief: Brief) -> Iterator[tuple[str, Span | None]]:
-    yield "baseline", brief.baseline
-    yield "newest", brief.newest
+    brief = {name: value for name, value in vars(found.brief).items() if name not in ("status", "interrupted")}
+    spans = {name: None if brief[name] is None else brief[name]._asdict() for name in ("baseline", "newest")}
+    place = {"name": found.name, "folder": str(found.folder), "state": found.state}
+    return {**place, "seconds_since_change": round(found.age, 1), **brief, **spans}
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)
@@ -167,9 +146,10 @@ def _brief(folder: Path, marks: tuple[tuple[int, int], ...], read: Read) -> Brie
     try:
         return read(folder)
     except Unreadable as reason:
-        return _unreadable(str(reason))
+        return Brief(status="failed", error=str(reason))
     except Exception as reason:  # whatever stands in its files, the other runs are shown
-        return _unreadable(f"its files could not be read ({type(reason).__name__}: {str(reason)[:200]})")
+        told = f"its files could not be read ({type(reason).__name__}: {str(reason)[:200]})"
+        return Brief(status="failed", error=told)
 
 
 def as_brief(run: RunRecord) -> Brief:
@@ -190,24 +170,6 @@ def as_brief(run: RunRecord) -> Brief:
         warnings=sum(event.get("kind") in ("warning", "guard") for event in run.events),
         error=_error(run),
         interrupted=run.status == "failed" and (run.error or {}).get("type") in INTERRUPTIONS,
-    )
-
-
-def _unreadable(why: str) -> Brief:
-    return Brief(
-        model="",
-        algorithm="",
-        status="failed",
-        step=0,
-        steps=None,
-        measure="",
-        baseline=None,
-        newest=None,
-        reward=None,
-        headline="",
-        alarms=0,
-        warnings=0,
-        error=why,
     )
 
 

@@ -21,8 +21,7 @@ from typing import Any
 
 from posttrain.errors import ConfigError
 from posttrain.files import MOST_BYTES, open_inside, require_plain, write_atomically
-from posttrain.report.living import state_of
-from posttrain.report.store import mapping, number, read_run
+from posttrain.report.store import mapping, number, read_run, state_of
 from posttrain.report.tracking.trackers import TRACKERS, Subject, Tracker
 
 TOLD = ("alarm", "guard", "error")

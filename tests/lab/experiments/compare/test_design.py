@@ -25,8 +25,8 @@ TWO = {"base": BASE, "arms": {"grpo": {}, "careful": {"train.learning_rate": 1e-
 def refused(source: Any, **given: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         read_design(source, **given)
-    assert caught.value.allowed
-    assert caught.value.fix
+    assert caught.value.fix, "every refusal says what to do"
+    assert caught.value.allowed or "Did you mean" in caught.value.fix
     return str(caught.value)
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.sweeping.page import picture
 
 from posttrain.lab.experiments.sweep.analysis import boundaries, importance
 from posttrain.lab.experiments.sweep.confirm import Confirmation, SeedScore
 from posttrain.lab.experiments.sweep.knobs import parse_knob
-from posttrain.lab.experiments.sweep.page import render
-from posttrain.lab.experiments.sweep.plots import knob_chart, knobs_of, picture
+from posttrain.lab.experiments.sweep.page import knob_chart, knobs_of, render
 from posttrain.lab.experiments.sweep.results import SweepResult, best_of
 from posttrain.lab.experiments.sweep.settings import SweepSettings
 from posttrain.lab.experiments.sweep.study import TrialRecord

@@ -6,8 +6,8 @@ import pytest
 
 from posttrain.config import load_config
 from posttrain.errors import ConfigError
-from posttrain.lab.experiments.sweep.base import for_trials, given_settings, put, with_values
 from posttrain.lab.experiments.sweep.knobs import check_knobs, parse_knob, value_at
+from posttrain.lab.experiments.sweep.settings import for_trials, given_settings, put, with_values
 from posttrain.tasks.demo import demo_config
 
 BASE = given_settings(load_config(demo_config(steps=50)))

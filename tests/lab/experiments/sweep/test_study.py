@@ -14,12 +14,10 @@ from posttrain.config import check
 from posttrain.errors import ConfigError
 from posttrain.lab.experiments.children import ChildResult
 from posttrain.lab.experiments.sweep.api import alone_in, announcement, settings_for, sweep
-from posttrain.lab.experiments.sweep.base import with_values
-from posttrain.lab.experiments.sweep.course import read_course
 from posttrain.lab.experiments.sweep.knobs import parse_knob
-from posttrain.lab.experiments.sweep.settings import read_settings
+from posttrain.lab.experiments.sweep.settings import read_settings, with_values
 from posttrain.lab.experiments.sweep.study import BEFORE_PRUNING, TrialRecord, open_study, records
-from posttrain.lab.experiments.sweep.trials import TrialTask, trial_tasks
+from posttrain.lab.experiments.sweep.trials import TrialTask, read_course, trial_tasks
 
 pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
 

@@ -21,12 +21,10 @@ from posttrain.config.text import read_mapping
 from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.compare.analysis import Analysis, analyse
-from posttrain.lab.experiments.compare.conditions import conditions_of
 from posttrain.lab.experiments.compare.design import Design, read_design
 from posttrain.lab.experiments.compare.outcomes import read_outcome
-from posttrain.lab.experiments.compare.table import render
-from posttrain.lab.experiments.compare.verdict import verdict
-from posttrain.lab.experiments.compare.work import carry_out, places_of, read_attempts
+from posttrain.lab.experiments.compare.verdict import render, verdict
+from posttrain.lab.experiments.compare.work import carry_out, conditions_of, places_of, read_attempts
 from posttrain.report.heldout import measure_of
 from posttrain.report.store import mapping, read_run
 

@@ -9,7 +9,7 @@ from posttrain.lab.experiments.compare.analysis import Analysis, Arm
 from posttrain.lab.experiments.compare.estimates import Estimate
 from posttrain.lab.experiments.compare.outcomes import Point
 from posttrain.report.chart import Chart, draw
-from posttrain.report.frontier import Spot, frontier_chart
+from posttrain.report.scatter import Spot, frontier_chart
 from posttrain.report.svg import IntervalRow, Series, compact, interval_bars, percent, seconds
 
 FEW = 2

@@ -9,10 +9,9 @@ from posttrain.config.text import redact
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.compare.analysis import Analysis, Pair
 from posttrain.lab.experiments.compare.charts import cost_plot, difference_bars, learning_plots, score_bars
-from posttrain.lab.experiments.compare.table import table as arm_table
 from posttrain.lab.experiments.compare.verdict import amount, claims, verdict
-from posttrain.lab.experiments.markup import Link, table
-from posttrain.report.document import Section, cards, document
+from posttrain.lab.experiments.compare.verdict import table as arm_table
+from posttrain.report.document import Link, Section, cards, document, heading, table
 from posttrain.report.svg import compact
 from posttrain.report.text import escaped
 
@@ -55,10 +54,7 @@ def _title(found: Analysis, name: str) -> str:
     lost = sum(len(arm.lost) for arm in found.arms)
     state = ("unfinished", f"{lost} runs missing") if lost else ("finished", "every run finished")
     facts = f"{len(design.arms)} arms · {len(design.seeds)} seeds · {design.budget} for each run"
-    return (
-        f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status {state[0]}">{state[1]}'
-        f"</span></h1><p>{escaped(facts)}</p></header>"
-    )
+    return heading(name, facts, status=state[0], words=state[1])
 
 
 def _result(found: Analysis) -> str:

@@ -17,7 +17,6 @@ from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.pool import let_orphans_end, planned_time, share_of_processor, work
 from posttrain.lab.experiments.sweep.analysis import boundaries, importance
-from posttrain.lab.experiments.sweep.base import STEPS, WARMUP, for_trials, given_settings, with_values
 from posttrain.lab.experiments.sweep.confirm import (
     SIDES,
     Confirmation,
@@ -26,13 +25,20 @@ from posttrain.lab.experiments.sweep.confirm import (
     seed_folder,
     seed_tasks,
 )
-from posttrain.lab.experiments.sweep.course import goodness
 from posttrain.lab.experiments.sweep.knobs import Knob, check_knobs, knob_of, parse_knob
 from posttrain.lab.experiments.sweep.page import write_page
 from posttrain.lab.experiments.sweep.results import SweepResult, best_of, show
-from posttrain.lab.experiments.sweep.settings import SweepSettings, read_settings
+from posttrain.lab.experiments.sweep.settings import (
+    STEPS,
+    WARMUP,
+    SweepSettings,
+    for_trials,
+    given_settings,
+    read_settings,
+    with_values,
+)
 from posttrain.lab.experiments.sweep.study import Pruner, TrialRecord, need_optuna, open_study, records
-from posttrain.lab.experiments.sweep.trials import Say, trial_tasks
+from posttrain.lab.experiments.sweep.trials import Say, goodness, trial_tasks
 
 if TYPE_CHECKING:
     from optuna.study import Study

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from posttrain.functional.intervals import Interval, paired_interval
 from posttrain.lab.experiments.children import Child, ChildResult, start_child
-from posttrain.lab.experiments.sweep.base import with_values
-from posttrain.lab.experiments.sweep.course import Course, goodness, read_course
-from posttrain.lab.experiments.sweep.trials import COLLAPSED, Say
+from posttrain.lab.experiments.sweep.settings import with_values
+from posttrain.lab.experiments.sweep.trials import COLLAPSED, Course, Say, goodness, read_course
 from posttrain.report.heldout import LOWER_IS_BETTER
 
 SIDES = ("best", "default")

@@ -12,9 +12,9 @@ from typing import Any
 from posttrain.config.text import redact
 from posttrain.lab.experiments.sweep.analysis import Boundary
 from posttrain.lab.experiments.sweep.confirm import Confirmation
-from posttrain.lab.experiments.sweep.course import goodness
 from posttrain.lab.experiments.sweep.settings import SweepSettings
 from posttrain.lab.experiments.sweep.study import TrialRecord
+from posttrain.lab.experiments.sweep.trials import goodness
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`posttrain train CONFIG [SECTION.KEY=VALUE ...]`"""
+"""`posttrain train`, `resume` and `demo`: what starts a run, or goes on with one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ from posttrain.importing import uncollected
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
+
 LOADING = "loading torch and transformers"
 OPTIONS = ("--output", "--dry-run", "--show-samples", "--quiet", "--json", "--help")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("train", context_settings={"ignore_unknown_options": True}, no_args_is_help=True)(train)
 
 
 def train(
@@ -164,3 +161,56 @@ def _value(argument: str, rest: list[str]) -> str:
             fix=f"Write {argument} true for a switch.",
         )
     return rest.pop(0)
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/tiny-sort-grpo-1.")],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train up to this step instead of the configured one.")
+    ] = None,
+    show_samples: ShowSamples = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> int:
+    """Continue a run that was stopped or killed, from its newest checkpoint that verifies; or a pipeline.
+
+    \b
+    Examples:
+      posttrain resume runs/tiny-sort-grpo-1
+      posttrain resume runs/tiny-sort-grpo-1 --steps 400
+    """
+    with uncollected():
+        from posttrain.pipeline.run import go_on
+
+    result = go_on(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
+    return finish(result, as_json=json)
+
+
+# --- demo ------------------------------------------------------------------------------------------------------------
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of data, model and sampling.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Run folder.", show_default="the next free runs/...")] = None,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> int:
+    """The whole story on a CPU, in about two minutes: a weak model, a verifiable reward, GRPO, and the proof.
+
+    \b
+    Examples:
+      posttrain demo
+      posttrain demo --seed 1 --output runs/second
+    """
+    from posttrain.tasks.demo import demo_config, require_improvement, verdict
+
+    with uncollected():
+        from posttrain.train.api import train
+
+    run = train(demo_config(seed=seed, output=output), view=view_for(quiet=quiet, as_json=json))
+    typer.echo(verdict(run.evaluation), err=json)
+    require_improvement(run.evaluation)
+    return finish(run, as_json=json)

@@ -1,0 +1,162 @@
+"""`posttrain check`, `explain`, `explore`, `dash` and `track`: looking at what there is."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import webbrowser
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from posttrain.cli.output import AsJson, algorithm_names, answer
+
+
+def explain(
+    algorithm: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ALGO]", help="For example grpo; without it, all are listed.", autocompletion=algorithm_names
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Say what an algorithm does: formula, what it needs, settings with the source of each default, paper.
+
+    \b
+    Examples:
+      posttrain explain
+      posttrain explain grpo
+      posttrain explain "Dr. GRPO" --json
+      posttrain explain correction
+    """
+    from posttrain.algorithms import ALGORITHMS
+    from posttrain.explain import explain as explain_algorithm
+    from posttrain.explain.correction import correction_page, is_correction
+
+    if algorithm is None:
+        summaries = {key: cls.card.summary for key, cls in ALGORITHMS.items()}
+        width = max(map(len, summaries))
+        answer(summaries, "\n".join(f"{key:<{width}}  {text}" for key, text in summaries.items()), as_json=json)
+        return 0
+    if is_correction(algorithm):
+        page = correction_page()
+        answer({"page": page}, page, as_json=json)
+        return 0
+    explanation = explain_algorithm(algorithm)
+    answer(explanation.to_json(), explanation.render(), as_json=json)
+    return 0
+
+
+# --- check -----------------------------------------------------------------------------------------------------------
+
+
+def check(json: AsJson = False) -> int:
+    """Compare this environment with the tested versions: OK, WARN or FAIL, and the line that fixes it.
+
+    \b
+    Examples:
+      posttrain check
+      posttrain check --json
+    """
+    from posttrain.environment import check_environment
+
+    report = check_environment()
+    answer(report.to_json(), report.render(), as_json=json)
+    return 0 if report.usable else 1
+
+
+# --- explore ---------------------------------------------------------------------------------------------------------
+
+
+def explore(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the page.")] = Path("explore.html"),
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    json: AsJson = False,
+) -> int:
+    """Write the algorithm explorer: models, memory and choices of every algorithm, and the advisor, on one page.
+
+    The page needs no network and no server, and its numbers are those of `posttrain plan`.
+
+    \b
+    Examples:
+      posttrain explore
+      posttrain explore --open
+      posttrain explore --out algorithms.html --json
+    """
+    from posttrain.lab.explore import write_page
+
+    path = write_page(out).absolute()
+    if open_it:
+        webbrowser.open(path.as_uri())
+    answer({"page": str(path), "bytes": path.stat().st_size}, f"page       {path}", as_json=json)
+    return 0
+
+
+# --- dash ------------------------------------------------------------------------------------------------------------
+
+
+def dash(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of runs, at any depth; or one run.")] = Path("runs"),
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Where it listens; 0 is any that is free.", show_default="8765 or the next"
+        ),
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    json: AsJson = False,
+) -> int:
+    """A dashboard over the runs folder, in the browser: all runs, their reports, plots side by side, every answer.
+
+    It reads files and writes none; training does not notice. Only this machine can connect, and only with the address
+    that is printed. From elsewhere: ssh -L 8765:127.0.0.1:8765 MACHINE. Ctrl-C ends it.
+
+    \b
+    Examples:
+      posttrain dash
+      posttrain dash runs/ --open
+      posttrain dash sweeps/second --port 9000
+    """
+    from posttrain.report.dashboard.server import Dashboard
+
+    board = Dashboard(folder, port)
+    found = {"address": board.address, "port": board.port, "folder": str(folder.absolute())}
+    answer(found, f"dashboard  {board.address}\n           Ctrl-C ends it", as_json=json)
+    sys.stdout.flush()
+    if open_it:
+        webbrowser.open(board.address)
+    board.serve()
+    return 0
+
+
+# --- track -----------------------------------------------------------------------------------------------------------
+
+
+def track(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    to: Annotated[Literal["tensorboard", "trackio", "wandb"], typer.Option(help="The tracker that is told.")],
+    json: AsJson = False,
+) -> int:
+    """Send a run to TensorBoard, Trackio or Weights & Biases: one that is over, or one that goes on, until it ends.
+
+    It reads the files of the run and sends what the tracker does not know yet, so it can be called again. A run sends
+    itself with the setting report_to.
+
+    \b
+    Examples:
+      posttrain track runs/first --to tensorboard
+      WANDB_PROJECT=sums posttrain track runs/first --to wandb
+    """
+    from posttrain.report.tracking.follow import follow
+    from posttrain.report.tracking.trackers import require
+
+    require([to])
+    with redirect_stdout(sys.stderr):  # their packages print
+        sent = follow(folder, to)
+    atexit.register(setattr, sys, "stdout", sys.stderr)  # and print at the end of the process, after the answer
+    found = {"run": str(folder), "tracker": to, "id": sent.id, "step": max(sent.step, 0), "where": sent.where}
+    answer(found, f"sent       {folder}, up to step {max(sent.step, 0)}\nsee        {sent.where}", as_json=json)
+    return 0

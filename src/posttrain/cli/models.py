@@ -1,0 +1,190 @@
+"""`posttrain eval`, `chat` and `export`: a model that is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posttrain.cli.output import AsJson, answer
+from posttrain.importing import uncollected
+
+
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="Model folder or name, or a run folder (its last checkpoint).")
+    ],
+    data: Annotated[str | None, typer.Option(help="Held-out data: file, glob, dataset name or task:NAME.")] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="Name, path.py:function or YAML entry; repeatable.")] = None,
+    check: Annotated[list[str] | None, typer.Option(help="Independent check, named like a reward; repeatable.")] = None,
+    prompt: Annotated[str | None, typer.Option(help='Prompt column, or a template: "{Body} {Question}".')] = None,
+    answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-k", min=0, help="Sampled answers per prompt; 0: greedy only.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampled answers.")] = None,
+    max_prompts: Annotated[int | None, typer.Option(min=1, help="Use at most this many prompts.")] = None,
+    max_completion_length: Annotated[int | None, typer.Option(min=1, help="Tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampled answers.")] = None,
+    kind: Annotated[str | None, typer.Option("--as", help="By given answers: pairs, labels, examples, ...")] = None,
+    answers: Annotated[Path | None, typer.Option(help="Write all answers to this JSONL file, and judgements.")] = None,
+    json: AsJson = False,
+) -> int:
+    """Score a model on held-out prompts: greedy, pass@k and majority vote, each with an interval.
+
+    A run folder brings its data, rewards and settings; what is not given for a model has the default of the config.
+    What learned from given answers is measured as its run did: pair accuracy, AUC or loss; --as does so for any model.
+
+    \b
+    Examples:
+      posttrain eval runs/tiny-sort-grpo-1
+      posttrain eval runs/tiny-sort-grpo-1 -k 16 --answers answers.jsonl
+      posttrain eval Qwen/Qwen3-0.6B --data gsm8k_test.jsonl --reward math -k 8
+      posttrain eval my_model --data pairs.jsonl --as pairs
+      posttrain eval my_model --data chat.jsonl --reward '{judge: {model: my_judge, mode: score}}'
+    """
+    with uncollected():
+        from posttrain.evaluate.api import evaluate as evaluate_model
+    from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
+
+    if kind is not None or (learned_from_given(model) and not reward and not check):
+        found = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
+        answer(found.to_json(), found.render(), as_json=json)
+        return 0
+    evaluation = evaluate_model(
+        model,
+        data,
+        _entries(reward),
+        k=samples,
+        check=_entries(check),
+        temperature=temperature,
+        max_prompts=max_prompts,
+        max_completion_length=max_completion_length,
+        prompt=prompt,
+        answer=answer_column,
+        seed=seed,
+    )
+    if answers is not None:
+        evaluation.write_answers(answers)
+        evaluation.write_judgements(answers.with_suffix(".judgements.jsonl"))
+    answer(evaluation.to_json(), evaluation.render(), as_json=json)
+    return 0
+
+
+def _entries(given: list[str] | None) -> list[Any] | None:
+    """Rewards as they stand in a config, for those that are more than a name."""
+    from posttrain.config.text import read_value
+
+    return None if given is None else [read_value(text, text) if text.startswith("{") else text for text in given]
+
+
+# --- chat ------------------------------------------------------------------------------------------------------------
+
+
+def chat(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="Model folder or name, or a run folder (its last checkpoint).")
+    ],
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this one thing and stop.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    max_completion_length: Annotated[int, typer.Option(min=1, help="Tokens.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the answers, where the temperature is not 0.")] = 0,
+    json: AsJson = False,
+) -> int:
+    """Talk to a model; lines come from the terminal or from standard input.
+
+    A model without a chat template goes on writing where the text ends.
+
+    \b
+    Examples:
+      posttrain chat runs/tiny-sort-grpo-1
+      posttrain chat runs/tiny-sort-grpo-1 -m "fbdaec>"
+      echo "fbdaec>" | posttrain chat runs/tiny-sort-grpo-1 --json
+    """
+    with uncollected():
+        from posttrain.evaluate.chat import ChatSession
+
+    session = ChatSession(
+        model, system=system, temperature=temperature, max_completion_length=max_completion_length, seed=seed
+    )
+    turns = []
+    for text in _lines() if message is None else [message]:
+        reply = session.ask(text)
+        turns.append({"message": text, "reply": reply})
+        if not json:
+            typer.echo(reply)
+    if json:
+        answer({"model": session.model_path, "turns": turns}, "", as_json=True)
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    """What is typed or piped in, line by line, until it ends."""
+    while True:
+        try:
+            line = input("you> ") if sys.stdin.isatty() else input()
+        except EOFError:
+            return
+        if line.strip():
+            yield line
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+def export(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="Run folder, model folder or name, or folder of LoRA adapters.")
+    ],
+    output: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="New folder; default RUN/export/hf, or MODEL-hf here.")
+    ] = None,
+    to: Annotated[str, typer.Option(help="hf: a Hugging Face folder; gguf: one file for llama.cpp.")] = "hf",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16; for gguf also q8_0. Default: that of the source.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Checkpoint of the run; default: the newest.")] = None,
+    base: Annotated[str | None, typer.Option(help="Base model of LoRA adapters, when it has moved.")] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="Replay these prompts; default: held-out ones of the run.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to replay.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens for each.")] = 32,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    json: AsJson = False,
+) -> int:
+    """Write the trained model as a folder that others open, and prove it by replaying prompts through what was written.
+
+    LoRA adapters are merged; README.md becomes a model card with data, algorithm, settings and results. Plain
+    transformers, in a process of its own, has to give the same greedy tokens and log-probabilities as the trained
+    model; otherwise the command fails, says where, and leaves nothing behind.
+
+    \b
+    Examples:
+      posttrain export runs/tiny-sort-grpo-1
+      posttrain export runs/tiny-sort-grpo-1 sorter --dtype bfloat16
+      posttrain export runs/tiny-sort-grpo-1 sorter-gguf --to gguf --dtype q8_0
+      posttrain export my-adapters merged --base Qwen/Qwen3-0.6B --prompts questions.jsonl
+    """
+    from posttrain.export import export as export_model
+
+    exported = export_model(
+        source,
+        output,
+        to=to,  # type: ignore[arg-type]
+        dtype=dtype,
+        step=step,
+        base=base,
+        prompts=prompts,
+        num_prompts=num_prompts,
+        max_new_tokens=max_new_tokens,
+        force=force,
+        device=device,
+    )
+    answer(exported.to_json(), exported.render(), as_json=json)
+    return 0
