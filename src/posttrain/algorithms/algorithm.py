@@ -22,9 +22,7 @@ class Algorithm:
 
     key: ClassVar[str]
     card: ClassVar[Card] = FromFile()  # type: ignore[assignment]
-    """What there is to say about it: in cards.yaml, or in the class."""
-    choices: ClassVar[dict[str, str]] = {}
-    """Those of the card, where the class computes by them."""
+    choices: ClassVar[dict[str, str]] = {}  # of the card, where the class computes by them
     metrics: ClassVar[dict[str, str]] = {}
     """Metric -> formula, beside `shared_metrics` and those of every run."""
     data_kind: ClassVar[DataKind]

@@ -505,12 +505,3 @@ def _option_tables(options: dict[str, dict[str, str]]) -> Iterator[str]:
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     cells = [header, ("---",) * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
-
-
-def main(arguments: Sequence[str]) -> None:
-    for page in write_docs(arguments[0]):
-        print(page)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
