@@ -5,8 +5,8 @@ and everything computes the same without it.
 
     choice.py                       which of the following pays on this machine, by measurement
     kernels.py, kernels.cpp         attention, norms, rotations, experts, small products; compiled when first needed
-    segment_attention.py            attention of packed rows in training, by a kernel
-    short_attention.py              the same by matrix products, where there is no compiler or more than causality
+    segment_attention.py            attention of packed rows in training, by a kernel; and by matrix products, where
+                                    there is no compiler or more than causality
     plain_decoder.py, group_rows.py decoding of plain decoders, prompts held once per group
     onednn.py                       packed weights
 """

@@ -8,7 +8,7 @@
 With a few rows a pass takes as long as the calls that it makes. Here queries, keys and values are one product, and so
 are the two halves of a gated MLP; the norm is one operation in place of six, the rotation of queries and keys three in
 place of fourteen. With compiled kernels (kernels.py) norm, rotation and gate are one call each, and so is every
-product of float32 layers that are not large, LoRA adapters merged, and all experts of a layer (experts.py). Everything
+product of float32 layers that are not large, LoRA adapters merged, and all experts of a layer. Everything
 else of a model (another kind of MLP, experts with an adapter, a layer with a hook on it) is called as it is.
 
 A model is recognised by the parts that it has and by what it computes, never by its name: decoding_path.py tries it.

@@ -1,7 +1,7 @@
 """Which rows go through the model together: a token budget, no divisibility rule.
 
 What is counted are the tokens that are computed: padding costs nothing, since the forward pass is packed, and what rows
-have in common at their beginning (shared_prefixes.py) counts once per micro-batch.
+have in common at their beginning (packing.py) counts once per micro-batch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 They are transformers' own sequence classifiers with one label, so that any library opens what is saved here, and any
 folder of that kind can be scored with. Beside it lies `reward_model.json`: how rows were rendered when it was trained.
-Models that score steps (step_head.py) are loaded and saved here too; they differ in the class that transformers has
+Models that score steps are loaded and saved here too; they differ in the class that transformers has
 for them.
 
 B rows, L packed tokens, D width of the hidden state.
